@@ -14,7 +14,6 @@ continues with the config that it recorded (`keep_recorded`).
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -28,7 +27,6 @@ from ares_exp.config.overrides import covers, key_set_by, leaves, listed, parse_
 from ares_exp.config.schema import GROUPS
 from ares_exp.errors import ConfigError
 from ares_exp.records.latest_run import run_path
-from ares_exp.records.record_files import read_record
 from ares_exp.records.run_dir import SWEEP_RECORD, RunDir
 from ares_exp.records.secrets import MASK, scrub
 from ares_exp.resume.episode_ref import EpisodeRef
@@ -37,6 +35,7 @@ from ares_exp.resume.recorded_run import (
     RecordedSweep,
     begins_where_started,
     is_folder_of_runs,
+    last_attempts,
 )
 from ares_exp.resume.session import KEYS_THAT_MAY_CHANGE, RESUME_KEYS
 from ares_exp.resume.trusted_record import check_config_dirs, check_lines, check_values, values_as_meant, values_of
@@ -133,7 +132,7 @@ def _resume(path: Path, flags: Sequence[str], typed: Sequence[Override]) -> Comm
     run = RecordedRun(place)
     values = {key: value for key, value in values_of(run).items() if key not in OF_ONE_SESSION}
     asked_anew = any(one.key_or_group in ("attempts", "branches") for one in typed)
-    if not asked_anew and (attempts := _last_attempts(RunDir(place))) is not None:
+    if not asked_anew and (attempts := last_attempts(RunDir(place))) is not None:
         values["attempts"] = attempts
     return _composed(run, values, flags, ["resume=true", f"hydra.run.dir={quoted(str(place))}"], typed)
 
@@ -303,7 +302,7 @@ def keep_recorded(config: DictConfig, run_dir: RunDir, overrides: Sequence[str])
             with open_dict(config):
                 OmegaConf.update(config, name, was, merge=False)
             changed.append(name)
-    if not {"attempts", "branches"} & typed and (attempts := _last_attempts(run_dir)) is not None:
+    if not {"attempts", "branches"} & typed and (attempts := last_attempts(run_dir)) is not None:
         config.attempts = attempts
     return changed
 
@@ -314,16 +313,3 @@ def _classes(value: Any) -> list[Any]:
 
 def _is_no_value(leaf: Any) -> bool:
     return isinstance(leaf, str) and ("${" in leaf or MASK in leaf)
-
-
-def _last_attempts(run_dir: RunDir) -> int | None:
-    """Returns the number of attempts that the last session planned."""
-    last = None
-    try:
-        for text in read_record(run_dir.sessions).splitlines():
-            line = json.loads(text)
-            attempts = line.get("attempts") if isinstance(line, dict) else None
-            last = attempts if isinstance(attempts, int) and attempts > 0 else last
-    except (OSError, ConfigError, ValueError, RecursionError):
-        return last
-    return last

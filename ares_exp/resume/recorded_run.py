@@ -16,7 +16,7 @@ from ares_exp.config.moved_targets import with_moved_targets
 from ares_exp.config.options import SCHEME
 from ares_exp.config.plugins import PROVIDER
 from ares_exp.errors import ConfigError, SnapshotError, TrajectoryFormatError, close_matches
-from ares_exp.records.record_files import broken, read_yaml
+from ares_exp.records.record_files import broken, read_record, read_yaml
 from ares_exp.records.results import Outcome
 from ares_exp.records.run_dir import EPISODES, SWEEP_RECORD, RunDir, open_regular
 from ares_exp.snapshots.snapshot_id import step_of
@@ -264,6 +264,19 @@ def recorded_config(run_dir: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise broken(path, "a config", _kind(found))
     return {str(key): value for key, value in with_later_options(with_moved_targets(found)).items()}
+
+
+def last_attempts(run_dir: RunDir) -> int | None:
+    """Returns the number of attempts that the last session planned; `None` if that is not recorded."""
+    last = None
+    try:
+        for text in read_record(run_dir.sessions).splitlines():
+            line = json.loads(text)
+            attempts = line.get("attempts") if isinstance(line, dict) else None
+            last = attempts if isinstance(attempts, int) and attempts > 0 else last
+    except (OSError, ConfigError, ValueError, RecursionError):
+        return last
+    return last
 
 
 def is_recorded_run(path: Path) -> bool:

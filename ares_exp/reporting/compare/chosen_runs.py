@@ -15,7 +15,7 @@ from ares_exp.errors import ConfigError
 from ares_exp.records.record_files import read_json_object
 from ares_exp.records.recorded_results import read_results
 from ares_exp.records.run_dir import RunDir
-from ares_exp.resume.recorded_run import RecordedRun, is_recorded_run, recorded_config
+from ares_exp.resume.recorded_run import RecordedRun, is_recorded_run, last_attempts, recorded_config
 from ares_exp.resume.session import RESUME_KEYS
 from ares_exp.statistics.run_statistics import RunStatistics
 from ares_exp.terminal.terminal import one_line
@@ -145,11 +145,16 @@ def _overrides(path: Path) -> dict[str, str] | None:
 
 
 def _config(path: Path) -> dict[str, str] | None:
-    """Reads the config by dotted keys; `None` if there is none that can be read."""
+    """Reads the config by dotted keys; `None` if there is none that can be read.
+
+    A resume may ask for more attempts: their number is that of the last session.
+    """
     try:
         config = recorded_config(path)
     except (OSError, ConfigError):
         return None
+    if (attempts := last_attempts(RunDir(path))) is not None and "attempts" in config:
+        config["attempts"] = attempts
     return {
         key: _shown(value)
         for key, value in islice(dotted_items(config), MOST_KEYS)

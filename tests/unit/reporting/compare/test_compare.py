@@ -243,6 +243,14 @@ def test_of_an_exchanged_component_its_own_arguments_are_not_told(
     assert differing == {"policy._target_": ["chat", "oracle"], "policy.seed": ["1", "2"]}
 
 
+def test_a_run_that_was_resumed_for_more_attempts_has_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = (_run(tmp_path / name, _tasks([1, 2]), f"attempts={count}") for name, count in (("a", 1), ("b", 4)))
+    assert _document(capsys, a, b)["differing_config"] == {"attempts": ["1", "4"]}
+    sessions = ({"began": 1.0, "attempts": 1}, {"ended": 2.0}, {"began": 3.0, "attempts": 4}, {"ended": 4.0})
+    (a / "sessions.jsonl").write_text("".join(dump_json(line) + "\n" for line in sessions))
+    assert _document(capsys, a, b)["differing_config"] == {}
+
+
 def test_names_where_overrides_are_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [_run(tmp_path / name, _tasks([1, 2]), *own) for name, own in (("a", ()), ("b", ("seed=1",)), ("c", ()))]
     (runs[2] / ".hydra" / "overrides.yaml").unlink()
