@@ -1,12 +1,11 @@
 """The contract of captured and restored files on sandboxes, over the real SDK.
 
-All of it takes minutes, for Docker starts every request's shell slowly: `ARES_EXP_WHOLE_CONTRACT=1` asks for it.
-Otherwise it is a part, beside `test_capture` and `test_restore`, which look at the same code without a service.
+The most of it is played by night: Docker starts every request's shell slowly.
+`test_capture` and `test_restore` look at the same code without a service.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 
 import pytest
@@ -21,7 +20,7 @@ from tests.daytona.emulator import Emulator
 @pytest.mark.docker
 @pytest.mark.once
 class TestSandboxChanges(ChangesContract):
-    by_night = frozenset({"test_another_base"})
+    by_night = frozenset(dir(ChangesContract)) - {"test_every_kind_of_change_comes_back"}
 
     @pytest.fixture
     async def emulator(self, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Emulator]:
@@ -43,11 +42,3 @@ class TestSandboxChanges(ChangesContract):
 
     async def left(self) -> list[str]:
         return sorted(sandbox.name for sandbox in self._emulator.sandboxes.values())
-
-
-PART = ("test_every_kind_of_change_comes_back", "test_another_base")
-
-if not os.environ.get("ARES_EXP_WHOLE_CONTRACT"):
-    for _name in vars(ChangesContract):
-        if _name.startswith("test_") and _name not in PART:
-            setattr(TestSandboxChanges, _name, None)

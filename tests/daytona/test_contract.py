@@ -1,22 +1,20 @@
 """The container contract on sandboxes, over the real SDK.
 
 Sandboxes of the emulator are local boxes, which is fast and shows all but a network; that is shown where they are
-Docker containers. There the rest of the contract runs too when `ARES_EXP_WHOLE_CONTRACT` is set, as
-`python -m ares_exp.testing` sets it; it takes minutes, since every request of theirs is a `docker exec`.
+Docker containers. There the rest of the contract is played by night: every request of theirs is a `docker exec`.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 
 import pytest
 
-from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec
+from ares_exp.containers.container import ContainerFactory, ContainerSpec
 from ares_exp.containers.daytona.factory import DaytonaContainerFactory
 from ares_exp.containers.network_policy import NO_NETWORK, NetworkMode
 from ares_exp.testing.container_contract import ContainerContract
-from ares_exp.testing.door_contract import DoorContract, RelayedDoorContract
+from ares_exp.testing.door_contract import RelayedDoorContract
 from tests.daytona.conftest import emulated
 from tests.daytona.emulator import Emulator
 
@@ -34,9 +32,6 @@ OF_THE_SERVICE = {
 }
 """What the service has a part in; the rest of a relay is the same on every backend."""
 
-ONLY_ON_DOCKER = {"test_the_network_follows_the_policy", "test_only_announced_policies"}
-
-
 NETWORKS = pytest.mark.parametrize(
     "start", ["no-network", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("public", "allowlist"))]
 )
@@ -44,6 +39,7 @@ NETWORKS = pytest.mark.parametrize(
 
 
 class TestDaytonaContainer(ContainerContract):
+    by_night = frozenset({"test_many_commands_at_once"})  # `test_many_sandboxes_and_commands_at_once` says it, too
     networks = frozenset({"no-network"})  # the emulator's sandboxes are local boxes here
 
     @pytest.fixture
@@ -66,14 +62,11 @@ class TestDaytonaContainer(ContainerContract):
     ) -> None:
         await super().test_the_network_follows_the_policy(factory, spec, start)
 
-    @pytest.mark.nightly  # `test_many_sandboxes_and_commands_at_once` says it, too
-    async def test_many_commands_at_once(self, box: Container) -> None:
-        await super().test_many_commands_at_once(box)
-
 
 class TestDaytonaDoors(RelayedDoorContract):
     """Over a service that runs one command per request."""
 
+    by_night = frozenset(dir(RelayedDoorContract)) - OF_THE_SERVICE
     networks = frozenset({"no-network"})
     large_bytes = 2**19
 
@@ -101,7 +94,7 @@ class TestDaytonaDoors(RelayedDoorContract):
 class TestDaytonaContainerOnDocker(ContainerContract):
     """The same where a sandbox has an image and a network of its own."""
 
-    by_night = frozenset({"test_the_network_follows_the_policy"})
+    by_night = frozenset(dir(ContainerContract)) - {"test_only_announced_policies"}
     networks = frozenset({"no-network", "public"})
 
     @pytest.fixture
@@ -117,12 +110,3 @@ class TestDaytonaContainerOnDocker(ContainerContract):
     def spec(self) -> ContainerSpec:
         env = {"FROM_SPEC": "spec", "BOTH": "spec"}
         return ContainerSpec("contract", docker_image="debian:bookworm-slim", env=env)
-
-
-if not os.environ.get("ARES_EXP_WHOLE_CONTRACT"):
-    for _name in (*vars(DoorContract), *vars(RelayedDoorContract)):
-        if _name.startswith("test_") and _name not in OF_THE_SERVICE:
-            setattr(TestDaytonaDoors, _name, None)
-    for _name in vars(ContainerContract):
-        if _name.startswith("test_") and _name not in ONLY_ON_DOCKER:
-            setattr(TestDaytonaContainerOnDocker, _name, None)

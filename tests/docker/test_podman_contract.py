@@ -1,6 +1,6 @@
 """The contracts of containers and of their doors, on Podman.
 
-Of both, what an engine has a part in; the rest too when `ARES_EXP_WHOLE_CONTRACT` is set.
+Of both, what an engine has a part in; the rest by night.
 """
 
 from __future__ import annotations
@@ -55,15 +55,9 @@ class OnPodman:
 
 
 class TestPodmanContainer(OnPodman, ContainerContract):
+    by_night = frozenset(dir(ContainerContract)) - OF_THE_ENGINE
     networks = ContainerContract.networks - ({"allowlist"} if obstacle() else set())
 
 
 class TestPodmanDoors(OnPodman, DoorContract):
-    pass
-
-
-if not os.environ.get("ARES_EXP_WHOLE_CONTRACT"):
-    for _class, _contract in ((TestPodmanContainer, ContainerContract), (TestPodmanDoors, DoorContract)):
-        for _name in vars(_contract):
-            if _name.startswith("test_") and _name not in OF_THE_ENGINE:
-                setattr(_class, _name, None)
+    by_night = frozenset(dir(DoorContract)) - OF_THE_ENGINE

@@ -86,7 +86,8 @@ def test_options_of_the_part(run: Run) -> None:
 
 @pytest.mark.nightly
 def test_a_test_file_of_the_users_own(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "test_mine.py").write_text(SUITE)
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -m 'not slow'\nmarkers = slow\n")
+    (tmp_path / "test_mine.py").write_text(f"{SUITE}\npytestmark = __import__('pytest').mark.slow\n")
     done = run("tracker", "test_mine.py")
     assert done.returncode == 1
     assert "| a run without episodes | no |" in done.stdout.splitlines()
