@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import asyncio.events
 import contextvars
+import inspect
 import sys
 import weakref
 from collections import deque
@@ -96,7 +97,11 @@ class AgentLoop(asyncio.AbstractEventLoop):
         """
         ready, left = self._ready, MAX_CALLBACKS
         outer = asyncio.events._get_running_loop()
+        # Since Python 3.14 a thread has one current task, not one per loop: the tasks of this loop need its place.
+        outer_task = None if outer is None else asyncio.current_task(outer)
         generators = sys.get_asyncgen_hooks()
+        if outer is not None and outer_task is not None:
+            asyncio._leave_task(outer, outer_task)
         asyncio.events._set_running_loop(self)
         sys.set_asyncgen_hooks(firstiter=None, finalizer=self._close_generator)
         self.is_pumping = True
@@ -118,6 +123,8 @@ class AgentLoop(asyncio.AbstractEventLoop):
             self.is_pumping = False
             sys.set_asyncgen_hooks(*generators)
             asyncio.events._set_running_loop(outer)
+            if outer is not None and outer_task is not None:
+                asyncio._enter_task(outer, outer_task)
 
     def let_go(self) -> None:
         """Releases the agent that has ended, so that all its objects are freed at once."""
@@ -242,5 +249,5 @@ def _coroutine_refusal(name: str) -> Callable[..., Coroutine[Any, Any, NoReturn]
 for _name in sorted(asyncio.AbstractEventLoop.__dict__):
     _theirs = asyncio.AbstractEventLoop.__dict__[_name]
     if not _name.startswith("_") and callable(_theirs) and _name not in AgentLoop.__dict__:
-        _make = _coroutine_refusal if asyncio.iscoroutinefunction(_theirs) else _refusal
+        _make = _coroutine_refusal if inspect.iscoroutinefunction(_theirs) else _refusal
         setattr(AgentLoop, _name, _make(_name))

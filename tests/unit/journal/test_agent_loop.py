@@ -86,8 +86,48 @@ async def test_inside_it_is_the_running_loop_and_outside_the_other() -> None:
     assert not loop.is_running()
 
 
-async def test_what_ends_the_program_passes_and_leaves_everything_in_place() -> None:
+async def test_pump_hides_and_restores_the_task_outside() -> None:
+    outer, outer_task = asyncio.get_running_loop(), asyncio.current_task()
+    assert outer_task is not None
+    (loop, _), (inner, _) = new_loop(), new_loop()
+    seen: dict[str, tuple[object, object]] = {}
+
+    def look(name: str) -> None:
+        seen[name] = (asyncio.current_task(), asyncio.current_task(outer))
+
+    async def nested() -> None:
+        look("nested")
+
+    async def work() -> None:
+        inner_task = inner.create_task(nested())
+        pump(inner)
+        look("task")
+        assert seen["nested"] == (inner_task, None)
+
+    task = loop.create_task(work())
+    loop.call_soon(look, "callback")
+    pump(loop)
+    task.result()
+    assert (seen["task"], seen["callback"]) == ((task, None), (None, None))
+    assert asyncio.current_task() is outer_task
+
+
+async def test_pump_from_a_callback_has_no_task_to_restore() -> None:
     outer = asyncio.get_running_loop()
+    loop, _ = new_loop()
+    after = outer.create_future()
+
+    async def work() -> None:
+        await asyncio.sleep(0)
+
+    task = loop.create_task(work())
+    outer.call_soon(lambda: (pump(loop), after.set_result(asyncio.current_task())))
+    assert await after is None
+    assert task.done()
+
+
+async def test_what_ends_the_program_passes_and_leaves_everything_in_place() -> None:
+    outer, outer_task = asyncio.get_running_loop(), asyncio.current_task()
     loop, _ = new_loop()
     after: list[int] = []
 
@@ -99,7 +139,7 @@ async def test_what_ends_the_program_passes_and_leaves_everything_in_place() -> 
     with pytest.raises(KeyboardInterrupt):
         pump(loop)
     assert isinstance(task.exception(), KeyboardInterrupt)
-    assert asyncio.get_running_loop() is outer
+    assert (asyncio.get_running_loop(), asyncio.current_task()) == (outer, outer_task)
     pump(loop)
     assert after == [1]
 
