@@ -71,6 +71,7 @@ def _run() -> int:
 
     from ares_exp.cli.flags import explain_flags
     from ares_exp.cli.hydra_callback import SweepRefused
+    from ares_exp.cli.hydra_flags import unchecked_help
     from ares_exp.cli.job import JobFunction
     from ares_exp.config.hydra_setup import set_up_hydra, store_recorded_config
     from ares_exp.config.options import ROOT_CONFIG, conf_dir, config_dirs_of, print_problems, refuse_unreadable
@@ -97,7 +98,7 @@ def _run() -> int:
             root_config = store_recorded_config(command.values, command.choices)
         flags, overrides = flags_and_overrides(command.argv)
         sys.argv[1:] = [*flags, *in_full(overrides, root_config)]
-        with mode_from_flags(sys.argv[1:]):
+        with mode_from_flags(sys.argv[1:]), unchecked_help():
             hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=root_config)(job)()
     except SweepRefused as refused:
         print_error(str(refused))
