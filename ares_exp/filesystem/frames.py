@@ -11,16 +11,17 @@ from ares_exp.errors import SnapshotCorruptError, UnsafeSnapshotError
 
 _LEVEL = 3
 _REMEDY = "Restore it from a copy of the store, or use another snapshot."
-_codecs = threading.local()  # a context of zstd serves one thread at a time
+_codecs = threading.local()  # a compressor serves one thread at a time
 
 
 def compressed(data: bytes) -> bytes:
     """Returns the frame."""
-    import zstandard
+    from ares_exp.filesystem.zstd import zstd
 
     if not hasattr(_codecs, "compressor"):
-        _codecs.compressor = zstandard.ZstdCompressor(level=_LEVEL)
-    frame: bytes = _codecs.compressor.compress(data)
+        _codecs.compressor = zstd.ZstdCompressor(level=_LEVEL)
+    # A whole frame in one call: its header has the size of the content.
+    frame: bytes = _codecs.compressor.compress(data, zstd.ZstdCompressor.FLUSH_FRAME)
     return frame
 
 
@@ -43,23 +44,23 @@ def read_frame(path: Path, max_bytes: int) -> bytes:
         SnapshotCorruptError: It is missing or damaged.
         UnsafeSnapshotError: It holds more than `max_bytes`.
     """
-    import zstandard
+    from ares_exp.filesystem.zstd import zstd
 
-    if not hasattr(_codecs, "decompressor"):
-        _codecs.decompressor = zstandard.ZstdDecompressor()
     frame = _read(path, max_bytes)
+    decompressor = zstd.ZstdDecompressor()
     try:
-        size = zstandard.frame_content_size(frame)
+        size = zstd.get_frame_info(frame).decompressed_size
+        if size is None:
+            raise damaged(path, "it does not say how much it holds")
         if size > max_bytes:
             raise UnsafeSnapshotError(f"Expected {path} to hold at most {max_bytes} bytes, it says {size}.")
-        if size < 0:
-            raise damaged(path, "it does not say how much it holds")
-        # Never more than it says, whatever it holds.
-        data: bytes = _codecs.decompressor.decompress(frame, size, allow_extra_data=False)
-    except zstandard.ZstdError as error:
+        data = decompressor.decompress(frame, max_length=size + 1)  # bounds the memory, whatever the frame holds
+    except zstd.ZstdError as error:
         raise damaged(path, str(error)) from None
-    if len(data) != size:
-        raise damaged(path, f"it holds {len(data)} bytes and says {size}")
+    if not decompressor.eof:
+        raise damaged(path, f"it ends after {len(data)} of {size} bytes")
+    if decompressor.unused_data:
+        raise damaged(path, f"it has {len(decompressor.unused_data)} bytes after its end")
     return data
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,6 +98,13 @@ def test_imports_go_down() -> None:
             if not allowed and floor_of[imported] >= floor_of[own]:
                 wrong.append(f"{relative} imports {imported}")
     assert wrong == []
+
+
+def test_only_one_module_imports_zstd() -> None:
+    """Which library it is depends on the version of Python."""
+    library = re.compile(r"^ *(import|from) (zstandard|backports|compression)\b", re.MULTILINE)
+    found = [path.relative_to(PACKAGE).as_posix() for path in modules() if library.search(path.read_text())]
+    assert found == ["filesystem/zstd.py"]
 
 
 def test_the_package_itself_is_imported_for_its_version_alone() -> None:

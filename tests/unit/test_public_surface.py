@@ -42,7 +42,7 @@ SURFACE = {
     "serialize_llm_response",
     "wrap_as_gym",
 }
-HEAVY = {"wandb", "docker", "daytona", "openai", "gymnasium", "numpy", "jinja2", "zstandard"}
+HEAVY = {"wandb", "docker", "daytona", "openai", "gymnasium", "numpy", "jinja2", "backports.zstd"}
 
 
 def test_the_public_names_are_these_and_all_resolve() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -52,7 +51,8 @@ def read_lines(path: Path, *, offsets: Sequence[int] | None = None) -> Iterator[
 
     Raises:
         OSError: It cannot be read, or not be decompressed.
-        ValueError: While reading: a line is no UTF-8, or a bound is passed (`TextTooLongError`).
+        ValueError: While reading: a line is no UTF-8, a compressed file was cut off, or a bound is passed
+            (`TextTooLongError`).
     """
     with open_regular(path) as raw, _decompressed(raw, path) as file:
         if offsets is None:
@@ -161,22 +161,26 @@ def _decompressed(raw: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
     if path.suffix != ZSTD:
         yield raw
         return
-    import zstandard
+    from ares_exp.filesystem.zstd import zstd
 
+    bounds: dict[int, int] = {zstd.DecompressionParameter.window_log_max: 27}
     try:
-        with zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(raw, read_across_frames=True) as stream:
-            yield cast("IO[bytes]", io.BufferedReader(stream))
-    except zstandard.ZstdError as error:
+        with zstd.ZstdFile(raw, options=bounds) as stream:
+            yield cast("IO[bytes]", stream)
+    except zstd.ZstdError as error:
         raise OSError(None, f"it cannot be decompressed: {error}") from error
+    except EOFError:
+        raise ValueError("expected the end of the compressed data, the file ends before it") from None
 
 
 def write_lines(path: Path, lines: Iterable[str], *, sync: bool = True) -> None:
     """Writes a file that appears whole or not at all; one called `….zst` is compressed. See `atomic_file`."""
     with atomic_file(path, sync=sync) as file:
         if path.suffix == ZSTD:
-            import zstandard
+            from ares_exp.filesystem.zstd import zstd
 
-            with zstandard.ZstdCompressor(level=9).stream_writer(file, closefd=False) as stream:
+            with zstd.ZstdFile(file, "w", level=9) as stream:
+                stream.write(b"")  # makes a frame even if there are no lines
                 for line in lines:
                     stream.write(line.encode())
         else:

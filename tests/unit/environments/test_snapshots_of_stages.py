@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
 
 from ares_exp.environments.episode_facts import EpisodeFacts
 from ares_exp.errors import SnapshotMetadataError
+from ares_exp.filesystem.zstd import zstd
 from ares_exp.snapshots.checksum import with_checksum
 from ares_exp.snapshots.store import SnapshotStore
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
@@ -111,7 +111,7 @@ async def test_a_broken_journal_of_a_stage_that_is_over(
     snapshot = await env.export_state(store)
     assert SnapshotStore(store).verify(snapshot.snapshot_id).ok
     [digest] = snapshot.episode["past_stages"][0]["journal"]
-    snapshot.object_store.file(digest).write_bytes(zstandard.compress(b'{"other": 1}\n'))
+    snapshot.object_store.file(digest).write_bytes(zstd.compress(b'{"other": 1}\n'))
     assert not SnapshotStore(store).verify(snapshot.snapshot_id).ok
 
 

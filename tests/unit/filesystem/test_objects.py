@@ -1,3 +1,4 @@
+import hashlib
 import os
 import signal
 import subprocess
@@ -8,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import zstandard
 
 from ares_exp.containers.local.bubblewrap import find_bwrap
 from ares_exp.errors import CaptureError, SnapshotCorruptError, SnapshotMetadataError, UnsafeSnapshotError
 from ares_exp.filesystem.objects import MAX_OBJECT_BYTES, ObjectStore
+from ares_exp.filesystem.zstd import zstd
 from tests.unit.containers.local_containers import STEADY_MOUNTS
 
 MANY_PUTS = """
@@ -72,10 +73,25 @@ def test_what_is_no_digest_names_no_file(store: ObjectStore, digest: str) -> Non
             use(digest)
 
 
+def test_frame_of_another_library_is_read(store: ObjectStore) -> None:
+    """Earlier versions wrote their frames with the package `zstandard`; this one is from its version 0.25.0."""
+    data = b"content " * 20
+    store.file(store.put(data)).write_bytes(bytes.fromhex("28b52ffd20a07d000040636f6e74656e742001009551850b"))
+    assert store.get(hashlib.sha256(data).hexdigest()) == data
+
+
+@pytest.mark.parametrize("data", [b"", b"x", b"content " * 100_000])
+def test_frame_header_has_the_size_of_the_content(store: ObjectStore, data: bytes) -> None:
+    frame = store.file(store.put(data)).read_bytes()
+    assert zstd.get_frame_info(frame).decompressed_size == len(data)
+    assert store.get(hashlib.sha256(data).hexdigest()) == data
+
+
 def damaged_in_turn(file: Path) -> None:
     frame = file.read_bytes()
-    other = zstandard.compress(b"another content")
-    no_size = zstandard.ZstdCompressor(write_content_size=False).compress(b"content")
+    other = zstd.compress(b"another content")
+    without_size = zstd.ZstdCompressor(options={zstd.CompressionParameter.content_size_flag: 0})
+    no_size = without_size.compress(b"content", without_size.FLUSH_FRAME)
     variants = [b"", frame[:-1], frame[:5], frame + b"x", bytes([frame[0] ^ 1]) + frame[1:], other, no_size, b"\0" * 50]
     for variant in variants:
         file.write_bytes(variant)
@@ -106,7 +122,7 @@ def test_no_fifo_directory_or_link_is_read_in_place_of_an_object(store: ObjectSt
 def test_a_bomb_is_refused_before_it_is_unpacked(store: ObjectStore) -> None:
     digest = store.put(b"x")
     file = store.file(digest)
-    file.write_bytes(zstandard.compress(bytes(MAX_OBJECT_BYTES + 1)))
+    file.write_bytes(zstd.compress(bytes(MAX_OBJECT_BYTES + 1)))
     with pytest.raises(UnsafeSnapshotError, match=f"at most {MAX_OBJECT_BYTES} bytes, it says {MAX_OBJECT_BYTES + 1}"):
         store.get(digest)
     with pytest.raises(UnsafeSnapshotError, match="at most 5 bytes"):
@@ -119,7 +135,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(store: ObjectStore) -> None:
 
 def test_a_frame_that_lies_about_its_size_is_damaged(store: ObjectStore) -> None:
     digest = store.put(b"x")
-    frame = bytearray(zstandard.compress(bytes(1_000_000)))
+    frame = bytearray(zstd.compress(bytes(1_000_000)))
     assert frame[5:9] == (1_000_000).to_bytes(4, "little")
     frame[5:9] = (1000).to_bytes(4, "little")
     store.file(digest).write_bytes(frame)

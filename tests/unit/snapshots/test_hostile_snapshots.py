@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from ares_exp.errors import SnapshotError, SnapshotMetadataError
+from ares_exp.filesystem.zstd import zstd
 from ares_exp.snapshots.checked_json import MAX_FILE_BYTES
 from ares_exp.snapshots.commands.command_line import main
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
@@ -135,7 +135,7 @@ def test_changed_bytes(tmp_path: Path, data: st.DataObject) -> None:
         elif kind == "flip" and at < len(content):
             content[at] ^= 1 << data.draw(st.integers(0, 7))
         elif kind == "whole":
-            content = bytearray(zstandard.compress(data.draw(st.binary(max_size=200))))
+            content = bytearray(zstd.compress(data.draw(st.binary(max_size=200))))
         path.write_bytes(content)
     use(store)
 
@@ -160,7 +160,7 @@ import resource, sys
 from pathlib import Path
 from ares_exp.errors import SnapshotError
 from ares_exp.snapshots.store import SnapshotStore
-import zstandard
+from ares_exp.filesystem.zstd import zstd
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 store = SnapshotStore(Path(sys.argv[1]))
 for name in store.ids():
@@ -178,7 +178,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
         "same": json.dumps(VALID | {"snapshot_id": "same", "message_objects": VALID["message_objects"] * 10_000}),
     }
     big = store.objects.file(store.objects.put(b"to be replaced\n"))
-    big.write_bytes(zstandard.compress(b"\0" * 2**30))
+    big.write_bytes(zstd.compress(b"\0" * 2**30))
     digest = big.parent.name + big.name
     for field in ("journal", "message_objects", "filesystem"):
         bombs[field] = json.dumps(VALID | {"snapshot_id": field, field: [digest] * 10})

@@ -16,7 +16,7 @@ from ares_exp.terminal.table import columns_that_fit
 from ares_exp.terminal.terminal import format_size
 from tests.unit.snapshots.stores import EPISODE, add, is_harmless
 
-HEAVY = ("rich", "numpy", "zstandard", "gymnasium", "hydra", "docker")
+HEAVY = ("rich", "numpy", "backports.zstd", "gymnasium", "hydra", "docker")
 
 
 @pytest.fixture

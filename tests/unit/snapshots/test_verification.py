@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import zstandard
 
 from ares_exp.filesystem.delta_encoding import get_delta
 from ares_exp.filesystem.objects import CHUNK_BYTES
+from ares_exp.filesystem.zstd import zstd
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.snapshots.store import SnapshotStore
 from tests.unit.snapshots.stores import EPISODE, add, changes, file
@@ -57,7 +57,7 @@ def test_an_object_with_other_content(
     store: SnapshotStore, what: str, digest_of: Callable[[EnvironmentSnapshot], str]
 ) -> None:
     path = store.objects.file(digest_of(add(store, step=3)))
-    path.write_bytes(zstandard.compress(b'{"other": 1}\n'))
+    path.write_bytes(zstd.compress(b'{"other": 1}\n'))
     found = store.verify(f"{EPISODE}@3")
     assert any(f"{path} is damaged" in problem for problem in found.problems), what
     assert store.verify(f"{EPISODE}@3", deep=False).ok is (what == "chunk")

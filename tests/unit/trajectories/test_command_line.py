@@ -10,7 +10,7 @@ import pytest
 from ares_exp.trajectories.commands.command_line import COMMANDS, main
 from tests.unit.trajectories.chats import chat, write
 
-HEAVY = ("rich", "pyarrow", "numpy", "zstandard", "gymnasium", "hydra")
+HEAVY = ("rich", "pyarrow", "numpy", "backports.zstd", "gymnasium", "hydra")
 
 
 def command(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -49,6 +49,14 @@ def test_a_file_of_many(tmp_path: Path, name: str, episodes: list[EpisodeTraject
     assert loaded == sorted(episodes, key=lambda episode: (episode.start_time, episode.episode_id))
 
 
+def test_cut_compressed_file_is_an_error(tmp_path: Path) -> None:
+    path = write(tmp_path / "all.jsonl.zst", chat("a"), chat("b"))
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(TrajectoryFormatError, match="expected the end of the compressed data"):
+        load(path)
+    load(path, skip_broken=True)
+
+
 def test_mixed_lines_of_a_jsonl_file_each_go_to_their_episode(tmp_path: Path) -> None:
     lines = zip(jsonl_lines(chat("a")), jsonl_lines(chat("b", "other")), strict=True)
     (tmp_path / "x.jsonl").write_text("".join(line for pair in lines for line in pair))

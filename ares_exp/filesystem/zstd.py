@@ -1,0 +1,10 @@
+"""The zstd module of the standard library, which exists from Python 3.14 on, or its backport."""
+
+import sys
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+__all__ = ["zstd"]
