@@ -558,6 +558,6 @@ def _ray() -> Any:
     except ImportError as error:
         raise PreflightError(
             f"Expected Ray for `executor=ray`, and it cannot be imported ({error}). Install it: "
-            "`pip install 'ares-exp[ray]'`, or use `executor=here`."
+            "`pip install 'ares-exp[ray]'` (Ray supports Python up to 3.14), or use `executor=here`."
         ) from error
     return ray
