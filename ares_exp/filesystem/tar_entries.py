@@ -105,10 +105,10 @@ _ARCHIVE_ERRORS = (tarfile.TarError, ValueError, ArithmeticError, LookupError, R
 
 class _Member(tarfile.TarInfo):
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """Parses a header; an unreadable one is an error, where `tarfile` takes it for the end of the archive."""
+    def fromtarfile(cls, archive: tarfile.TarFile, /) -> Self:
+        """Reads a header; an unreadable one is an error, where `tarfile` takes it for the end of the archive."""
         try:
-            return super().frombuf(buf, encoding, errors)
+            return super().fromtarfile(archive)
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
             raise
         except tarfile.HeaderError as error:
