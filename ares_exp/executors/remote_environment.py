@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import tarfile
 import tempfile
 import time
@@ -11,10 +10,11 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from ares_exp.cancellation import finish, in_thread
 from ares_exp.containers.activity import Activity
+from ares_exp.containers.archive import unpack_directory
 from ares_exp.environment import (
     Announcing,
     ClosedOnExit,
@@ -357,9 +357,12 @@ def _tokens(used: EnvironmentUsage) -> int:
     return used.prompt_tokens + used.generated_tokens
 
 
-def _unpack(archive: io.IOBase | Any, output_dir: Path) -> None:
-    """Unpacks an archive of a host. Names that lead out, devices and the like are refused. Blocking."""
+def _unpack(archive: IO[bytes], output_dir: Path) -> None:
+    """Unpacks the archive that a host sent. Blocking.
+
+    Raises:
+        TransferError: A name leads out of `output_dir`, or the archive is broken.
+    """
+    size = archive.tell()
     archive.seek(0)
-    output_dir.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(fileobj=archive, mode="r:") as tar:
-        tar.extractall(output_dir, filter="data")
+    unpack_directory(archive, output_dir, max_bytes=size, max_members=size // tarfile.BLOCKSIZE)

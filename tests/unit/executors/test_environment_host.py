@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import tempfile
 from collections.abc import Callable
@@ -293,6 +294,40 @@ async def test_files_of_an_episode_are_sent_when_it_has_ended(tmp_path: Path) ->
     await environment.close()
     assert not (environment.output_dir / "verifier" / "log.txt").exists(), "they are sent once"
     assert not kept.parent.exists()
+
+
+async def test_sent_files_cannot_leave_the_run_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kept = tmp_path / "node" / "files"
+    (tmp_path / "secret").write_text("from the run's machine")
+
+    class Hostile:
+        async def reset(self) -> TimeStep[Any]:
+            return restart(None)
+
+        async def step(self, action: Any) -> TimeStep[Any]:
+            (kept / "sub").mkdir(parents=True)
+            (kept / "absolute").symlink_to(tmp_path / "secret")
+            (kept / "sub" / "up").symlink_to("../../../../secret")
+            os.mkfifo(kept / "pipe")
+            (kept / "log.txt").write_text("kept")
+            (kept / "link").symlink_to("log.txt")
+            (kept / "program").write_text("#!/bin/sh")
+            (kept / "program").chmod(0o6777)
+            return termination(1.0)
+
+        async def close(self) -> None: ...
+
+    environment = HostedEnvironment(Hostile, files=kept)
+    environment.output_dir = tmp_path / "run" / "files" / "e"
+    await environment.reset()
+    assert (await environment.step(ANSWER)).last()
+    await environment.close()
+    arrived = sorted(str(path.relative_to(environment.output_dir)) for path in environment.output_dir.rglob("*"))
+    assert arrived == ["link", "log.txt", "program", "sub"]
+    assert (environment.output_dir / "link").read_text() == "kept"
+    assert (environment.output_dir / "program").stat().st_mode & 0o7777 == 0o755
+    [warning] = [record.getMessage() for record in caplog.records if "Skipped in the download" in record.getMessage()]
+    assert all(name in warning for name in ("absolute", "sub/up", "pipe"))
 
 
 async def test_its_folder_is_found_when_it_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
