@@ -172,6 +172,14 @@ def missing(backend: str) -> str | None:
 
 
 @functools.cache
+def is_root() -> bool:
+    """Whether tests marked `root` can run: the user is root and may mount."""
+    from ares_exp.containers.local.bubblewrap import is_privileged
+
+    return is_privileged()
+
+
+@functools.cache
 def missing_agent(name: str) -> str | None:
     """Why an installed agent cannot be played here; `None` when it can."""
     from ares_exp.agents.toolbox.pinned import PACKAGES
@@ -201,10 +209,12 @@ def _skip_without_backend(request: pytest.FixtureRequest) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips tests marked `train` where a package that they need is not installed: unasked, they are nobody's lack.
+    """Skips tests marked `root` for an ordinary user, and tests marked `train` if a package is missing.
 
-    Before their fixtures, which import it.
+    Before their fixtures run, which may import that package.
     """
+    if item.get_closest_marker("root") is not None and not is_root():
+        pytest.skip("needs root with CAP_SYS_ADMIN (marker `root`)")
     marker = item.get_closest_marker("train")
     if marker is None:
         return

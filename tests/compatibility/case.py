@@ -96,6 +96,7 @@ class Episode(Case):
         limits: Time limits of the run, as of `TimeLimits`.
         container: The backend.
         network: What container=local gives.
+        needs_root: Whether container=local has to run as root, because commands run as other users.
         expected: Some of: `reward`, `rewards`, `error` (its class), `started` (whether it was found after the start of
             the container), `message` (texts in the error), `warnings` (texts in what the user is told), `truncated_by`,
             `steps` (rewards by name), `files` (text of files of the episode, by path; `None`: not there), `manifest`
@@ -112,6 +113,7 @@ class Episode(Case):
     limits: Mapping[str, float] = field(default_factory=dict)
     container: Literal["local", "docker"] = "local"
     network: Literal["no-network", "public"] = "no-network"
+    needs_root: bool = False
     expected: Mapping[str, Any]
     reference: Mapping[str, Any] | None = None
 

@@ -139,6 +139,7 @@ CASES: list[Case] = [
         id="users of the image",
         section="1.11",
         says="Without a phase's user it is the image's.",
+        needs_root=True,
         files={
             "environment/Dockerfile": "FROM debian:bookworm-slim\nUSER nobody\n",
             "tests/test.sh": "#!/bin/bash\nid -un\necho 1 > /logs/verifier/reward.txt\n",
@@ -201,7 +202,7 @@ CASES: list[Case] = [
             section="1.11",
             says="SHELL is for the lines of the Dockerfile: commands are read by bash -c, which is no login shell.",
             files={
-                "environment/Dockerfile": "FROM debian:bookworm-slim\nRUN echo 'export READ=profile' > /etc/profile\n"
+                "environment/Dockerfile": "FROM debian:bookworm-slim\nRUN echo 'export READ=profile' > ~/.profile\n"
                 'SHELL ["/bin/bash", "-lc"]\nRUN echo "$READ" > /built\n'
             },
             agent=['(cat /built; echo "$READ"; shopt -q login_shell || echo $- | grep -o c) > /logs/artifacts/agent'],
@@ -275,6 +276,7 @@ CASES: list[Case] = [
         id="the user of the check",
         section="1.12",
         says="The check runs as the image's user, not as the agent's, and before the agent.",
+        needs_root=True,
         files={
             "task.toml": "[agent]\nuser = 'nobody'\n" + healthcheck("id -un > /who"),
             "tests/test.sh": "#!/bin/bash\ncat /who\necho 1 > /logs/verifier/reward.txt\n",

@@ -207,6 +207,7 @@ CASES: list[Case] = [
         id="the user of the tests",
         section="2.4",
         says="The script runs as the verifier's user, of which the upload and chmod are independent.",
+        needs_root=True,
         files={
             "task.toml": "[agent]\nuser = 'nobody'\n[verifier]\nuser = 1234\n",
             "tests/test.sh": "#!/bin/bash\nid -u; stat -c %U /tests/test.sh\necho 1 > /logs/verifier/reward.txt\n",

@@ -167,6 +167,7 @@ CASES: list[Case] = [
         id="the working directory of a step",
         section="2.6",
         says="workdir/ is uploaded to the current directory, and its setup.sh run as the step's agent user.",
+        needs_root=True,
         files={
             **steps(A + "agent = {user = 'nobody'}\n" + B),
             "environment/Dockerfile": "FROM debian:bookworm-slim\nRUN mkdir -m 777 /app\nWORKDIR /app\n",
@@ -190,6 +191,7 @@ CASES: list[Case] = [
         id="the health check of a step",
         section="2.6",
         says="It runs after setup.sh, as the step's agent user, besides the environment's.",
+        needs_root=True,
         files={
             **steps(
                 "[environment.healthcheck]\ncommand = 'echo first > /tmp/log; chmod 666 /tmp/log'\n"

@@ -22,6 +22,7 @@ CASES: list[Case] = [
         id="log directories",
         section="2.1",
         says="/logs/agent, /logs/verifier and /logs/artifacts are there at the start, root's, mode 777.",
+        needs_root=True,
         files={"task.toml": "[agent]\nuser = 'nobody'\n"},
         agent=["stat -c '%U %a %n' /logs/agent /logs/verifier /logs/artifacts > /logs/artifacts/seen"],
         expected={
@@ -257,6 +258,7 @@ CASES: list[Case] = [
         id="the oracle",
         section="2.7",
         says="It runs /solution/solve.sh, made executable, as the agent's user in the default directory.",
+        needs_root=True,
         files={
             "task.toml": "[agent]\nuser = 'nobody'\n",
             "solution/solve.sh": "#!/bin/bash\necho $(id -un) $(pwd) $0 > /logs/artifacts/seen\n",

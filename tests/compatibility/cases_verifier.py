@@ -267,6 +267,7 @@ CASES: list[Case] = [
         id="files that only root can read",
         section="1.14",
         says="Artifacts are looked at and fetched as root.",
+        needs_root=True,
         files={
             "task.toml": "artifacts = ['/secret']\n[agent]\nuser = 'nobody'\n[environment]\nworkdir = '/'\n"
             "[environment.healthcheck]\ncommand = 'mkdir -m 700 /secret && echo s > /secret/s'\n"
@@ -278,6 +279,7 @@ CASES: list[Case] = [
         id="collect hooks",
         section="1.14",
         says="Hooks run after the agent and before its artifacts are fetched, in their order, as their user.",
+        needs_root=True,
         files={
             "task.toml": "[[verifier.collect]]\ncommand = 'cat /answer > /logs/artifacts/first'\n"
             "[[verifier.collect]]\ncommand = 'cat /logs/artifacts/first; id -un > /logs/artifacts/second'\n"

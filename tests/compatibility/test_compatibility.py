@@ -43,6 +43,8 @@ def of_kind(kind: type[K]) -> Callable[..., Any]:
 
 def _param(case: Case) -> Any:
     marks = [pytest.mark.once, getattr(pytest.mark, case.container)] if isinstance(case, Episode) else []
+    if isinstance(case, Episode) and case.needs_root:
+        marks.append(pytest.mark.root)
     return pytest.param(case, id=f"{case.section} {case.id}".replace(" ", "-"), marks=marks)
 
 

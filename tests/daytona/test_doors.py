@@ -14,12 +14,11 @@ from ares_exp.containers.network_policy import NO_NETWORK
 from ares_exp.testing.door_contract import DoorContract, Server, echo, greet, greet_at_last, port_of
 from tests.daytona.emulator import Emulator, Fault
 from tests.killed_door import killed_door
-from tests.unit.containers.local_containers import as_root
 
 pytestmark = pytest.mark.once
 
 
-@as_root
+@pytest.mark.root
 @pytest.mark.nightly
 async def test_the_door_of_a_killed_process_is_closed(emulator: Emulator) -> None:
     async with killed_door("daytona", {}) as door:

@@ -38,8 +38,6 @@ tar -czf - --dereference --hard-dereference "$@" 2>/dev/null | base64
 
 def _why_not() -> str | None:
     """Why there can be no such engine; `None` when there can."""
-    if os.geteuid() != 0:
-        return "a private Docker engine is not to be had here: it takes root"
     absent = [name for name in ("dockerd", "unshare", "setpriv", "mount") if shutil.which(name) is None]
     if absent:
         return f"a private Docker engine is not to be had here: no {', '.join(absent)}"
@@ -118,7 +116,7 @@ class PrivateEngine:
 
 @pytest.fixture(scope="session")
 def the_private_engine() -> Iterator[PrivateEngine]:
-    """The one engine of the session. Tests take `private_engine`."""
+    """The one engine of the session. Tests take `private_engine`, and have the marker `root`."""
     if reason := _why_not():
         pytest.skip(reason)
     with _started() as engine:

@@ -16,7 +16,6 @@ from ares_exp.containers.container import ContainerFactory, ContainerSpec, Mount
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.docker.leftovers import KEPT_VOLUME
 from ares_exp.containers.docker.mounts import volume_name
-from ares_exp.containers.network_namespace import obstacle
 from ares_exp.containers.network_policy import NO_NETWORK
 from ares_exp.errors import DoorUnavailableError, UnsupportedTaskError
 from ares_exp.filesystem.delta import StoredChanges
@@ -28,10 +27,9 @@ from tests.killed_door import killed_door
 
 pytestmark = [pytest.mark.docker, pytest.mark.once]
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-needs_root = pytest.mark.skipif(obstacle() is not None, reason=f"cannot be tried out here: {obstacle()}")
 
 
-@needs_root
+@pytest.mark.root
 class TestDockerDoors(DoorContract):
     by_night = frozenset(
         {
@@ -135,7 +133,7 @@ def tool(tmp_path: Path) -> Mount:
     return Mount(tmp_path / "tool", "/opt/ares_exp/tool", f"sha256:{tmp_path.name}")
 
 
-@pytest.mark.parametrize("capture", ["archive", pytest.param("upper", marks=needs_root)])
+@pytest.mark.parametrize("capture", ["archive", pytest.param("upper", marks=pytest.mark.root)])
 async def test_mounts_are_read_only_and_no_part_of_the_changes(tmp_path: Path, tool: Mount, capture: str) -> None:
     objects = ObjectStore(tmp_path / "objects")
     factory = DockerContainerFactory(capture=capture)  # type: ignore[arg-type]
@@ -220,7 +218,7 @@ async def test_a_container_started_ahead(tool: Mount) -> None:
 
 
 @needs_compose
-@needs_root
+@pytest.mark.root
 async def test_main_of_several_services(tmp_path: Path, tool: Mount) -> None:
     """The door is in `main` alone, and so are the mounts."""
     services = f"  main: {{}}\n  other:\n    image: {IMAGE}\n    command: [sleep, infinity]\n"
@@ -235,7 +233,7 @@ async def test_main_of_several_services(tmp_path: Path, tool: Mount) -> None:
         assert "No such file" in elsewhere.output
 
 
-@needs_root
+@pytest.mark.root
 @pytest.mark.parametrize("is_remote", [False, True])
 async def test_the_door_of_a_killed_process_is_closed(is_remote: bool) -> None:
     async with forwarded_engine() as host, killed_door("docker", {"DOCKER_HOST": host} if is_remote else {}) as door:

@@ -17,7 +17,6 @@ from ares_exp.agents.shell_agent import ShellAgentFactory
 from ares_exp.containers.container import Container, ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.docker.network import PROXY_ADDRESS, PROXY_ENV
-from ares_exp.containers.network_namespace import obstacle
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.errors import ContainerDiedError, UnsupportedTaskError
@@ -26,7 +25,6 @@ from ares_exp.tasks.harbor import load_task
 from ares_exp.testing.host_server import hello_server
 
 pytestmark = [pytest.mark.docker, pytest.mark.once]
-allowlists = pytest.mark.skipif(obstacle() is not None, reason=f"allow-lists: {obstacle()}")
 
 IMAGE = "python:3.12-slim"
 Server = tuple[str, int]
@@ -94,7 +92,7 @@ async def test_public_network(asked: NetworkPolicy, override: str | None, server
             assert (await box.exec("grep example.test /etc/hosts")).output.split() == ["192.0.2.7", "example.test"]
 
 
-@allowlists
+@pytest.mark.root
 async def test_more_hosts_for_every_task(server: Server) -> None:
     factory = DockerContainerFactory(allowed_hosts=[f" {server[0]}. "])
     assert factory.check(spec(NO_NETWORK)) == []
@@ -113,7 +111,7 @@ def test_hosts_that_are_none() -> None:
 # An allow-list
 
 
-@allowlists
+@pytest.mark.root
 async def test_an_allow_list(server: Server) -> None:
     async with (
         hello_server("127.0.0.1") as loopback,
@@ -134,7 +132,7 @@ async def test_an_allow_list(server: Server) -> None:
         assert (await fetch(box, "localhost", 8123), await fetch(box, "127.0.0.1", 8123)) == ("inside", "inside")
 
 
-@allowlists
+@pytest.mark.root
 async def test_an_allow_list_over_tunnels(server: Server) -> None:
     async with DockerContainerFactory()(spec(allowing(server[0]))) as box:
         code = (
@@ -151,7 +149,7 @@ async def test_an_allow_list_over_tunnels(server: Server) -> None:
     assert result.output == "b'hello\\n'\nTunnel connection failed: 403 Forbidden\n"
 
 
-@allowlists
+@pytest.mark.root
 async def test_names_of_the_factory(server: Server, engine: docker.DockerClient) -> None:
     """What this machine's own resolver says is for the tests of the proxy."""
     factory = DockerContainerFactory(extra_hosts={"here.example": server[0], "gateway.example": "host-gateway"})
@@ -166,7 +164,7 @@ async def test_names_of_the_factory(server: Server, engine: docker.DockerClient)
         assert "403" in await fetch(box, *server)
 
 
-@allowlists
+@pytest.mark.root
 async def test_containers_under_allow_lists_are_apart(server: Server) -> None:
     factory = DockerContainerFactory()
     async with factory(spec(allowing(server[0]))) as one, factory(spec(allowing("a.example"))) as two:
@@ -180,7 +178,7 @@ async def test_containers_under_allow_lists_are_apart(server: Server) -> None:
 # Phases
 
 
-@allowlists
+@pytest.mark.root
 @pytest.mark.parametrize(
     "start",
     [NO_NETWORK, *(pytest.param(one, marks=pytest.mark.nightly) for one in (PUBLIC, allowing()))],
@@ -198,7 +196,7 @@ async def test_live_switches(start: NetworkPolicy, server: Server) -> None:
             assert variables == (PROXY_ENV if policy.mode == "allowlist" else {})
 
 
-@allowlists
+@pytest.mark.root
 async def test_a_switch_cuts_off_what_is_open(server: Server) -> None:
     async def hold(policy: NetworkPolicy, command: str) -> str:
         """Opens a connection under `policy`, switches to no network, and uses the connection."""
@@ -251,7 +249,7 @@ def internet_sockets() -> int:
     return count
 
 
-@allowlists
+@pytest.mark.root
 async def test_nothing_is_left(engine: docker.DockerClient, server: Server) -> None:
     before = internet_sockets()
     async with DockerContainerFactory()(spec(allowing(server[0]))) as box:
@@ -290,7 +288,7 @@ allowed_hosts = ["{address}"]
 ASK = "python3 -c \"import urllib.request as u; print(u.urlopen('http://{}:{}/').read().decode())\" 2>&1 | tail -2"
 
 
-@allowlists
+@pytest.mark.root
 @pytest.mark.parametrize("phase", ["agent", "verifier"])
 async def test_an_episode_with_a_network_for_one_phase(tmp_path: Path, server: Server, phase: str) -> None:
     ask = ASK.format(*server)

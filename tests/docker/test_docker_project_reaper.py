@@ -22,7 +22,7 @@ from ares_exp.containers.docker.leftovers import find
 from tests.docker.private_engine import IMAGE, PrivateEngine
 from tests.leaks import wait_until
 
-pytestmark = [pytest.mark.docker, pytest.mark.once]
+pytestmark = [pytest.mark.docker, pytest.mark.root, pytest.mark.once]
 
 MAKER = """
 import sys, docker

@@ -19,7 +19,7 @@ from ares_exp.errors import ContainerDiedError, ContainerError, ContainerLostErr
 from tests.docker.private_engine import IMAGE, PrivateEngine
 from tests.leaks import wait_until
 
-pytestmark = [pytest.mark.docker, pytest.mark.once, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.docker, pytest.mark.root, pytest.mark.once, pytest.mark.timeout(300)]
 
 SPEC = ContainerSpec("private", docker_image=IMAGE)
 BOUND_SEC = 60.0

@@ -5,7 +5,6 @@ Of both, what an engine has a part in; the rest by night.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -17,7 +16,8 @@ from ares_exp.testing.container_contract import ContainerContract
 from ares_exp.testing.door_contract import DoorContract
 from tests.docker.podman_service import IMAGE, missing_program, podman_service
 
-pytestmark = [pytest.mark.docker, pytest.mark.once, pytest.mark.slow]  # an image comes from the Docker engine
+# An image comes from the Docker engine.
+pytestmark = [pytest.mark.docker, pytest.mark.root, pytest.mark.once, pytest.mark.slow]
 
 OF_THE_ENGINE = {
     "test_result_of_a_command",
@@ -37,8 +37,6 @@ OF_THE_ENGINE = {
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if lacking := missing_program():
         pytest.skip(f"{lacking} is not to be had here")
-    if os.getuid() != 0:
-        pytest.skip("the service of these tests is root's")
     with podman_service(tmp_path_factory.mktemp("podman")) as address:
         yield address
 

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,8 @@ NOBODY = 65534
 
 
 needs_local = pytest.mark.local
-as_root = pytest.mark.skipif(not is_privileged(), reason="only root's container has more users than root")
+USER = 1234 if is_privileged() else 0
+"""A user of local containers: another user than root, if this process may run commands as one."""
 
 
 def local_container(context: Path | None = None, **spec: object) -> LocalContainer:
@@ -28,12 +30,19 @@ def local_container(context: Path | None = None, **spec: object) -> LocalContain
     return LocalContainerFactory()(ContainerSpec(name="test", context_dir=context, **spec))  # type: ignore[arg-type]
 
 
-STEADY_MOUNTS = ("unshare", "--mount", *(() if is_privileged() else ("--map-root-user",)))
+NAMESPACES = ("unshare", *(() if is_privileged() else ("--map-root-user",)))
+"""An `unshare` that can make any namespace."""
+STEADY_MOUNTS = (*NAMESPACES, "--mount")
 """Before a bubblewrap that binds all mounts of the host: it fails when one of them goes meanwhile, as engines' do."""
 
 
 def as_ordinary_user(*arguments: str, timeout: float = 250) -> subprocess.CompletedProcess[str]:
-    """Runs this Python as `nobody`, root being ours; what we may not show him by our permissions is bound for him."""
+    """Runs this Python as an ordinary user: this one, or `nobody` if this one is root.
+
+    Paths that our permissions hide from `nobody` are bound for him.
+    """
+    if os.geteuid() != 0:
+        return _python([], *arguments, timeout=timeout)
     shown = [Path(sys.base_prefix), Path(sys.prefix), ROOT]
     closed = {parent for path in shown for parent in path.parents if not parent.stat().st_mode & stat.S_IXOTH}
     # Only the outermost: what lies below it is empty in the new one.
@@ -43,8 +52,13 @@ def as_ordinary_user(*arguments: str, timeout: float = 250) -> subprocess.Comple
     words += [word for path in parents for word in ("--perms", "0755", "--dir", str(path))]
     words += [word for path in shown for word in ("--ro-bind", str(path), str(path))]
     user = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    before = [*STEADY_MOUNTS, str(find_bwrap()), "--dev-bind", "/", "/", *words, "--", *user]
+    return _python(before, *arguments, timeout=timeout)
+
+
+def _python(before: Sequence[str], *arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*STEADY_MOUNTS, find_bwrap(), "--dev-bind", "/", "/", *words, "--", *user, sys.executable, "-B", *arguments],
+        [*before, sys.executable, "-B", *arguments],
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8"},
         cwd=ROOT,
         capture_output=True,

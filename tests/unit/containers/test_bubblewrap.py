@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers.local.bubblewrap import MINIMUM_VERSION, bwrap_arguments, find_bwrap, is_privileged
-from tests.unit.containers.local_containers import ROOT, STEADY_MOUNTS, as_root, needs_local
+from tests.unit.containers.local_containers import ROOT, STEADY_MOUNTS, needs_local
 
 pytestmark = needs_local
 
@@ -127,7 +127,7 @@ except PreflightError as error:
 """
 
 
-@as_root
+@pytest.mark.root
 @pytest.mark.parametrize(
     "restriction",
     [

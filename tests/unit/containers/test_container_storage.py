@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers.local.mount_table import filesystem_type
-from tests.unit.containers.local_containers import ROOT, as_root, needs_local
+from tests.unit.containers.local_containers import ROOT, needs_local
 
 
 def memory_has_attributes() -> bool:
@@ -24,7 +24,7 @@ def memory_has_attributes() -> bool:
     return True
 
 
-pytestmark = [pytest.mark.once, needs_local, as_root]
+pytestmark = [pytest.mark.once, needs_local, pytest.mark.root]
 in_memory = pytest.mark.skipif(not memory_has_attributes(), reason="files in memory have no attributes on this kernel")
 
 ROUND_TRIP = """

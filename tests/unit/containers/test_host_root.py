@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers.local.host_root import _hidden, root_parts, write_layer
-from tests.unit.containers.local_containers import ROOT, as_root, needs_local
+from tests.unit.containers.local_containers import ROOT, needs_local
 
-pytestmark = [needs_local, as_root]
+pytestmark = [needs_local, pytest.mark.root]
 
 IN_A_BOX = """
 import asyncio, sys

@@ -20,13 +20,14 @@ from ares_exp.containers.local.container_directory import ContainerDirectory, fo
 from ares_exp.containers.local.leftovers import remove_stale
 from ares_exp.errors import ContainerStartError
 from tests.leaks import clean, wait_until
-from tests.unit.containers.local_containers import as_root, local_container, needs_local
+from tests.unit.containers.local_containers import local_container, needs_local
 
 pytestmark = [
     needs_local,
+    pytest.mark.root,
     pytest.mark.skipif(
         sys.platform != "linux" or not usable_cgroup_paths(),
-        reason="this user may make no cgroups here; root mostly may",
+        reason="root cannot create cgroups here",
     ),
 ]
 
@@ -122,7 +123,6 @@ def test_clean_removes_them(runner: Runner) -> None:
     assert not runner.orphan.exists()
 
 
-@as_root
 def test_clean_says_so() -> None:
     """In a pid namespace, for another run on this machine may remove it before `clean` does."""
     script = '"$0" -c "$1" && exec "$0" -m ares_exp.containers clean'
@@ -143,7 +143,6 @@ def test_groups_of_a_box_whose_directory_somebody_removed(runner: Runner) -> Non
     assert wait_until(lambda: clean(runner.env) and not runner.left())  # its container ends a moment later
 
 
-@as_root
 def test_of_a_process_whose_number_means_nothing_here(tmp_path: Path) -> None:
     """Not even when it is dead: that cannot be known."""
     runner = Runner(tmp_path, *IN_PID_NAMESPACE)

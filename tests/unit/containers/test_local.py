@@ -24,7 +24,7 @@ from ares_exp.errors import (
     TransferError,
     UnsupportedTaskError,
 )
-from tests.unit.containers.local_containers import as_root, local_container, needs_local
+from tests.unit.containers.local_containers import local_container, needs_local
 
 pytestmark = needs_local
 
@@ -113,7 +113,7 @@ async def test_thirty_commands_at_once() -> None:
     assert [r.output for r in results] == [f"{n}\n" for n in range(30)]
 
 
-@as_root
+@pytest.mark.root
 @pytest.mark.parametrize(
     ("user", "answer"),
     [

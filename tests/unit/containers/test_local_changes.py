@@ -24,7 +24,7 @@ from ares_exp.filesystem.objects import ObjectStore
 from ares_exp.records.secrets import protect
 from ares_exp.testing.awkward_tree import python
 from ares_exp.testing.changes_contract import ChangesContract
-from tests.unit.containers.local_containers import as_root, local_container, needs_local
+from tests.unit.containers.local_containers import local_container, needs_local
 
 pytestmark = [
     pytest.mark.once,
@@ -57,7 +57,7 @@ class TestLocalChanges(ChangesContract):
     async def left(self) -> list[str]:
         return directories()
 
-    @as_root  # it deletes what only root may
+    @pytest.mark.root  # it deletes what only root may
     async def test_changes_on_top_of_changes(
         self, box: Container, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore
     ) -> None:

@@ -14,7 +14,7 @@ from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.bubblewrap import is_privileged
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
 from ares_exp.errors import ContainerStartError, TransferError, UnsupportedTaskError
-from tests.unit.containers.local_containers import as_root, local_container, needs_local
+from tests.unit.containers.local_containers import local_container, needs_local
 
 pytestmark = needs_local
 
@@ -138,7 +138,7 @@ async def test_the_spec_overrides_the_workdir(tmp_path: Path) -> None:
         assert (await container.exec("pwd")).output == "/usr\n"
 
 
-@as_root
+@pytest.mark.root
 async def test_a_user_of_its_own(tmp_path: Path) -> None:
     dockerfile = """\
 FROM x

@@ -15,7 +15,7 @@ from ares_exp.filesystem.delta import StoredChanges
 from ares_exp.filesystem.objects import ObjectStore
 from ares_exp.testing.door_contract import DoorContract, greet
 from tests.killed_door import killed_door
-from tests.unit.containers.local_containers import as_root, local_container, needs_local
+from tests.unit.containers.local_containers import local_container, needs_local
 
 pytestmark = needs_local
 
@@ -58,7 +58,7 @@ async def test_mounts_are_read_only_and_no_part_of_the_changes(tmp_path: Path) -
             assert (await box.exec("/opt/ares_exp/tool/bin/run 2>/dev/null; cat /opt/file")).output == seen
 
 
-@as_root
+@pytest.mark.root
 async def test_the_door_of_a_killed_process_is_closed() -> None:
     async with killed_door("local", {}) as door:
         assert await asyncio.to_thread(door.is_gone)

@@ -8,9 +8,11 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from ares_exp.containers.local.bubblewrap import find_bwrap
 from ares_exp.containers.local.cgroup_path import usable_cgroup_paths
-from tests.unit.containers.local_containers import ROOT, STEADY_MOUNTS, as_root, needs_local
+from tests.unit.containers.local_containers import ROOT, STEADY_MOUNTS, needs_local
 
 pytestmark = needs_local
 
@@ -112,7 +114,7 @@ asyncio.run(main())
 """
 
 
-@as_root
+@pytest.mark.root
 def test_out_of_space_for_temporary_files(tmp_path: Path) -> None:
     small = [word for path in (tmp_path, "/dev/shm") for word in ("--size", str(2**20), "--tmpfs", path)]
     # In a process tree of its own, which ends with this one: nothing of it may be left on the host.

@@ -7,7 +7,9 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
@@ -21,13 +23,16 @@ from tests.unit.containers.local_containers import local_container, needs_local
 
 pytestmark = needs_local
 
+Test = TypeVar("Test", bound=Callable[..., Any])
+
 PIDS = 64
 DEADLINE_SEC = 20.0
 
 
-def limited_by(*controllers: Controller) -> pytest.MarkDecorator:
+def limited_by(*controllers: Controller) -> Callable[[Test], Test]:
     missing = set(controllers) - set(usable_cgroup_paths())
-    return pytest.mark.skipif(bool(missing), reason=f"this user may make no {' or '.join(missing)} cgroups here")
+    skip = pytest.mark.skipif(bool(missing), reason=f"root cannot create {' or '.join(missing)} cgroups here")
+    return lambda test: pytest.mark.root(skip(test))
 
 
 def small(pids_limit: int = PIDS, **spec: object) -> LocalContainer:

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.network_namespace import listen_in_namespace, listen_inside, obstacle
+from ares_exp.containers.network_namespace import listen_in_namespace, listen_inside
 from tests.unit.containers.local_containers import as_ordinary_user
 
-pytestmark = pytest.mark.skipif(obstacle() is not None, reason=f"cannot be tried out here: {obstacle()}")
 
-
+@pytest.mark.root
 def test_a_socket_inside_is_not_outside() -> None:
     other = subprocess.Popen(["unshare", "--net", "sh", "-c", "echo; exec cat"], stdin=-1, stdout=-1)
     try:
@@ -31,6 +30,7 @@ def test_a_socket_inside_is_not_outside() -> None:
         other.communicate()
 
 
+@pytest.mark.root
 def test_a_process_that_is_not_the_container() -> None:
     with pytest.raises(ProcessLookupError, match="its engine runs elsewhere"):
         listen_inside(os.getpid(), "f" * 64, ("127.0.0.1", 0))

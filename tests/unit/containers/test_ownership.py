@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from ares_exp.containers.ownership import describe, is_dead, is_dead_mark, owner_labels, owner_mark
+from tests.unit.containers.local_containers import NAMESPACES, needs_local
 
 ASK = """
 import json
@@ -119,10 +120,10 @@ def test_nothing_at_all() -> None:
     assert describe({}) == "process unknown on an unknown host of user unknown"
 
 
-@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="pid namespaces take Linux and root")
+@needs_local
 def test_in_another_pid_namespace() -> None:
     """Its number means another process here, or none: nothing can be known."""
-    with start(ASK, "unshare", "--pid", "--fork", "--mount-proc") as process:
+    with start(ASK, *NAMESPACES, "--pid", "--fork", "--mount-proc") as process:
         labels = labels_from(process)
     assert labels["ares_exp.pid"] == "1"
     assert not is_dead(labels)

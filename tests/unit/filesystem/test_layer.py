@@ -12,7 +12,7 @@ from ares_exp.filesystem.layer import write_layer
 from ares_exp.filesystem.objects import CHUNK_BYTES, ObjectStore
 from ares_exp.filesystem.overlay_upper import ScanCache, scan
 from ares_exp.filesystem.tar_entries import read_tar
-from tests.unit.filesystem.trees import IS_ROOT, make_awkward, tree_of
+from tests.unit.filesystem.trees import make_awkward, tree_of
 
 
 @pytest.fixture
@@ -40,7 +40,6 @@ def test_a_layer_holds_all_that_was_scanned(awkward: dict[str, Entry], objects: 
     assert differences(Delta("x:1", awkward), Delta("x:1", found)) == []
 
 
-@pytest.mark.skipif(not IS_ROOT, reason="only root gives files away")
 def test_gnu_tar_reads_a_layer(awkward: dict[str, Entry], objects: ObjectStore, tmp_path: Path) -> None:
     (tmp_path / "layer.tar").write_bytes(layer(awkward, objects)[0])
     out = tmp_path / "out"

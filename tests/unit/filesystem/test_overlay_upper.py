@@ -1,7 +1,6 @@
 import os
 import resource
 import shutil
-import stat
 import subprocess
 import tempfile
 import time
@@ -32,7 +31,6 @@ from tests.unit.filesystem.trees import (
 pytestmark = pytest.mark.once
 
 KEY = "a-very-secret-value-0123456789"
-needs_root = pytest.mark.skipif(not IS_ROOT, reason="only root mounts overlays, makes devices and gives files away")
 
 
 @pytest.fixture
@@ -62,7 +60,7 @@ def make_old(path: Path) -> None:
         pass
 
 
-@needs_root
+@pytest.mark.root
 @pytest.mark.parametrize("options", [(), ("userxattr",)], ids=["trusted", "user"])
 def test_every_change_to_an_overlay_comes_back(tmp_path: Path, objects: ObjectStore, options: tuple[str, ...]) -> None:
     base = make_base(tmp_path / "base")
@@ -95,7 +93,7 @@ def test_every_change_to_an_overlay_comes_back(tmp_path: Path, objects: ObjectSt
         assert tree_of(merged) == seen
 
 
-@needs_root
+@pytest.mark.root
 def test_deletions_as_attributes_are_read(upper: Path, objects: ObjectStore) -> None:
     """Newer kernels read them, and tools that may not make devices write them."""
     (upper / "d").mkdir()
@@ -109,7 +107,7 @@ def test_deletions_as_attributes_are_read(upper: Path, objects: ObjectStore) -> 
     assert entries["/d/file"].kind == "file"
 
 
-@needs_root
+@pytest.mark.root
 @pytest.mark.parametrize("name", ["trusted.overlay.redirect", "trusted.overlay.metacopy"])
 def test_what_the_overlay_keeps_elsewhere_is_refused(upper: Path, objects: ObjectStore, name: str) -> None:
     (upper / "d").mkdir()
@@ -118,7 +116,7 @@ def test_what_the_overlay_keeps_elsewhere_is_refused(upper: Path, objects: Objec
         scanned(upper, objects)
 
 
-@needs_root
+@pytest.mark.root
 def test_marks_of_the_overlay_are_no_attributes(tmp_path: Path, objects: ObjectStore) -> None:
     base = make_base(tmp_path / "base")
     overlay = Overlay(tmp_path / "first", base)
@@ -131,11 +129,10 @@ def test_marks_of_the_overlay_are_no_attributes(tmp_path: Path, objects: ObjectS
 @pytest.fixture
 def own_directory() -> Iterator[Path]:
     """A directory of an ordinary user."""
-    path = Path(tempfile.mkdtemp())
-    if IS_ROOT:
-        os.chown(path, NOBODY, NOBODY)
-    yield path
-    shutil.rmtree(path)
+    with tempfile.TemporaryDirectory() as name:
+        if IS_ROOT:
+            os.chown(name, NOBODY, NOBODY)
+        yield Path(name)
 
 
 def test_an_ordinary_user_gets_the_same_files(own_directory: Path) -> None:
@@ -145,7 +142,6 @@ def test_an_ordinary_user_gets_the_same_files(own_directory: Path) -> None:
         for directory in (first, second):
             directory.mkdir()
         make_awkward(first / "n", owners=False)
-        (first / "n/none").chmod(0o400)
         entries = scan(first, objects, ScanCache(), notes=[], root_ids=own)
         assert {(entry.uid, entry.gid) for entry in entries.values()} == {(0, 0)}
         assert write_tree(entries, objects, second, root_ids=own) == []
@@ -424,13 +420,12 @@ def test_a_directory_that_is_not_there_is_named(tmp_path: Path, objects: ObjectS
         scanned(tmp_path / "nothing", objects)
 
 
-@needs_root
 def test_an_ordinary_user_is_told_what_it_cannot_read(upper: Path, objects: ObjectStore) -> None:
     own = Path(tempfile.mkdtemp())
     try:
         own.chmod(0o755)
         (own / "f").touch()
-        (own / "f").chmod(stat.S_IRUSR)
+        (own / "f").chmod(0)
         with as_nobody(), pytest.raises(CaptureError, match="'/f' cannot be read: Permission denied"):
             scanned(own, objects)
     finally:

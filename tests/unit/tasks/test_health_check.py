@@ -64,6 +64,7 @@ def test_time_limits_are_whole_seconds() -> None:
     assert {limit: whole_seconds(limit) for limit in limits} == limits
 
 
+@pytest.mark.root
 async def test_it_is_run_as_somebody(container: Container) -> None:
     await await_health(check("[ $(id -u) -eq 1234 ]", retries=1), container, user=1234)
 

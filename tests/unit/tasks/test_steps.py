@@ -13,6 +13,7 @@ from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.errors import HealthcheckError, StepSetupError, TaskError
 from ares_exp.tasks.harbor import HarborTask, load_task
 from ares_exp.tasks.task import Verdict
+from tests.unit.containers.local_containers import USER
 
 pytestmark = pytest.mark.local
 
@@ -35,12 +36,12 @@ def load(make_task: MakeTask, *, one: str = "", **files: str) -> HarborTask:
 async def test_files_and_script_of_a_step(make_task: MakeTask) -> None:
     script = 'echo "$(pwd) $(id -u) $(cat data/x)" > /tmp/said'
     files = {"steps/one/workdir/setup.sh": script, "steps/one/workdir/data/x": "here"}
-    task = load(make_task, one="agent.user = 1234", **files)
+    task = load(make_task, one=f"agent.user = {USER}", **files)
     async with set_up(task) as box:
         await task.stages[1].begin(box)
         assert (await box.exec("ls -A /app")).output == ""
         await task.stages[0].begin(box)
-        assert (await box.exec("cat /tmp/said; ls -A /app")).output == "/app 1234 here\ndata\nsetup.sh\n"
+        assert (await box.exec("cat /tmp/said; ls -A /app")).output == f"/app {USER} here\ndata\nsetup.sh\n"
 
 
 async def test_a_script_that_fails(make_task: MakeTask) -> None:
@@ -53,7 +54,7 @@ async def test_a_script_that_fails(make_task: MakeTask) -> None:
 
 
 async def test_the_health_check_of_a_step_is_run_after_its_script_as_its_agent(make_task: MakeTask) -> None:
-    healthcheck = "agent.user = 1234\nhealthcheck.command = '[ -e /tmp/made -a $(id -u) -eq 1234 ]'\n"
+    healthcheck = f"agent.user = {USER}\nhealthcheck.command = '[ -e /tmp/made -a $(id -u) -eq {USER} ]'\n"
     task = load(make_task, one=f"{healthcheck}healthcheck.retries = 1",
                 **{"steps/one/workdir/setup.sh": "touch /tmp/made"})  # fmt: skip
     async with set_up(task) as box:

@@ -203,6 +203,7 @@ async def test_environment_of_the_test_script(
     assert env == {"DEBIAN_FRONTEND": "noninteractive", "SOLUTION_ONLY": "yes"}
 
 
+@pytest.mark.root
 async def test_the_test_script_runs_as_the_verifiers_user(make_task: MakeTask, factory: ContainerFactory) -> None:
     script = "#!/bin/bash\nid -u > /logs/verifier/reward.txt\n"
     task = load_task(make_task(toml="[verifier]\nuser = 1234", files={"tests/test.sh": script}))

@@ -16,6 +16,7 @@ from ares_exp.containers.container import Container
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.errors import ContainerDiedError
 from ares_exp.tasks.harbor import HarborTask, load_task
+from tests.unit.containers.local_containers import USER
 
 pytestmark = pytest.mark.local
 
@@ -178,7 +179,7 @@ async def test_hooks_come_first_the_tasks_then_the_steps(make_task: MakeTask, tm
 async def test_hooks_that_fail_are_only_told_of(
     make_task: MakeTask, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    toml = """
+    toml = f"""
     [[verifier.collect]]
     command = "echo no luck; exit 4"
     [[verifier.collect]]
@@ -186,11 +187,11 @@ async def test_hooks_that_fail_are_only_told_of(
     timeout_sec = 1
     [[verifier.collect]]
     command = "echo $(id -u) > /logs/artifacts/by"
-    user = 1234
+    user = {USER}
     """
     with caplog.at_level(logging.WARNING):
         await collected(load_task(make_task(toml=toml)), tmp_path / "out")
-    assert (tmp_path / "out" / "logs" / "artifacts" / "by").read_text() == "1234\n"
+    assert (tmp_path / "out" / "logs" / "artifacts" / "by").read_text() == f"{USER}\n"
     assert "`echo no luck; exit 4` in main gave exit code 4: no luck" in caplog.text
     assert "`sleep 60` in main took too long" in caplog.text
 
