@@ -9,18 +9,18 @@ import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.local.bubblewrap import is_privileged
+from ares_exp.containers.local.bubblewrap import find_bwrap, is_privileged
+from tests.conftest import missing
+from tests.unit.containers.local_containers import STEADY_MOUNTS, needs_local
 
 NO_ENGINE = "Docker was left out. No Docker engine answers at unix:///no/such.sock: "
 
 NO_DAYTONA = {name: value for name, value in os.environ.items() if not name.startswith("DAYTONA_")}
-
-PRIVATE_MEMORY = 'mount -t tmpfs shm /dev/shm; exec "$@"'
 
 Clean = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -29,18 +29,19 @@ Clean = Callable[..., subprocess.CompletedProcess[str]]
 def clean(tmp_path: Path) -> Clean:
     """Runs the command with `tmp_path` as the directory for temporary files.
 
-    In a pid namespace where we may make one: from there it is not known of any other run's cgroup whether it is stale.
-    And with a `/dev/shm` of its own: there is nothing of another run in it.
+    Where bubblewrap works, the command cannot see leftovers of other tests: it has its own `/dev/shm`, and a pid
+    namespace from which no cgroup of another run is known to be stale. `mounts` are options of bubblewrap.
     """
-    apart = (
-        ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-ec", PRIVATE_MEMORY, "sh")
-        if sys.platform == "linux" and is_privileged()
-        else ()
-    )
 
-    def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str, mounts: Sequence[str] = (), **variables: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*apart, sys.executable, "-m", "ares_exp.containers", *arguments],
+            [
+                *(_alone(mounts) if missing("local") is None else ()),
+                sys.executable,
+                "-m",
+                "ares_exp.containers",
+                *arguments,
+            ],
             env={**NO_DAYTONA, "TMPDIR": str(tmp_path), "DOCKER_HOST": "unix:///no/such.sock", **variables},
             capture_output=True,
             text=True,
@@ -49,6 +50,14 @@ def clean(tmp_path: Path) -> Clean:
         )
 
     return run
+
+
+def _alone(mounts: Sequence[str]) -> list[str]:
+    """Returns a command line that runs a program as the same user, alone on this machine."""
+    user = [] if is_privileged() else ["--unshare-user", "--uid", str(os.getuid()), "--gid", str(os.getgid())]
+    memory = ["--perms", "1777", "--tmpfs", "/dev/shm"]
+    words = [str(find_bwrap()), *user, "--die-with-parent", "--unshare-pid", "--dev-bind", "/", "/", "--proc", "/proc"]
+    return [*STEADY_MOUNTS, *words, *memory, *mounts, "--"]
 
 
 def test_nothing_is_left(clean: Clean) -> None:
@@ -112,17 +121,27 @@ def test_build_locks(clean: Clean, tmp_path: Path) -> None:
         assert [path.name for path in directory.iterdir()] == ["held"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0 or sys.platform != "linux", reason="root may remove everything")
+@needs_local
 def test_what_cannot_be_removed(clean: Clean, tmp_path: Path) -> None:
-    (tmp_path / "ares_exp-box-123-abc" / "closed").mkdir(parents=True)
-    (tmp_path / "ares_exp-box-123-abc" / "closed" / "file").touch()
-    (tmp_path / "ares_exp-box-123-abc" / "closed").chmod(0o500)
-    try:
-        done = clean("clean")
-        assert done.returncode == 1
-        assert done.stdout.splitlines()[-1] == "0 of 1 thing removed."
-    finally:
-        (tmp_path / "ares_exp-box-123-abc" / "closed").chmod(0o700)
+    mount_point = tmp_path / "ares_exp-box-123-abc" / "mounted"
+    mount_point.mkdir(parents=True)
+    done = clean("clean", mounts=("--tmpfs", str(mount_point)))
+    _, found, total = done.stdout.splitlines()
+    assert found.endswith(": something in it is still in use")
+    assert (total, done.returncode) == ("0 of 1 thing removed.", 1)
+    assert mount_point.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there are no local containers elsewhere")
+def test_directories_that_a_container_closed_are_removed(clean: Clean, tmp_path: Path) -> None:
+    box = tmp_path / "ares_exp-box-123-abc"
+    for name, mode in (("unwritable", 0o500), ("unreadable", 0)):
+        (box / name).mkdir(parents=True)
+        (box / name / "file").touch()
+        (box / name).chmod(mode)
+    done = clean("clean")
+    assert (done.stdout.splitlines()[-1], done.returncode) == ("1 thing removed.", 0)
+    assert not box.exists()
 
 
 def test_help(clean: Clean) -> None:
