@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.containers.local_containers import as_ordinary_user, needs_local
 
-pytestmark = [needs_local, pytest.mark.once, pytest.mark.timeout(600)]
+pytestmark = [needs_local, pytest.mark.root, pytest.mark.once, pytest.mark.timeout(600)]
 
 
 def test_he_can_make_boxes() -> None:
