@@ -80,6 +80,7 @@ AresExpError
 │   │   └── DivergenceError            the agent, run again, did something else than recorded: `step`, `entry`, `why`
 │   └── RestoreError              the container could not be given its files back
 ├── BudgetExhaustedError          the run may spend no more; its episodes are cancelled
+├── StorageError                  the run can no longer be recorded; its episodes are cancelled
 ├── EpisodeStateError (RuntimeError)  step() before reset(), after LAST, or while another call is under way
 ├── TrajectoryFormatError (ValueError) a trajectory file cannot be read
 └── UntrainableError (ValueError)  an episode's calls are no tokens sampled from the policy
@@ -446,6 +447,10 @@ class VerifierTimeoutError(VerifierError, TimeoutError):
 
 class BudgetExhaustedError(AresExpError):
     """The budget of the run, or of its sweep, is used up: running episodes are cancelled, and can be resumed later."""
+
+
+class StorageError(AresExpError):
+    """A response, a row or a trajectory could not be written: running episodes are cancelled, and can be resumed."""
 
 
 class EpisodeStateError(AresExpError, RuntimeError):

@@ -205,7 +205,8 @@ class Run:
         try:
             self._run_dir.write_json(self._run_dir.replay, report.to_dict())
         except OSError as error:
-            logger.warning("Writing replay.json failed: %s", error)
+            level = logging.WARNING if summary.ended_by is None else logging.DEBUG
+            logger.log(level, "Writing replay.json failed: %s", error)
         return report
 
 

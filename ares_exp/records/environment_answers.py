@@ -76,13 +76,14 @@ def _to_dict(asked: Asked) -> dict[str, object]:
 
 
 def append_asked(files: Path, asked: Iterable[Asked]) -> None:
-    """Writes lines, which survive `kill -9` when this returns. A full disk is logged, no more. Blocking."""
+    """Writes lines, which survive `kill -9` when this returns. Blocking.
+
+    Raises:
+        OSError: The disk is full, or another failure; the record is unchanged.
+    """
     path = files / RECORD
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        append_text(path, "".join(f"{dump_json(_to_dict(one))}\n" for one in asked), flags=os.O_CREAT)
-    except OSError as error:
-        logger.warning("Writing %s failed: %s", path, error)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    append_text(path, "".join(f"{dump_json(_to_dict(one))}\n" for one in asked), flags=os.O_CREAT)
 
 
 def read_asked(files: Path) -> list[Asked] | None:

@@ -16,6 +16,7 @@ from ares_exp.errors import (
     HostLostError,
     PolicyError,
     ResumeDivergedError,
+    StorageError,
     VerifierError,
 )
 
@@ -47,6 +48,7 @@ class Outcome(StrEnum):
             (asyncio.CancelledError, cls.CANCELLED),
             (KeyboardInterrupt, cls.CANCELLED),
             (BudgetExhaustedError, cls.CANCELLED),
+            (StorageError, cls.CANCELLED),
             (ResumeDivergedError, cls.ABANDONED),
             (AgentError, cls.AGENT_ERROR),
             (HostLostError, cls.LOST),

@@ -12,7 +12,7 @@ import shutil
 import stat
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any
@@ -75,12 +75,7 @@ def append_lines(path: Path, *lines: Mapping[str, Any]) -> None:
     Raises:
         OSError: The disk is full, or another failure; the file is unchanged.
     """
-    append_encoded(path, *map(dump_json, lines))
-
-
-def append_encoded(path: Path, *lines: str) -> None:
-    """As `append_lines`, of lines that `dump_json` has made."""
-    append_text(path, "".join(f"{line}\n" for line in lines), flags=os.O_CREAT, sync=True)
+    append_text(path, "".join(f"{dump_json(line)}\n" for line in lines), flags=os.O_CREAT, sync=True)
 
 
 def append_text(path: Path | str, text: str, *, flags: int = 0, sync: bool = False) -> None:
@@ -101,9 +96,21 @@ def append_text(path: Path | str, text: str, *, flags: int = 0, sync: bool = Fal
         with _appending:  # what another thread appends after half a line would go with that
             write_whole(descriptor, data, path)
         if sync:
-            os.fsync(descriptor)
+            _sync_appended(descriptor, len(data))
     finally:
         os.close(descriptor)
+
+
+def _sync_appended(descriptor: int, size: int) -> None:
+    """Syncs a file to disk. If that fails, removes the last `size` bytes again, unless another text follows them."""
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        with suppress(OSError):
+            end = os.lseek(descriptor, 0, os.SEEK_CUR)
+            if os.fstat(descriptor).st_size == end:
+                os.ftruncate(descriptor, end - size)
+        raise
 
 
 def write_whole(descriptor: int, data: bytes, path: Path | str) -> None:
@@ -117,7 +124,10 @@ def write_whole(descriptor: int, data: bytes, path: Path | str) -> None:
     Raises:
         OSError: The disk is full, or another failure; the file is unchanged.
     """
-    written = os.write(descriptor, data)
+    try:
+        written = os.write(descriptor, data)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
     if written != len(data):
         os.ftruncate(descriptor, os.lseek(descriptor, -written, os.SEEK_CUR))  # where it began
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -325,8 +335,12 @@ class RunDir:
         write_atomically(path, dump_json(data, indent=2) + "\n")
 
     def append_episodes(self, *rows: str) -> None:
-        """Appends rows, each encoded by `dump_json`, to `episodes.jsonl`."""
-        append_encoded(self.episodes, *rows)
+        """Appends rows, each encoded by `dump_json`, to `episodes.jsonl`, which `owned` has made.
+
+        Raises:
+            OSError: The disk is full, the file is missing, or another failure; the file is unchanged.
+        """
+        append_text(self.episodes, "".join(f"{row}\n" for row in rows), sync=True)
 
 
 @contextmanager

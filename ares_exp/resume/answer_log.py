@@ -17,6 +17,7 @@ have none, and are read. Since version 3 a request may have an `origin`, with it
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -27,12 +28,14 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ares_exp.errors import StorageError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.appended_file import AppendedFile
 from ares_exp.records.recorded_results import MAX_COUNT, checked_result, is_countable
 from ares_exp.records.results import ANSWERS_USED_UP, EpisodeResult
-from ares_exp.records.run_dir import atomic_file, dump_json
+from ares_exp.records.run_dir import RunDir, atomic_file, dump_json
+from ares_exp.records.run_storage import RunStorage
 from ares_exp.records.validation import Text, explain_validation
 from ares_exp.resume.spare_files import SpareFiles
 from ares_exp.trajectories.files.line_file import read_lines
@@ -177,47 +180,52 @@ class _Exchanges:
 
 
 class AnswerLog:
-    """Writes the log of one episode. A log that cannot be written is reported once, and changes nothing else."""
+    """Writes the log of one episode. A line that cannot be written ends the run."""
 
-    def __init__(self, folder: Path, episode: LoggedEpisode, spares: SpareFiles | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        episode: LoggedEpisode,
+        spares: SpareFiles | None = None,
+        storage: RunStorage | None = None,
+    ) -> None:
         """Keeps the arguments.
 
         Args:
             folder: Where the log is.
             episode: Whose log it is.
             spares: Discarded logs of the same folder become new ones; by default they are removed.
+            storage: Of the run; by default of the folder above, without a reserve.
         """
         self._spares = spares
+        self._storage = storage or RunStorage(RunDir(folder.parent))
         self._path = f"{folder}/{episode.episode_id}{SUFFIX}"
         self._file: AppendedFile | None = None
         self._episode = episode
         self._encoder = StepEncoder()
         self._count = 0
         self._ahead = 0
-        self._broken = False
+        self._discarded = False
+        self._failure: StorageError | None = None
 
-    def begin(self, taken_over: Sequence[Exchange], ahead: Sequence[Exchange] = ()) -> bool:
+    def begin(self, taken_over: Sequence[Exchange], ahead: Sequence[Exchange] = ()) -> None:
         """Makes the file, whole, with the answers that the episode takes over; one that is there is replaced. Blocking.
 
         Args:
             taken_over: The exchanges of its first time steps.
             ahead: Exchanges that were asked ahead; they are numbered in this order, from 0.
 
-        Returns:
-            Whether it could.
+        Raises:
+            StorageError: The file could not be written.
         """
-        self._encoder, self._count, self._ahead = StepEncoder(), 0, len(ahead)
+        self._encoder, self._count, self._ahead, self._failure = StepEncoder(), 0, len(ahead), None
         head = {name: getattr(self._episode, name) for name in _HEAD_FIELDS}
         head |= {"taken_over": len(taken_over), "schema_version": 3}
         lines = [dump_json(head), *map(self._line, taken_over)]
         lines += [self._line(one, ahead=number, taken_over=True) for number, one in enumerate(ahead)]
         text = "".join(f"{line}\n" for line in lines)
-        try:
-            self.close()
-            self._file = self._make(text, has_answers=bool(taken_over or ahead))
-        except OSError as error:
-            self._give_up(error)
-        return not self._broken
+        self.close()
+        self._file = self._storage.write(lambda: self._make(text, has_answers=bool(taken_over or ahead)), self._path)
 
     def _make(self, text: str, *, has_answers: bool) -> AppendedFile:
         """Makes the file. One without answers is not synced: the answers that follow are not, either."""
@@ -226,7 +234,12 @@ class AnswerLog:
                 return file
             with contextlib.suppress(FileExistsError):
                 file = AppendedFile.open(self._path, flags=os.O_CREAT | os.O_EXCL)
-                file.append(text)
+                try:
+                    file.append(text)
+                except OSError:
+                    file.close()
+                    Path(self._path).unlink(missing_ok=True)  # an empty log has nothing to resume
+                    raise
                 return file
         path = Path(self._path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -234,37 +247,58 @@ class AnswerLog:
             whole.write(text.encode())
         return AppendedFile.open(self._path)
 
+    def check(self) -> None:
+        """Checks that a response can be logged, before its request is sent.
+
+        Raises:
+            StorageError: A write of the run has failed, or the file is missing.
+        """
+        self._storage.check()
+        if self._file is not None and not self._file.is_in_place:
+            raise self._storage.fail(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)), self._path)
+
     def append(self, request: LLMRequest, answer: LLMResponse | None, *, stage: int = 0) -> None:
-        """Writes one more exchange: it survives `kill -9` when this returns."""
-        if not self._broken:
-            self._append(self._line(Exchange(serialize_llm_request(request), answer, stage)))
+        """Writes one more exchange: it survives `kill -9` when this returns.
+
+        Raises:
+            StorageError: It could not be written.
+        """
+        self._append(self._line(Exchange(serialize_llm_request(request), answer, stage)))
 
     def append_ahead(self, request: LLMRequest, answer: LLMResponse, *, stage: int = 0) -> int:
         """Writes an answer that has come ahead of its turn: it survives `kill -9` when this returns.
 
         Returns:
             Its number, for `apply`.
+
+        Raises:
+            StorageError: It could not be written.
         """
         number = self._ahead
         self._ahead += 1
-        if not self._broken:
-            self._append(self._line(Exchange(serialize_llm_request(request), answer, stage), ahead=number))
+        self._append(self._line(Exchange(serialize_llm_request(request), answer, stage), ahead=number))
         return number
 
     def apply(self, number: int) -> None:
-        """Writes that the turn of an answer asked ahead has come: it is the next exchange."""
-        if not self._broken:
-            self._append(dump_json({"applied": number}))
+        """Writes that the turn of an answer asked ahead has come: it is the next exchange.
+
+        Raises:
+            StorageError: It could not be written.
+        """
+        self._append(dump_json({"applied": number}))
 
     def end(self, row: str) -> None:
-        """Writes the row of the episode, a line of JSON; it survives `kill -9` when this returns."""
-        if not self._broken:
-            self._append(f'{{"result": {row}}}')
+        """Writes the row of the episode, a line of JSON; it survives `kill -9` when this returns.
+
+        Raises:
+            StorageError: It could not be written.
+        """
+        self._append(f'{{"result": {row}}}')
 
     def read(self) -> LoggedEpisode | None:
-        """Reads back what it holds; `None` when it could not be written, or cannot be read. Blocking."""
+        """Reads back what it holds; `None` when it was discarded, or cannot be read. Blocking."""
         try:
-            return LoggedEpisode.read(Path(self._path)) if not self._broken else None
+            return LoggedEpisode.read(Path(self._path)) if not self._discarded else None
         except (OSError, ValueError, RecursionError, StopIteration) as error:
             logger.warning("%s cannot be read: %s", self._path, error)
             return None
@@ -272,11 +306,14 @@ class AnswerLog:
     def close(self) -> None:
         """Lets go of the file, which stays. Idempotent; an answer that comes later opens it again."""
         if self._file is not None:
-            self._file.close()
+            try:
+                self._file.close()
+            except OSError as error:  # a network file system reports a failed write here
+                self._storage.fail(error, self._path)
 
     def discard(self) -> None:
         """Removes the file."""
-        self._broken = True
+        self._discarded = True
         self.close()
         path = Path(self._path)
         if self._spares is not None:
@@ -285,16 +322,21 @@ class AnswerLog:
             path.unlink(missing_ok=True)
 
     def _append(self, line: str) -> None:
-        try:
+        if self._discarded:
+            return
+        if self._failure is not None:  # a line is missing: later lines refer to it
+            raise self._failure
+
+        def write() -> None:
             if self._file is None:
                 self._file = AppendedFile.open(self._path)
             self._file.append(f"{line}\n")
-        except OSError as error:
-            self._give_up(error)
 
-    def _give_up(self, error: OSError) -> None:
-        self._broken = True
-        logger.warning("Episode %s cannot be resumed: %s: %s", self._episode.episode_id, self._path, error.strerror)
+        try:
+            self._storage.write(write, self._path)
+        except StorageError as failure:
+            self._failure = failure
+            raise
 
     def _line(self, exchange: Exchange, **more: int) -> str:
         record = StepRecord(

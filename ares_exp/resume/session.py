@@ -21,7 +21,7 @@ from ares_exp.config.overrides import covers, dotted_items
 from ares_exp.errors import ConfigError
 from ares_exp.records.record_files import read_json_object, read_record
 from ares_exp.records.results import EpisodeResult
-from ares_exp.records.run_dir import RunDir, append_lines, write_atomically
+from ares_exp.records.run_dir import RunDir, append_lines, append_text, dump_json, write_atomically
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.secrets import scrub_argv
 from ares_exp.resume.previous_sessions import PreviousSessions, load_previous_sessions
@@ -113,12 +113,14 @@ def open_session(
 
 def close_session(run_dir: RunDir, summary: RunSummary) -> None:
     """Notes how long the session took; what was logged for episodes that all have ended is gone by then."""
+    line = dump_json({"ended": time.time(), "interrupted": summary.interrupted})
     try:
-        append_lines(run_dir.sessions, {"ended": time.time(), "interrupted": summary.interrupted})
+        append_text(run_dir.sessions, f"{line}\n", sync=True)  # without a folder that somebody has deleted
         if run_dir.answers.is_dir() and not any(run_dir.answers.iterdir()):
             run_dir.answers.rmdir()
     except OSError as error:
-        logger.warning("Writing %s failed: %s", run_dir.sessions.name, error.strerror)
+        level = logging.WARNING if summary.ended_by is None else logging.DEBUG  # the run has reported why it ended
+        logger.log(level, "Writing %s failed: %s", run_dir.sessions.name, error.strerror)
 
 
 def _check_same(

@@ -23,6 +23,7 @@ from ares_exp.llms.request import LLMClient
 from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.records.environment_answers import copy_answers
 from ares_exp.records.run_dir import RunDir
+from ares_exp.records.run_storage import RunStorage
 from ares_exp.resume.answer_log import AnswerLog, LoggedEpisode, answers
 from ares_exp.resume.episode_plan import PlannedEpisode
 from ares_exp.resume.resumable_policy import ResumablePolicy
@@ -162,7 +163,14 @@ class EpisodeMaker:
 class ResumableEpisodeMaker(EpisodeMaker):
     """Makes the planned episodes of a run that can be resumed: their answers are logged, and given again."""
 
-    def __init__(self, components: Components, settings: Settings, run_dir: RunDir, gate: Gate | None = None) -> None:
+    def __init__(
+        self,
+        components: Components,
+        settings: Settings,
+        run_dir: RunDir,
+        gate: Gate | None = None,
+        storage: RunStorage | None = None,
+    ) -> None:
         """Keeps the arguments; does no I/O.
 
         Args:
@@ -170,9 +178,11 @@ class ResumableEpisodeMaker(EpisodeMaker):
             settings: The experiment's settings.
             run_dir: The run directory.
             gate: Holds requests to the policy back while it is closed.
+            storage: Ends the run at the first failed write.
         """
         super().__init__(components, settings, gate)
         self._run_dir = run_dir
+        self._storage = storage or RunStorage(run_dir)
         self._spare_logs = SpareFiles(run_dir.answers)
 
     async def make(self, episode: RunningEpisode) -> tuple[MinimalEnvironment, ResumablePolicy]:
@@ -250,13 +260,28 @@ class ResumableEpisodeMaker(EpisodeMaker):
         episode.given_again = policy.given_again
         return policy
 
+    def _may_ask(self, episode: RunningEpisode) -> Callable[[], Awaitable[None]]:
+        """Returns what a request waits for: the run is not held, and its response can be logged."""
+        passed = super()._may_ask(episode)
+
+        async def may_ask() -> None:
+            await passed()
+            assert episode.log is not None
+            episode.log.check()
+
+        return may_ask
+
     @functools.cached_property
     def _normalisers(self) -> Sequence[Normaliser]:
         """What may differ between two requests that are the same."""
         return with_own(self._parts.playing_agent.normalisers)
 
     def begin_log(self, planned: PlannedEpisode, *, started_at: float) -> AnswerLog:
-        """Creates the answer log of an episode, in place of the log of the try that it continues. Blocking."""
+        """Creates the answer log of an episode, in place of the log of the try that it continues. Blocking.
+
+        Raises:
+            StorageError: It could not be written; the log of the earlier try is kept.
+        """
         earlier = planned.earlier
         begun = LoggedEpisode(
             episode_id=planned.episode_id,
@@ -267,10 +292,11 @@ class ResumableEpisodeMaker(EpisodeMaker):
             started_at=started_at,
             parent=earlier.episode_id if earlier is not None else None,
         )
-        log = AnswerLog(self._run_dir.answers, begun, self._spare_logs)
+        log = AnswerLog(self._run_dir.answers, begun, self._spare_logs, self._storage)
         if earlier is None:
             log.begin(())
-        elif log.begin(earlier.exchanges, earlier.ahead):
+        else:
+            log.begin(earlier.exchanges, earlier.ahead)
             AnswerLog(self._run_dir.answers, earlier).discard()
         return log
 

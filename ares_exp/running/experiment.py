@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -14,13 +14,21 @@ from typing import TYPE_CHECKING, Any, cast
 from ares_exp.asking.gate import Gate
 from ares_exp.cancellation import finish
 from ares_exp.environment import EnvironmentWrapper, MinimalEnvironment
-from ares_exp.errors import BudgetExhaustedError, ConfigError, HostLostError, ResumeDivergedError, SnapshotError
+from ares_exp.errors import (
+    BudgetExhaustedError,
+    ConfigError,
+    HostLostError,
+    ResumeDivergedError,
+    SnapshotError,
+    StorageError,
+)
 from ares_exp.executors.executor import Place
 from ares_exp.executors.here import Here
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.gathered_calls import GatheredCalls
 from ares_exp.records.results import ANSWERS_USED_UP, UNFINISHED, EpisodeResult, final_results
 from ares_exp.records.run_dir import RunDir
+from ares_exp.records.run_storage import RunStorage
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.resume.episode_plan import PlannedEpisode, episode_seed
 from ares_exp.resume.previous_sessions import PreviousSessions
@@ -80,14 +88,16 @@ class Experiment:
         self._tries: dict[tuple[str, int], int] = {}
         self._losses: dict[tuple[str, int], int] = {}
         self._gate = Gate()
-        self._maker = ResumableEpisodeMaker(components, settings, run_dir, self._gate)
+        self._storage = RunStorage(run_dir, self._cannot_record)
+        self._maker = ResumableEpisodeMaker(components, settings, run_dir, self._gate, self._storage)
         self._meter = BudgetMeter(components.budget)
         self._scheduler = Scheduler(settings.concurrency, self._play)
         self._live = LiveStatus(lambda: list(self._running.values()), self._scheduler)
         self._rows = GatheredCalls(self._write)
         self._trained: PlayedOnRequest | None = None
         self._interrupted = False
-        self._exhausted: BudgetExhaustedError | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended_by: BudgetExhaustedError | StorageError | None = None
         self._max_loop_lag_sec = 0.0
         self._failures = 0
         self._unwritten_rows = 0
@@ -140,8 +150,12 @@ class Experiment:
             info: Description of the run for the tracker.
             earlier: Results and logs of earlier sessions of the run.
             redo: Outcomes of earlier sessions that are played again.
+
+        Raises:
+            ConfigError: The disk has no space for the records; no episode was started.
         """
-        began = time.monotonic()
+        began, self._loop = time.monotonic(), asyncio.get_running_loop()
+        await asyncio.to_thread(self._storage.open, concurrency=self._settings.concurrency)
         earlier = earlier or PreviousSessions()
         trainer = self._parts.trainer
         self._planned = planned = [] if trains(trainer) else planned_episodes(self._parts, self._settings, task_names)
@@ -181,8 +195,9 @@ class Experiment:
                         else:
                             await self._scheduler.run(owed)
                 for episode in list(self._running.values()):
-                    await self.record(episode, self._exhausted or asyncio.CancelledError("it did not end in time"))
+                    await self.record(episode, self._ended_by or asyncio.CancelledError("it did not end in time"))
         finally:
+            self._storage.close()
             self._progress.stop()
             if self._parts.branching is not None:
                 await finish(self._parts.branching.close())
@@ -220,7 +235,7 @@ class Experiment:
         if self._trained is None:
             return len(self._planned)
         final = final_results(self._results)
-        if self._interrupted or self._exhausted is not None:
+        if self._interrupted or self._ended_by is not None:
             return len(final)
         return sum(result.outcome not in UNFINISHED for result in final)
 
@@ -281,6 +296,7 @@ class Experiment:
             orders=orders,
             live=self._live,
             note=self._log_order,
+            is_recorded=lambda: self._storage.failure is None,
             interval_sec=self._settings.monitor_interval_sec,
         )
         return control
@@ -321,7 +337,7 @@ class Experiment:
             planned=planned,
             results=tuple(self._results),
             interrupted=self._interrupted,
-            ended_by=str(self._exhausted) if self._exhausted is not None else None,
+            ended_by=str(self._ended_by) if self._ended_by is not None else None,
             wall_sec=wall_sec,
             recording_failures=self._failures + self._parts.tracker.failures,
             unwritten_rows=self._unwritten_rows,
@@ -402,7 +418,7 @@ class Experiment:
             is_ordered = self._scheduler.interrupted or episode.is_cancelled or self._is_dismissed(planned)
             if worker is not None and worker.cancelling() and not is_ordered:
                 raise  # the run itself is being cancelled
-            failure = self._exhausted or cancelled
+            failure = self._ended_by or cancelled
         except Exception as error:
             logger.info("Episode %s", planned.episode_id, exc_info=error)
             failure = error
@@ -455,17 +471,23 @@ class Experiment:
         """Writes the row first; a failing recorder does not end the run."""
         if episode.result is not None:
             return
-        episode.result = result = episode.to_result(failure)
+        if failure is not None:
+            failure = await self._failure_or_storage(failure)
+        result = episode.to_result(failure)
+        if episode.is_unkept and self._storage.failure is not None:
+            result = episode.to_unrecorded(self._storage.failure)
+        episode.result = result
         episode.retry = self._next(episode, result, failure)
         self._failures += episode.collector_failures
         del self._running[result.episode_id]
+        await asyncio.shield(self._rows.put((episode, result)))
+        result = episode.result
         self._results.append(result)
         logger.info("%s: %s, reward %s, %.2f s", result.episode_id, result.outcome, result.reward, result.duration_sec)
         if result.note is not None:
             logger.warning(
                 "%s (attempt %d) has reward %s: %s", result.task_name, result.attempt, result.reward, result.note
             )
-        await asyncio.shield(self._rows.put((episode, result)))
         self._live.finished(result)
         self._progress.episode_finished(result)
         if episode.retry is not None:
@@ -474,24 +496,35 @@ class Experiment:
         self._meter.add(result)
         self._check_budget()
 
+    async def _failure_or_storage(self, failure: BaseException) -> BaseException:
+        """Returns the failed write that ended the run in place of what ended an episode: it may be a consequence."""
+        if not isinstance(failure, (asyncio.CancelledError, BudgetExhaustedError, StorageError)):
+            await asyncio.to_thread(self._storage.probe)
+        return self._storage.failure or failure
+
     def _write(self, ended: Sequence[tuple[RunningEpisode, EpisodeResult]]) -> None:
         """Writes the rows; then deletes the answer logs whose answers are not needed any more.
 
         A retry has its log before the row is written: it is played even if this process dies while the retry waits.
         """
-        for episode, _ in ended:
-            if episode.log is not None:
-                episode.log.close()
-            if episode.begins_anew:
-                assert episode.retry is not None
-                self._maker.begin_log(episode.retry.planned, started_at=0.0).close()
         rows = [episode.row_of(result) for episode, result in ended]
-        if not self._guard("Writing the rows of results", lambda: self._run_dir.append_episodes(*rows)):
+        try:
+            for episode, _ in ended:
+                if episode.log is not None:
+                    episode.log.close()
+                if episode.begins_anew:
+                    assert episode.retry is not None
+                    self._maker.begin_log(episode.retry.planned, started_at=0.0).close()
+            self._storage.write(lambda: self._run_dir.append_episodes(*rows), self._run_dir.episodes)
+        except StorageError as failure:
             self._unwritten_rows += len(rows)
+            for episode, _ in ended:
+                episode.result = episode.to_unrecorded(failure)
             return
         for episode, result in ended:
             if episode.log is not None and (episode.begins_anew or result.outcome in ANSWERS_USED_UP):
-                episode.log.discard()
+                with suppress(OSError):  # a resume deletes it
+                    episode.log.discard()
 
     def pay(self, episode: RunningEpisode, answer: LLMResponse) -> None:
         """Adds an answer of the policy, and what the environment spent meanwhile, to the budget meter."""
@@ -508,10 +541,25 @@ class Experiment:
 
     def _check_budget(self) -> None:
         """Ends the run when a budget is exhausted; running episodes can be resumed later."""
-        if self._exhausted is None and (why := self._meter.exhausted()) is not None:
-            self._exhausted = BudgetExhaustedError(why)
-            self._warn(why)
+        if self._ended_by is None and (why := self._meter.exhausted()) is not None:
+            self._end(BudgetExhaustedError(why))
+
+    def _end(self, why: BudgetExhaustedError | StorageError) -> None:
+        """Ends running episodes as cancelled and starts no more. Only the first call counts."""
+        if self._ended_by is None:
+            self._ended_by = why
+            self._warn(str(why))
             self._scheduler.interrupt()
+
+    def is_ended_by(self, error: BaseException) -> bool:
+        """Returns whether an error comes from the disk or mount of a record, which then ends the run."""
+        return self._storage.causes(error)
+
+    def _cannot_record(self, failure: StorageError) -> None:
+        """Ends the run, from any thread."""
+        assert self._loop is not None
+        with suppress(RuntimeError):  # the loop is closed, and the run has ended
+            self._loop.call_soon_threadsafe(self._end, failure)
 
     async def _watch_budget(self) -> None:
         """Checks the budget at intervals: time passes, and other jobs of the sweep spend, without an answer here."""
@@ -556,10 +604,16 @@ class Experiment:
             await branching.prepare(agents, partial(make, place), check, store, self._warn, branches=branches)
 
     def _guard(self, what: str, act: Callable[[], object]) -> bool:
-        """Calls `act` and returns whether it succeeded; a failure is reported and counted, and the run continues."""
+        """Calls `act` and returns whether it succeeded; a failure is reported and counted, and the run continues.
+
+        After a failed write ended the run, further failures are expected, and only logged for debugging.
+        """
         try:
             act()
         except Exception as error:
+            if self._storage.failure is not None:
+                logger.debug("%s failed", what, exc_info=error)
+                return False
             self._failures += 1
             logger.warning("%s failed: %s: %s", what, type(error).__name__, error)
             return False

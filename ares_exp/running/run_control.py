@@ -67,6 +67,7 @@ class RunControl:
         live: Tells the state.
         note: Gets every line of the record.
         interval_sec: Seconds between two states while nobody looks.
+        is_recorded: Whether the run can write its records. If not, the run has reported why.
     """
 
     run_dir: RunDir
@@ -75,6 +76,7 @@ class RunControl:
     note: Callable[[Mapping[str, Any]], None]
     sweep_dir: Path | None = None
     interval_sec: float = 10.0
+    is_recorded: Callable[[], bool] = lambda: True
     _own: Inbox = field(init=False)
     _shared: Inbox | None = field(init=False, default=None)
     _task: asyncio.Task[None] | None = field(init=False, default=None)
@@ -192,7 +194,7 @@ class RunControl:
         try:
             await asyncio.to_thread(write)
         except OSError as error:
-            level = logging.DEBUG if self._has_failed else logging.WARNING
+            level = logging.DEBUG if self._has_failed or not self.is_recorded() else logging.WARNING
             self._has_failed = True
             logger.log(level, "The state of the run cannot be written: %s: %s", error.filename, error.strerror)
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ares_exp.environment import EnvironmentWrapper, EpisodeReport, TimeStep
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.limited_environment import LimitedEnvironment
+from ares_exp.errors import StorageError
 from ares_exp.executors.executor import Place
 from ares_exp.executors.here import Here
 from ares_exp.llms.response import LLMResponse
-from ares_exp.records.results import ANSWERS_USED_UP, EpisodeResult, Replayed
+from ares_exp.records.results import ANSWERS_USED_UP, EpisodeResult, ErrorInfo, Outcome, Replayed
 from ares_exp.records.run_dir import dump_json
 from ares_exp.resume.answer_log import AnswerLog, answers
 from ares_exp.resume.episode_plan import PlannedEpisode
@@ -32,6 +34,10 @@ class EpisodeRecorder(Protocol):
 
     async def record(self, episode: RunningEpisode, failure: BaseException | None) -> None:
         """Writes the row of an episode that has ended. Does nothing the second time."""
+        ...
+
+    def is_ended_by(self, error: BaseException) -> bool:
+        """Returns whether an error of a collector comes from its disk or mount, which then ends the run."""
         ...
 
 
@@ -56,6 +62,7 @@ class RunningEpisode(EpisodeEvents):
         from_snapshot: Number of exchanges of an earlier try that the restored snapshot contains.
         trajectory: The trajectory; `None` until the episode has ended, and when no collector could keep it.
         collector_failures: Number of collector calls that raised.
+        is_unkept: Whether a collector could not keep the trajectory because of its disk.
         result: The row; `None` until the episode has ended.
         retry: The retry that follows, if any.
         is_cancelled: Whether somebody ordered that it be cancelled.
@@ -73,6 +80,7 @@ class RunningEpisode(EpisodeEvents):
     from_snapshot: int | None = None
     trajectory: EpisodeTrajectory | None = field(default=None, repr=False)
     collector_failures: int = 0
+    is_unkept: bool = False
     result: EpisodeResult | None = None
     retry: Retry | None = None
     is_cancelled: bool = False
@@ -126,17 +134,28 @@ class RunningEpisode(EpisodeEvents):
             self.recorder.pay(self, answer)
 
     def reached_last(self, last: TimeStep[Any], report: EpisodeReport, *, end_time: float) -> None:
-        """Writes the result to the answer log, so that it survives a crash while the trajectory is written."""
+        """Writes the result to the answer log, so that it survives a crash while the trajectory is written.
+
+        If the log cannot be written, the run ends, and whether the row can be written decides about the episode.
+        """
         self.last, self.finished_at = last, end_time
         result = self.to_result(None, report)
         if self.log is not None and result.outcome in ANSWERS_USED_UP:
-            self.log.end(self.row_of(result))
+            with suppress(StorageError):
+                self.log.end(self.row_of(result))
 
     def row_of(self, result: EpisodeResult) -> str:
         """Returns the line of a result, which is encoded once if it is the same at LAST and when all is recorded."""
         if self._row is None or self._row[0] != result:
             self._row = result, dump_json(result.to_dict())
         return self._row[1]
+
+    def collector_failed(self, error: Exception, *, is_at_end: bool) -> bool:
+        """Returns whether the error ends the run."""
+        if self.recorder is None or not self.recorder.is_ended_by(error):
+            return False
+        self.is_unkept = self.is_unkept or is_at_end
+        return True
 
     def recorded(self, trajectory: EpisodeTrajectory | None, failures: int, *, end_time: float) -> None:
         """Keeps the trajectory that the collectors recorded, the number of their failures and the episode's end."""
@@ -146,6 +165,13 @@ class RunningEpisode(EpisodeEvents):
         """Has the row written, before container and agent are released."""
         if self.recorder is not None:
             await self.recorder.record(self, None)
+
+    def to_unrecorded(self, failure: StorageError) -> EpisodeResult:
+        """Converts the episode to the row of one that has to be run again, although it may have ended."""
+        result = self.to_result(failure)
+        return replace(
+            result, outcome=Outcome.of(failure), error=ErrorInfo.of(failure), reward=None, rewards={}, note=None
+        )
 
     def to_result(self, failure: BaseException | None, report: EpisodeReport | None = None) -> EpisodeResult:
         """Converts the episode to a row.

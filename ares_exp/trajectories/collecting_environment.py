@@ -90,6 +90,18 @@ class EpisodeListener(Protocol):
         """
         ...
 
+    def collector_failed(self, error: Exception, *, is_at_end: bool) -> bool:
+        """A collector raised, perhaps in another thread.
+
+        Args:
+            error: The exception.
+            is_at_end: Whether the collector was ending the episode, and so has not kept it.
+
+        Returns:
+            Whether the error ends the run. If so, it is neither counted nor logged.
+        """
+        ...
+
     def recorded(self, trajectory: EpisodeTrajectory | None, failures: int, *, end_time: float) -> None:
         """The collectors have ended the episode.
 
@@ -142,7 +154,8 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         """
         super().__init__(env)
         several = collector if isinstance(collector, Mapping) else {"trajectory": collector}
-        self._sinks = [CollectorGuard(name, one) for name, one in several.items()]
+        ends_run = listener.collector_failed if listener is not None else None
+        self._sinks = [CollectorGuard(name, one, ends_run) for name, one in several.items()]
         self._episode_id = episode_id
         self._task_name = task_name
         self._start_time = start_time

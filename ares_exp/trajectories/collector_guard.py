@@ -19,18 +19,26 @@ logger = logging.getLogger(__name__)
 class CollectorGuard:
     """Records one environment's episodes with one collector, which may be shared and somebody else's.
 
-    A collector that fails never changes the episode: the failure is counted, and logged the first time.
+    A collector that fails never changes the episode: the failure is counted, and logged the first time. A failure that
+    ends the run is neither: the run reports it.
 
     Attributes:
         failures: How many calls of the collector raised.
     """
 
-    def __init__(self, name: str, collector: TrajectoryCollector) -> None:
-        """`name` is for messages."""
+    def __init__(self, name: str, collector: TrajectoryCollector, ends_run: Callable[..., bool] | None = None) -> None:
+        """Takes the collector.
+
+        Args:
+            name: Its name in messages.
+            collector: The collector.
+            ends_run: As `EpisodeListener.collector_failed`.
+        """
         self.failures = 0
         self._name = name
         self._key = id(collector)
         self._collector = as_collector(collector)
+        self._ends_run = ends_run
         self._told: set[str] = set()
         self._episode: object | None = None
         self._active = False
@@ -83,7 +91,10 @@ class CollectorGuard:
         return closed
 
     def failed(self, what: str, error: Exception) -> None:
-        """Counts a call that raised."""
+        """Counts a call that raised, unless the exception ends the run."""
+        if self._ends_run is not None and self._ends_run(error, is_at_end=what == "end_episode"):
+            logger.debug("The %s collector failed in %s", self._name, what, exc_info=error)
+            return
         self.failures += 1
         level = logging.DEBUG if what in self._told else logging.WARNING
         self._told.add(what)

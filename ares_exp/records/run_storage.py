@@ -1,0 +1,202 @@
+"""The storage of a run: the disk space that it keeps in reserve, and the first write that failed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, TypeVar
+
+from ares_exp.errors import ConfigError, StorageError
+from ares_exp.records.run_dir import RunDir
+
+RESERVE_BYTES = 2**20
+"""Disk space that a run keeps in reserve for its totals."""
+RESERVE_BYTES_PER_EPISODE = 2**16
+"""Disk space that a run keeps in reserve for each concurrent episode: a response, a row and the end of a trajectory."""
+PROBE_BYTES = 2**16
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_LOST_MOUNT = (errno.EIO, errno.ENODEV, errno.ENOTCONN, errno.ENXIO, errno.ESTALE)
+_STORAGE_ERRORS = (*_DISK_FULL, *_LOST_MOUNT, errno.EFBIG, errno.EROFS)
+"""Errors that come from a disk or a mount, whichever file was written."""
+
+T = TypeVar("T")
+
+
+class RunStorage:
+    """Decides whether a run can still be recorded.
+
+    The first failed write ends the run: no request is sent and no episode is started after it. A run keeps disk space
+    in reserve: an open file without a name, which the kernel frees if the process is killed. The first failed write
+    frees it. Therefore the responses that arrive afterwards, the rows of cancelled episodes and the totals still fit
+    on a full disk.
+
+    Threads may share it.
+
+    Attributes:
+        failure: The error that ended the run; `None` while the run can be recorded.
+    """
+
+    def __init__(self, run_dir: RunDir, on_failure: Callable[[StorageError], None] = lambda failure: None) -> None:
+        """Keeps the arguments; does no I/O.
+
+        Args:
+            run_dir: The run directory.
+            on_failure: Called once, in any thread, with the error that ends the run.
+        """
+        self.failure: StorageError | None = None
+        self._run_dir = run_dir
+        self._on_failure = on_failure
+        self._rows: os.stat_result | None = None
+        self._reserve: IO[bytes] | None = None
+        self._failing = threading.Lock()
+
+    def open(self, *, concurrency: int) -> None:
+        """Remembers the file of rows, and takes the reserve. Blocking.
+
+        Args:
+            concurrency: Maximum number of concurrent episodes.
+
+        Raises:
+            ConfigError: The disk has no space for the reserve, or the directory cannot be written.
+        """
+        needed = RESERVE_BYTES + concurrency * RESERVE_BYTES_PER_EPISODE
+        try:
+            self._rows = self._run_dir.episodes.stat()
+            self._reserve = reserve = tempfile.TemporaryFile(dir=self._run_dir.path, buffering=0)  # noqa: SIM115
+            for size in _chunks(needed):
+                if reserve.write(os.urandom(size)) < size:  # random: some file systems store zeros without space
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self.close()
+            raise ConfigError(
+                f"Expected {needed / 2**20:.1f} MiB of free disk space in the run directory {self._run_dir.path}, got: "
+                f"{error.strerror}. Free some space, or start a run on another disk with `hydra.run.dir=…`."
+            ) from None
+
+    def close(self) -> None:
+        """Frees the reserve. Idempotent."""
+        reserve, self._reserve = self._reserve, None
+        if reserve is not None:
+            with suppress(OSError):
+                reserve.close()
+
+    def check(self) -> None:
+        """Checks that the run can be recorded.
+
+        Raises:
+            StorageError: A write has failed, or the run directory is missing.
+        """
+        if self.failure is None and (missing := self._missing()) is not None:
+            self.fail(missing, self._run_dir.path)
+        if self.failure is not None:
+            raise self.failure
+
+    def write(self, write: Callable[[], T], path: Path | str) -> T:
+        """Calls a function that writes a record of the run, and calls it again if the first call fails.
+
+        Args:
+            write: Writes everything or nothing. The second call has the space of the reserve.
+            path: The file, for the message.
+
+        Raises:
+            StorageError: The record could not be written.
+        """
+        try:
+            return self._written(write)
+        except OSError as error:
+            failure = self.fail(error, path)
+        try:
+            return self._written(write)
+        except OSError:
+            raise failure from None
+
+    def _written(self, write: Callable[[], T]) -> T:
+        if (missing := self._missing()) is not None:  # the write would create the directory again
+            raise missing
+        written = write()
+        if (missing := self._missing()) is not None:
+            raise missing
+        return written
+
+    def probe(self) -> None:
+        """Writes a little to the run directory and deletes it; a failed write ends the run. Blocking."""
+
+        def write() -> None:
+            with tempfile.TemporaryFile(dir=self._run_dir.path) as file:
+                file.write(os.urandom(PROBE_BYTES))
+
+        if self.failure is None:
+            with suppress(StorageError):
+                self.write(write, self._run_dir.path)
+
+    def causes(self, error: BaseException) -> bool:
+        """Returns whether a disk, a mount or a missing run directory caused an error, which then ends the run."""
+        for cause in _chain(error):
+            if isinstance(cause, OSError) and (cause.errno in _STORAGE_ERRORS or self._missing() is not None):
+                self.fail(cause, self._run_dir.path)
+                return True
+        return False
+
+    def fail(self, error: OSError, path: Path | str) -> StorageError:
+        """Ends the run because of a failed write. Only the first call counts.
+
+        Args:
+            error: The error.
+            path: The file, if the error does not name it.
+
+        Returns:
+            The error that ends the run.
+        """
+        with self._failing:
+            if self.failure is not None:
+                return self.failure
+            self.failure = failure = StorageError(self._message(error, error.filename or path))
+        self.close()
+        self._on_failure(failure)
+        return failure
+
+    def _missing(self) -> OSError | None:
+        """Returns an error if the file of rows is not in its place: deleted, moved, or on a mount that is gone."""
+        if self._rows is None:
+            return None
+        try:
+            if os.path.samestat(self._rows, os.stat(self._run_dir.episodes)):  # noqa: PTH116 - for each request
+                return None
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as error:
+            return error
+        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._run_dir.path))
+
+    def _message(self, error: OSError, path: Path | str) -> str:
+        run_dir = self._run_dir.path
+        resume = f"`ares-exp resume={shlex.quote(str(run_dir))}`"
+        if self._missing() is not None:
+            return (
+                f"The run stops because its directory {run_dir} was deleted, moved or unmounted: {error.strerror}. If "
+                f"you can put it back, continue with {resume}. Otherwise, start the run again."
+            )
+        fix = "Free some disk space" if error.errno in _DISK_FULL else "Make it writable again"
+        return f"The run stops because it cannot write {path}: {error.strerror}. {fix}, then continue with {resume}."
+
+
+def _chunks(size: int) -> Iterator[int]:
+    while size > 0:
+        yield min(size, 2**20)
+        size -= 2**20
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yields an exception and the exceptions behind it."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
