@@ -318,7 +318,7 @@ async def play(env: CodeEnvironment, model: Model, folder: Path, **earlier: Any)
     """Plays an episode with a log of answers; returns what was asked, in order."""
     events = EpisodeEvents()
     log = AnswerLog(folder / "answers", EPISODE)
-    assert log.begin(earlier.get("earlier", ()), earlier.get("ahead", ()))
+    log.begin(earlier.get("earlier", ()), earlier.get("ahead", ()))
     await run_episode(env, ResumablePolicy(model, log, events=events, **earlier), events)
     return model.asked, events
 

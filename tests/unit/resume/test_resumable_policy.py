@@ -107,7 +107,7 @@ EARLIER = [
 def resumed(folder: Path, client: Client | None = None, **options: Any) -> tuple[ResumablePolicy, Client]:
     client = client or Client()
     log = AnswerLog(folder, LoggedEpisode("e", "fix", 0, 1, 7, 1.0, parent="d"))
-    assert log.begin(EARLIER)
+    log.begin(EARLIER)
     return ResumablePolicy(client, log, **{"earlier": EARLIER, **options}), client
 
 
@@ -277,7 +277,7 @@ async def said_in(policy: ResumablePolicy, *asked: tuple[str, str]) -> list[str]
 def resumed_in_lanes(folder: Path, **options: Any) -> tuple[ResumablePolicy, Client]:
     client = Client()
     log = AnswerLog(folder, LoggedEpisode("e", "fix", 0, 1, 7, 1.0, parent="d"))
-    assert log.begin(IN_LANES)
+    log.begin(IN_LANES)
     return ResumablePolicy(client, log, earlier=IN_LANES, **options), client
 
 
