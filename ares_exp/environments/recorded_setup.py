@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ares_exp.agents.code_agent import AgentFactoryBase, CodeAgentFactory, as_agent_factory
-from ares_exp.config.later_options import options_of_record
 from ares_exp.config.parts import name_of
 from ares_exp.config.targets import find_part, import_target, option_targets
 from ares_exp.containers.container import ContainerFactory, ContainerFactoryBase, as_container_factory
@@ -74,7 +73,7 @@ def _recorded_container_factory(snapshot: EnvironmentSnapshot) -> Any:
 
 def recorded_agent_options(snapshot: EnvironmentSnapshot) -> dict[str, Any]:
     """Returns the options that the agent of a snapshot was made with."""
-    return options_of_record(str(snapshot.agent.get("factory", "")), snapshot.agent.get("options") or {})
+    return dict(snapshot.agent.get("options") or {})
 
 
 def _recorded_agent_factory(snapshot: EnvironmentSnapshot) -> Any:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ares_exp.agents.code_agent import AgentFactoryBase
-from ares_exp.config.later_options import options_of_record
 from ares_exp.config.parts import import_name
 from ares_exp.environment import TimeStep
 from ares_exp.environments.episode import Episode
@@ -224,7 +223,7 @@ def _check_agent(snapshot: EnvironmentSnapshot, factory: AgentFactoryBase) -> No
             f"{snapshot.snapshot_dir}: it was taken of an agent of {recorded!r:.100}, and cannot go on with one of "
             f"{import_name(factory)!r}."
         )
-    was, options = recorded_agent_options(snapshot), options_of_record(str(recorded), options)
+    was = recorded_agent_options(snapshot)
     if changed := sorted(key for key in {*was, *options} if was.get(key) != options.get(key)):
         key = changed[0]
         raise SnapshotMismatchError(

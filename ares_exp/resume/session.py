@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ares_exp.config.later_options import with_later_options
 from ares_exp.config.overrides import covers, dotted_items
 from ares_exp.errors import ConfigError
 from ares_exp.records.record_files import read_json_object, read_record
@@ -133,7 +132,7 @@ def _check_same(
     was = recorded_config(run_dir.path)
     place = Path(str(recorded.get("cwd", ".")))
     differing = [
-        *_differences(was, with_later_options(dict(config)), place),
+        *_differences(was, dict(config), place),
         *_task_differences(recorded.get("tasks"), tasks),
     ]
     if not differing:

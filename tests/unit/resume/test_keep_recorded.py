@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from ares_exp.config.added_arguments import added_defaults
 from ares_exp.records.run_dir import RunDir
 from ares_exp.resume.compose_from_run import keep_recorded
 
@@ -88,7 +87,7 @@ def test_a_class_that_has_moved_is_the_same_one(run_dir: RunDir) -> None:
     changed, config = restored(run_dir, composed(env={**retry, "container_error": 2}))
     assert changed == ["env"]
     kept = {"_target_": "ares_exp.running.retries.RetryRules", "container_error": 1}
-    assert config["env"] == {**added_defaults("env"), **kept}
+    assert config["env"] == kept
 
 
 def test_a_path_means_what_it_meant(run_dir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
