@@ -8,13 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ares_exp.tasks.harborignore import UploadFilter
+from ares_exp.tasks.link_bounds import LinkBounds
 
 _FILES = ("task.toml", "instruction.md", "README.md", "trajectory.json")
+_GITIGNORE = ".gitignore"
+TOP_FILES = (*_FILES, _GITIGNORE)
+"""The files directly in a task directory that are read."""
 _FOLDERS = ("environment", "tests", "solution", "steps")
 _DEFAULT_IGNORES = ("__pycache__/", "*.py[cod]", "*.sw[op]", "*~", ".DS_Store")
 
 
-def content_digest(root: Path) -> str:
+def content_digest(bounds: LinkBounds) -> str:
     """Computes `sha256:` and the hex digest over the sorted relative paths and contents of the task's files.
 
     File modes and empty directories do not count, nor does what the task's `.gitignore` names (without one: bytecode
@@ -25,15 +29,17 @@ def content_digest(root: Path) -> str:
         TaskError: A `.harborignore` cannot.
     """
     total = hashlib.sha256()
-    for relative in digested_files(root):
-        with (root / relative).open("rb") as file:
+    for relative in digested_files(bounds):
+        with (bounds.root / relative).open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
         total.update(f"{relative}\0{content}\n".encode(errors="surrogateescape"))
     return f"sha256:{total.hexdigest()}"
 
 
-def digested_files(root: Path) -> list[str]:
+def digested_files(bounds: LinkBounds) -> list[str]:
     """Lists the files that the digest of a task covers, as paths relative to it, sorted.
+
+    Links that leave the bounds are left out: in a build context they are copied as links, and nothing reads the target.
 
     Raises:
         OSError: Its `.gitignore` cannot be read.
@@ -41,14 +47,15 @@ def digested_files(root: Path) -> list[str]:
     """
     import pathspec
 
-    gitignore = root / ".gitignore"
+    root = bounds.root
+    gitignore = root / _GITIGNORE
     lines = gitignore.read_text(encoding="utf-8").splitlines() if gitignore.is_file() else _DEFAULT_IGNORES
     ignored = pathspec.GitIgnoreSpec.from_lines(lines)
     chosen = UploadFilter(root)
     return sorted(
         relative
         for relative in _present(root)
-        if not ignored.match_file(relative) and not chosen.excludes(root / relative)
+        if not ignored.match_file(relative) and not chosen.excludes(root / relative) and bounds.contain(root / relative)
     )
 
 

@@ -21,12 +21,20 @@ from ares_exp.tasks.harborignore import UploadFilter
 from ares_exp.tasks.health_check import await_health, longest_sec
 from ares_exp.tasks.image_files import upload_image_files
 from ares_exp.tasks.instruction import read_instruction
+from ares_exp.tasks.link_bounds import LinkBounds
 from ares_exp.tasks.prior_context import TRAJECTORY, read_prior_context
 from ares_exp.tasks.rewards import overall_verdict
 from ares_exp.tasks.root_commands import PLAIN_SHELL, as_root
 from ares_exp.tasks.task import Verdict
 from ares_exp.tasks.task_features import refusals, warnings_of
-from ares_exp.tasks.task_files import COMPOSE, INSTRUCTION, check_files, check_links, compose_file
+from ares_exp.tasks.task_files import (
+    COMPOSE,
+    INSTRUCTION,
+    check_definition_links,
+    check_files,
+    check_links,
+    compose_file,
+)
 from ares_exp.tasks.task_origin import TaskOrigin
 from ares_exp.tasks.task_toml import TASK_TOML, Step, TaskToml, read_task_toml
 
@@ -39,6 +47,7 @@ class HarborTask:
 
     Attributes:
         path: The task directory, absolute.
+        bounds: Where its links may lead.
         config: Its task.toml.
         stages: Its steps; one stage for a task without.
         warnings: What in task.toml is ignored or old; for the user to see.
@@ -48,6 +57,7 @@ class HarborTask:
     """
 
     path: Path
+    bounds: LinkBounds
     config: TaskToml
     stages: tuple[HarborStage, ...]
     warnings: tuple[str, ...] = ()
@@ -120,7 +130,7 @@ class HarborTask:
     @cached_property
     def digest(self) -> str:
         """`sha256:` and the hex digest of the task's content. Reads every file, the first time."""
-        return content_digest(self.path)
+        return content_digest(self.bounds)
 
     def describe(self) -> Mapping[str, Any]:
         """Returns the JSON-ready identity of the task for records. Reads every file, the first time."""
@@ -219,7 +229,7 @@ def _sidecars(stages: Sequence[HarborStage]) -> set[str]:
     return (named | {hook.service for stage in stages for hook in stage.collect_hooks}) - {MAIN_SERVICE}
 
 
-def load_task(path: str | Path, *, reward_key: str | None = None) -> HarborTask:
+def load_task(path: str | Path, *, reward_key: str | None = None, links_within: Path | None = None) -> HarborTask:
     """Loads and validates the task directory `path`.
 
     Features that are not supported do not fail here but in `HarborTask.check_runnable`.
@@ -227,18 +237,24 @@ def load_task(path: str | Path, *, reward_key: str | None = None) -> HarborTask:
     Args:
         path: The task directory.
         reward_key: Which key of `reward.json` is the reward, if neither `reward` nor the only one.
+        links_within: A folder of tasks that share files, which links of the task may lead to; `None`: they stay inside
+            the task.
 
     Raises:
         TaskError: The directory is no valid task; the message says what is wrong and where.
     """
-    root = Path(path).resolve()
-    parsed = read_task_toml(root / TASK_TOML)
+    bounds = LinkBounds.of(Path(path), links_within)
+    root = bounds.root
+    check_definition_links(bounds)
+    parsed = read_task_toml(root / TASK_TOML, bounds)
     check_files(root, parsed.config)
-    stages = _stages(root, parsed.config, reward_key)
+    stages = _stages(bounds, parsed.config, reward_key)
     if any(stage.verifier_mode == "separate" and not stage.brings_tests for stage in stages):
-        check_links(root / "environment", root, UploadFilter(root))  # what the agent has it from may link elsewhere
+        # These links are copied where the agent has no influence. In its own container they may lead elsewhere.
+        check_links(root / "environment", bounds, UploadFilter(root))
     return HarborTask(
         path=root,
+        bounds=bounds,
         config=parsed.config,
         stages=stages,
         warnings=tuple(f"{root.name}: {TASK_TOML}: {warning}" for warning in warnings_of(parsed)),
@@ -246,14 +262,15 @@ def load_task(path: str | Path, *, reward_key: str | None = None) -> HarborTask:
     )
 
 
-def _stages(root: Path, config: TaskToml, reward_key: str | None) -> tuple[HarborStage, ...]:
+def _stages(bounds: LinkBounds, config: TaskToml, reward_key: str | None) -> tuple[HarborStage, ...]:
+    root = bounds.root
     stages: list[HarborStage] = []
     steps: Sequence[Step | None] = config.steps or (None,)
     for step in steps:
         stage = HarborStage(
             root=root,
             config=config,
-            instruction=read_instruction((root / "steps" / step.name if step else root) / INSTRUCTION),
+            instruction=read_instruction((root / "steps" / step.name if step else root) / INSTRUCTION, bounds),
             step=step,
             reward_key=reward_key,
             follows_shared=bool(stages) and stages[-1].verifier_mode == "shared",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ares_exp.errors import ConfigError, TaskError
+from ares_exp.tasks.link_bounds import LinkBounds
 
 
 def strip_canary(text: str) -> str:
@@ -26,14 +27,14 @@ def _is_canary(line: str) -> bool:
     return "canary" in line.lower() and (is_comment or line.startswith("#"))
 
 
-def read_instruction(path: Path) -> str:
+def read_instruction(path: Path, bounds: LinkBounds) -> str:
     """Reads the instruction in `path` as the agent sees it; may be empty.
 
     Raises:
-        TaskError: The file is missing or no UTF-8 text.
+        TaskError: The file is missing, no UTF-8 text, or behind a link that leaves the bounds.
     """
     try:
-        return strip_canary(path.read_text(encoding="utf-8"))
+        return strip_canary(bounds.read_text(path))
     except FileNotFoundError:
         raise TaskError(f"{path}: expected the text that the agent is given, found no file.") from None
     except (OSError, UnicodeDecodeError) as error:

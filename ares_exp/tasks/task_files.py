@@ -1,4 +1,4 @@
-"""The files that a Harbor task must have, and the bounds of its symbolic links."""
+"""The files that a Harbor task must have, and checks of its symbolic links."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import os
 from pathlib import Path
 
 from ares_exp.errors import TaskError
+from ares_exp.tasks.content_digest import TOP_FILES
 from ares_exp.tasks.harborignore import IGNORE_FILE, UploadFilter
+from ares_exp.tasks.link_bounds import LinkBounds
 from ares_exp.tasks.task_toml import TaskToml, VerifierSection
 
 INSTRUCTION = "instruction.md"
 COMPOSE = "docker-compose.yaml"
 CONTAINER_DEFINITIONS = ("Dockerfile", COMPOSE)
+_READ_BEFORE_A_BUILD = (*CONTAINER_DEFINITIONS, ".dockerignore")
 
 
 def compose_file(folder: Path | None) -> Path | None:
@@ -19,23 +22,42 @@ def compose_file(folder: Path | None) -> Path | None:
     return folder / COMPOSE if folder is not None and (folder / COMPOSE).is_file() else None
 
 
-def check_files(root: Path, config: TaskToml) -> None:
-    """Checks that what the task needs is there and that no uploaded link leaves the task.
+def check_definition_links(bounds: LinkBounds) -> None:
+    """Checks the links of every file outside of `tests/`, `solution/` and `steps/` that this process reads.
+
+    Other links in `environment/` are copied into the image as links, or rejected by the backend that builds it.
 
     Raises:
-        TaskError: The first thing that is wrong.
+        TaskError: A link leaves the bounds.
     """
-    chosen = UploadFilter(root)
+    environment = bounds.root / "environment"
+    for path in (*(bounds.root / name for name in TOP_FILES), environment):
+        bounds.real(path)
+    for name in _READ_BEFORE_A_BUILD:
+        bounds.real(environment / name)
+    if compose_file(environment) is not None:  # Docker Compose reads further files next to it
+        for directory, folders, names in os.walk(environment):
+            for path in (Path(directory, name) for name in (*folders, *names)):
+                bounds.real(path)
+
+
+def check_files(root: Path, config: TaskToml) -> None:
+    """Checks that the task has the files that it needs and that no uploaded link leaves it.
+
+    Raises:
+        TaskError: The first error that was found.
+    """
+    chosen, bounds = UploadFilter(root), LinkBounds(root)
     if config.steps:
         for step in config.steps:
             _require(root / "steps" / step.name / INSTRUCTION, "the instruction of this step")
             _require_test_script(root, config, step.verifier, chosen, root / "steps" / step.name / "tests")
-            check_links(root / "steps" / step.name, root, chosen)
+            check_links(root / "steps" / step.name, bounds, chosen)
     else:
         _require(root / INSTRUCTION, "the text that the agent is given")
         _require_test_script(root, config, config.verifier, chosen)
     for folder in ("tests", "solution"):
-        check_links(root / folder, root, chosen)
+        check_links(root / folder, bounds, chosen)
 
 
 def _require(path: Path, meaning: str) -> None:
@@ -75,30 +97,26 @@ def _image_owns_tests(config: TaskToml, verifier: VerifierSection, folders: list
     return any(images) or any((folder / file).exists() for folder in folders for file in CONTAINER_DEFINITIONS)
 
 
-def check_links(folder: Path, root: Path, chosen: UploadFilter) -> None:
-    """Checks every symbolic link in and below `folder` that is uploaded. Dangling ones that stay inside are fine.
+def check_links(folder: Path, bounds: LinkBounds, chosen: UploadFilter) -> None:
+    """Checks every symbolic link in and below `folder` that is uploaded. Dangling links that stay inside are allowed.
 
     Raises:
-        TaskError: A link leads out of `root`, or directories link in a circle.
+        TaskError: A link leaves the bounds, or directories link in a circle.
     """
     if folder.is_symlink() or folder.exists():
-        _LinkCheck(root, chosen).visit(folder, above=frozenset())
+        _LinkCheck(bounds, chosen).visit(folder, above=frozenset())
 
 
 class _LinkCheck:
-    def __init__(self, root: Path, chosen: UploadFilter) -> None:
-        self._root = Path(os.path.realpath(root))
+    def __init__(self, bounds: LinkBounds, chosen: UploadFilter) -> None:
+        self._bounds = bounds
         self._chosen = chosen
         self._done: set[Path] = set()
 
     def visit(self, path: Path, *, above: frozenset[Path]) -> None:
         if self._chosen.excludes(path):
             return
-        real = Path(os.path.realpath(path))
-        if not real.is_relative_to(self._root):
-            raise TaskError(
-                f"{path}: expected a link to a place inside the task, it leads to {real}. Copy the file instead."
-            )
+        real = self._bounds.real(path)
         if real in above:
             raise TaskError(f"{path}: expected a tree of directories, this link leads back to {real}. Remove the link.")
         if real in self._done or not real.is_dir():

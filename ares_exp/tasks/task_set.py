@@ -31,7 +31,7 @@ class TaskSet:
 
 
 def scan_tasks(folder: str | Path, *, reward_key: str | None = None) -> tuple[list[HarborTask], list[SkippedTask]]:
-    """Loads every task among the direct children of `folder`, sorted by name.
+    """Loads every task among the direct children of `folder`, sorted by name. Links in a task may lead to the folder.
 
     Returns:
         The tasks; and the directories that hold no valid task, with the reason. Plain files are passed over, and so
@@ -40,13 +40,14 @@ def scan_tasks(folder: str | Path, *, reward_key: str | None = None) -> tuple[li
     Raises:
         OSError: `folder` cannot be read.
     """
+    within = Path(folder)
     tasks: dict[str, HarborTask] = {}
     skipped: list[SkippedTask] = []
-    for child in sorted(Path(folder).iterdir(), key=lambda path: path.name):
+    for child in sorted(within.iterdir(), key=lambda path: path.name):
         if not child.is_dir() or (child.name.startswith(".") and not (child / TASK_TOML).exists()):
             continue
         try:
-            task = _load_child(child, reward_key, known=tasks)
+            task = _load_child(child, reward_key, within=within, known=tasks)
         except (TaskError, OSError) as error:
             skipped.append(SkippedTask(child.name, str(error)))
         else:
@@ -54,9 +55,9 @@ def scan_tasks(folder: str | Path, *, reward_key: str | None = None) -> tuple[li
     return list(tasks.values()), skipped
 
 
-def _load_child(child: Path, reward_key: str | None, *, known: dict[str, HarborTask]) -> HarborTask:
+def _load_child(child: Path, reward_key: str | None, *, within: Path, known: dict[str, HarborTask]) -> HarborTask:
     """Loads one task of a set, which must have a container definition and a unique name."""
-    task = load_task(child, reward_key=reward_key)
+    task = load_task(child, reward_key=reward_key, links_within=within)
     if not task.config.environment.docker_image and not (task.path / "environment").is_dir():
         raise TaskError(f"{task.path}: expected environment/ or [environment].docker_image, found neither.")
     if task.name in known:

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from ares_exp.errors import TaskError
 from ares_exp.tasks.artifact import Artifacts, CollectHook
 from ares_exp.tasks.environment_section import EnvironmentSection, HealthCheck
+from ares_exp.tasks.link_bounds import LinkBounds
 from ares_exp.tasks.network_policy import PhaseTable
 from ares_exp.tasks.step_name import check_step_name, check_unique
 from ares_exp.tasks.toml_table import REMEDY, EnvVars, Seconds, TomlTable, User, explain
@@ -144,14 +145,14 @@ def parse_task_toml(text: str, *, path: Path) -> ParsedToml:
         raise TaskError(f"{path}: {explain(error, raw)}. {REMEDY}") from None
 
 
-def read_task_toml(path: Path) -> ParsedToml:
+def read_task_toml(path: Path, bounds: LinkBounds) -> ParsedToml:
     """Reads and parses the task.toml at `path`.
 
     Raises:
-        TaskError: It is missing, unreadable, not UTF-8, or wrong.
+        TaskError: It is missing, unreadable, not UTF-8, wrong, or behind a link that leaves the bounds.
     """
     try:
-        return parse_task_toml(path.read_text(encoding="utf-8"), path=path)
+        return parse_task_toml(bounds.read_text(path), path=path)
     except FileNotFoundError:
         raise TaskError(f"{path}: expected this file, found none. A task is a directory with a task.toml.") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ares_exp.tasks.task_set import SAMPLES
 from tests.loopback_endpoint import LoopbackEndpoint
 
 KEY = "sk-very-secret-key-0123456789"
@@ -33,3 +35,34 @@ def test_no_secret_is_written_anywhere(cli: Any, tmp_path: Path, endpoint: Loopb
         assert KEY.encode() not in content, path
         assert TYPED.encode() not in content, path
     assert KEY not in done.stdout + done.stderr
+
+
+@pytest.mark.local
+@pytest.mark.once
+def test_links_in_tasks_reach_no_file_of_the_host(cli: Any, tmp_path: Path, endpoint: LoopbackEndpoint) -> None:
+    outside, tasks = tmp_path / "private" / "key", tmp_path / "tasks"
+    outside.parent.mkdir(mode=0o700)
+    outside.write_text(KEY)
+    outside.chmod(0o600)
+    for name in ("instruction", "dockerfile", "shares"):
+        shutil.copytree(SAMPLES / "write-greeting", tasks / name)
+    (tasks / "instruction" / "instruction.md").unlink()
+    (tasks / "instruction" / "instruction.md").symlink_to(outside)
+    dockerfile = tasks / "dockerfile" / "environment" / "Dockerfile"
+    outside.with_name("Dockerfile").write_text(f"{dockerfile.read_text()}ENV COPIED={KEY}\n")
+    dockerfile.unlink()
+    dockerfile.symlink_to("../../../private/Dockerfile")
+    shutil.move(tasks / "shares" / "environment", tasks / ".environment")
+    (tasks / "shares" / "environment").symlink_to("../.environment")
+    policy = ("policy=chat_completions", "policy.model=m", f"policy.base_url={endpoint.url}", "policy.api_key_env=null")
+    done = cli("env.path=tasks", *policy)
+    assert done.returncode == 0, done.stderr
+    played = [path.name.partition("__")[0] for path in tmp_path.glob("outputs/*/*/trajectories/*.json")]
+    assert played == ["shares"]
+    for link, target in (("instruction/instruction.md", outside), ("dockerfile/environment", outside.parent)):
+        assert str(tasks / link) in done.stderr
+        assert f"found a link to {target}" in done.stderr
+    assert endpoint.requests
+    assert KEY not in str([request.body for request in endpoint.requests])
+    for path in (tmp_path / "outputs").rglob("*"):
+        assert not path.is_file() or KEY.encode() not in path.read_bytes(), path

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ares_exp.records.run_dir import RunDir, dump_json
 from ares_exp.records.secrets import KnownSecrets, scrub
 from ares_exp.tasks.content_digest import content_digest, digested_files
+from ares_exp.tasks.link_bounds import LinkBounds
 from ares_exp.tasks.recorded_digest import content_of
 from ares_exp.tasks.task_toml import TASK_TOML
 from ares_exp.trackers.tracker import RunInfo
@@ -38,12 +39,14 @@ def prepare_task_set(info: RunInfo, folder: Path, *, limit_mb: float) -> Prepare
     if not info.tasks:
         return None
     root = info.task_set or Path()
-    base = root.parent if (root / TASK_TOML).exists() else root
+    is_task = (root / TASK_TOML).exists()
+    base = root.parent if is_task else root
     folders = {name: base / name for name in info.tasks if info.task_set and (base / name / TASK_TOML).is_file()}
-    files = [task / name for task in folders.values() for name in digested_files(task)]
+    bounds = {name: LinkBounds.of(task, None if is_task else base) for name, task in folders.items()}
+    files = [task / path for name, task in folders.items() for path in digested_files(bounds[name])]
     options = scrub(info.config.get("env") or {})
     digests = {name: content_of(info.task_digests.get(name)) for name in sorted(info.tasks)}
-    digests |= {name: content_digest(task) for name, task in folders.items() if digests[name] is None}
+    digests |= {name: content_digest(bounds[name]) for name in folders if digests[name] is None}
     _write_json(folder / "tasks.json", digests)
     if origins := info.provenance.get("task_origins"):
         _write_json(folder / "origins.json", scrub(origins))

@@ -13,6 +13,7 @@ from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome, StageRes
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.resume.answer_log import AnswerLog, LoggedEpisode
 from ares_exp.tasks.content_digest import content_digest
+from ares_exp.tasks.link_bounds import LinkBounds
 from ares_exp.tasks.task_set import SAMPLES
 from tests.unit.trajectories.chats import chat, write
 
@@ -83,7 +84,9 @@ def record(
     config: Mapping[str, Any] | None = None,
 ) -> Path:
     """Writes the directory."""
-    digests = {name: content_digest(SAMPLES / name) if (SAMPLES / name).is_dir() else None for name in tasks}
+    digests = {
+        name: content_digest(LinkBounds(SAMPLES / name)) if (SAMPLES / name).is_dir() else None for name in tasks
+    }
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump({**CONFIG, "attempts": attempts, **(config or {})}))
     provenance = {"run_id": "abcd1234", "ares_exp_version": "0.1.0", "cwd": str(folder), "tasks": digests}

@@ -17,6 +17,7 @@ from ares_exp.harbor_export.command_line import main
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import Outcome, StageResult
 from ares_exp.tasks.content_digest import content_digest
+from ares_exp.tasks.link_bounds import LinkBounds
 from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.trajectories.atif.schema import validate_atif
 from ares_exp.trajectories.records import serialize_llm_response
@@ -143,7 +144,7 @@ def test_a_trial(job: Path) -> None:
     assert trajectory["trajectory_id"] == SOLVED
     assert (folder / "verifier" / "test-stdout.txt").read_text() == "ok\n"
     assert (folder / "artifacts" / "manifest.json").read_text() == "[]"
-    assert trial["task_checksum"] == content_digest(SAMPLES / TASKS[0]).removeprefix("sha256:")
+    assert trial["task_checksum"] == content_digest(LinkBounds(SAMPLES / TASKS[0])).removeprefix("sha256:")
     assert (job / "job.log").read_text().count("\n") == 16
     config = read(folder / "config.json")
     assert config == trial["config"]

@@ -10,6 +10,7 @@ from ares_exp.errors import TaskError, TransferError
 from ares_exp.tasks.content_digest import digested_files
 from ares_exp.tasks.harbor import load_task
 from ares_exp.tasks.harborignore import UploadFilter, uploadable
+from ares_exp.tasks.link_bounds import LinkBounds
 
 MakeTask = Callable[..., Path]
 Files = Mapping[str, str]
@@ -44,7 +45,7 @@ def test_rules(make_task: MakeTask, case: tuple[str, Files, set[str]]) -> None:
     assert {path for path in PATHS if chosen.excludes(root / path)} == left_out
     assert all(chosen.excludes(root / path) for path in ignores)
     assert not chosen.excludes(root / "environment" / "Dockerfile")
-    listed = set(digested_files(root))
+    listed = set(digested_files(LinkBounds(root)))
     assert (set(PATHS) - left_out) | {"environment/Dockerfile", "tests/test.sh"} <= listed
     assert not listed & (left_out | ignores.keys())
 

@@ -6,6 +6,7 @@ import pytest
 
 from ares_exp.errors import TaskError
 from ares_exp.tasks.instruction import read_instruction, strip_canary
+from ares_exp.tasks.link_bounds import LinkBounds
 
 
 @pytest.mark.parametrize(
@@ -33,4 +34,4 @@ def test_canary_lines_are_dropped(text: str, expected: str) -> None:
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "instruction.md").write_bytes(b"\xff")
     with pytest.raises(TaskError, match="UTF-8"):
-        read_instruction(tmp_path / "instruction.md")
+        read_instruction(tmp_path / "instruction.md", LinkBounds(tmp_path))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ares_exp.errors import TaskError
+from ares_exp.tasks.link_bounds import LinkBounds
 from ares_exp.tasks.task_features import warnings_of
 from ares_exp.tasks.task_toml import TaskToml, parse_task_toml, read_task_toml
 
@@ -218,7 +219,7 @@ def test_every_wrong_field_is_named() -> None:
 def test_a_file_that_is_not_utf8(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "task.toml").write_bytes(content)
     with pytest.raises(TaskError, match="UTF-8"):
-        read_task_toml(tmp_path / "task.toml")
+        read_task_toml(tmp_path / "task.toml", LinkBounds(tmp_path))
 
 
 WARNED = [
