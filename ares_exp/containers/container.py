@@ -109,6 +109,8 @@ class ContainerSpec:
         lifetime_sec: Bound on the time it is needed: start, agent and scoring together; `None`: unknown.
         changes: Changed files that the container starts with, from `SnapshottableContainer.capture_changes`.
         mounts: Directories of the host that it sees. No part of its changes.
+        directories: Absolute paths that the episode fills, besides those of the Dockerfile (tests and logs, say). A
+            backend whose containers are not separate from the machine refuses to use them if they are not empty.
     """
 
     name: str
@@ -128,6 +130,7 @@ class ContainerSpec:
     lifetime_sec: float | None = None
     changes: StoredChanges | None = None
     mounts: tuple[Mount, ...] = ()
+    directories: tuple[str, ...] = ()
 
     @property
     def networks(self) -> frozenset[NetworkPolicy]:
@@ -341,6 +344,11 @@ class ContainerFactoryBase(ContainerFactory):
     def options(self) -> Mapping[str, Any]:
         """The constructor's options that snapshots record, JSON-ready, without secrets. Default: empty."""
         return {}
+
+    @property
+    def max_containers(self) -> int | None:
+        """How many of its containers can run at the same time. Default: `None`, any number."""
+        return None
 
     @property
     def sharing_key(self) -> str | None:

@@ -167,5 +167,4 @@ def check_task(task: HarborTask, parts: EpisodeParts) -> list[str]:
     """
     is_oracle = parts.provide_solution
     task.check_runnable(needs_solution=is_oracle, supported=None if is_oracle else parts.code_agent_factory.supports)
-    specs = parts.container_specs(task)
-    return [warning for spec in specs for warning in parts.container_factory.check(spec)]
+    return parts.check_containers(task)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ares_exp.cancellation import finish
-from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec
+from ares_exp.containers.container import Container, ContainerFactoryBase, ContainerSpec
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.containers.owned_directory import working_directory
 from ares_exp.errors import EpisodeStateError, TransferError, VerifierTimeoutError
@@ -66,7 +66,7 @@ class Scoring:
         self,
         stage: Stage,
         *,
-        container_factory: ContainerFactory,
+        container_factory: ContainerFactoryBase,
         agents_spec: ContainerSpec,
         verifier_spec: ContainerSpec | None,
         timeout_sec: float | None,
@@ -149,7 +149,10 @@ class Scoring:
 
     async def _clear(self, agents: Container) -> None:
         """Removes what the agent has left where the verifier works; what the image has there is put back."""
-        for folder in await self._stage.clear(agents):
+        cleared = await self._stage.clear(agents)
+        if self._container_factory.max_containers == 1:
+            return  # a fresh container cannot start; the backend refuses tasks whose Dockerfile fills these folders
+        for folder in cleared:
             fresh_spec = replace(self._agents_spec, changes=None, gpus=None)
             async with working_directory("verifier") as copy, self._started(fresh_spec) as fresh:
                 looked = await fresh.exec(f"test -d {folder}", user="root", cwd="/", timeout_sec=60, shell=PLAIN_SHELL)

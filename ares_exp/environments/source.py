@@ -13,6 +13,7 @@ from ares_exp.config.parts import completed
 from ares_exp.containers.container import ContainerFactoryBase, ContainerSpec
 from ares_exp.environment import Environment
 from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.errors import UnsupportedTaskError
 from ares_exp.llms.request import LLMClient
 from ares_exp.tasks.task import Task
 from ares_exp.tasks.task_origin import TaskOrigin
@@ -58,6 +59,20 @@ class EpisodeParts:
         agents, *others = self.limits.time.container_specs(task)
         mounts = () if self.provide_solution else self.code_agent_factory.mounts
         return [replace(agents, mounts=mounts), *others]
+
+    def check_containers(self, task: Task) -> list[str]:
+        """Checks that the backend can run every container of a task; returns its warnings.
+
+        Raises:
+            TaskError: It cannot.
+        """
+        specs, containers = self.container_specs(task), self.container_factory
+        if containers.max_containers is not None and len(specs) > containers.max_containers:
+            raise UnsupportedTaskError(
+                f"{task.name}: the tests have a separate container, and container={containers.name} can run "
+                f"{containers.max_containers} at a time on this machine. Use container=docker."
+            )
+        return [warning for spec in specs for warning in containers.check(spec)]
 
 
 Report = Callable[[str], None]

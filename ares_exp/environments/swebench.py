@@ -173,8 +173,7 @@ class SweBenchEnvironments(SourceBase):
 
         def check(task: SweBenchTask) -> None:
             task.check_runnable(needs_solution=parts.provide_solution)
-            for spec in parts.container_specs(task):
-                warnings.add(task.name, parts.container_factory.check(spec))
+            warnings.add(task.name, parts.check_containers(task))
 
         try:
             refuse_together(self._tasks.values(), check)

@@ -41,7 +41,7 @@ from ares_exp.running.live_settings import LiveSettings
 from ares_exp.running.live_status import LiveStatus
 from ares_exp.running.monitoring.runner_monitor import RunnerMonitor
 from ares_exp.running.ordered_retries import plan_retries
-from ares_exp.running.preparation import check_collectors, planned_episodes, prepare
+from ares_exp.running.preparation import bounded_concurrency, check_collectors, planned_episodes, prepare
 from ares_exp.running.progress import Progress
 from ares_exp.running.run_control import RunControl
 from ares_exp.running.run_orders import RunOrders
@@ -114,6 +114,7 @@ class Experiment:
         parts = self._parts
         run_dir = self._run_dir.path
         names = await prepare(parts, self._settings, self._maker, self._warn, run_dir=run_dir)
+        self._scheduler.resize(bounded_concurrency(parts, self._settings.concurrency, self._warn))
         if trains(parts.trainer):
             await asyncio.to_thread(parts.trainer.check, parts.policy, names)
         if parts.policy.knows_prices and not self._limits_spending:
@@ -303,7 +304,8 @@ class Experiment:
 
     def _resize(self, concurrency: int) -> Callable[[], None]:
         check_collectors(self._parts.collectors.values(), concurrency)
-        return lambda: self._scheduler.resize(concurrency)
+        allowed = bounded_concurrency(self._parts, concurrency, self._warn)
+        return lambda: self._scheduler.resize(allowed)
 
     def _set_budget(self, budget: Budget) -> None:
         self._live.budget = budget

@@ -84,6 +84,21 @@ def _need_of_shared_disk(parts: Components) -> str | None:
     return "`snapshot` writes snapshots where the environments are" if parts.snapshots.output_dir is not None else None
 
 
+def bounded_concurrency(parts: Components, asked: int, warn: Callable[[str], None]) -> int:
+    """Returns the number of episodes that may run at the same time; warns if the backend allows fewer than asked.
+
+    Call it after the backend's preflight.
+    """
+    most = parts.container_factory.max_containers
+    if not parts.source.needs_container or most is None or asked <= most:
+        return asked
+    warn(
+        f"container={parts.container_factory.name} can run {most} episode at a time on this machine: "
+        f"concurrency={asked} has no effect."
+    )
+    return most
+
+
 def check_collectors(collectors: Iterable[CollectorBase], concurrency: int) -> None:
     """Raises `ConfigError` where a collector cannot record so many episodes at once."""
     for collector in collectors:

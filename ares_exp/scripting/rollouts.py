@@ -16,7 +16,7 @@ from ares_exp.resume.episode_plan import PlannedEpisode
 from ares_exp.rollout import run_episode
 from ares_exp.running.components import Settings
 from ares_exp.running.episode_maker import EpisodeMaker
-from ares_exp.running.preparation import planned_episodes, prepare
+from ares_exp.running.preparation import bounded_concurrency, planned_episodes, prepare
 from ares_exp.running.running_episode import RunningEpisode
 from ares_exp.scripting.made_environments import MadeEnvironments
 from ares_exp.scripting.parts_given import PartsGiven
@@ -130,19 +130,21 @@ async def rollouts(
     maker, chooses_task = EpisodeMaker(parts, settings), isinstance(parts.source, MadeEnvironments)
     running: set[asyncio.Task[FinishedEpisode]] = set()
     finished: asyncio.Queue[asyncio.Task[FinishedEpisode]] = asyncio.Queue()
+    at_once = settings.concurrency
 
     def hand_over(task: asyncio.Task[FinishedEpisode]) -> None:
         running.discard(task)
         finished.put_nowait(task)
 
     def fill(owed: Iterator[PlannedEpisode]) -> None:
-        while len(running) + finished.qsize() < settings.concurrency and (planned := next(owed, None)) is not None:
+        while len(running) + finished.qsize() < at_once and (planned := next(owed, None)) is not None:
             task = asyncio.create_task(_play(maker, planned, settings, chooses_task=chooses_task))
             running.add(task)
             task.add_done_callback(hand_over)
 
     try:
         names = await prepare(parts, settings, maker, logger.warning)
+        at_once = bounded_concurrency(parts, settings.concurrency, logger.warning)
         owed = iter(planned_episodes(parts, settings, names))
         fill(owed)
         while running or finished.qsize():

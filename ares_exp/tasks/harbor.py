@@ -25,6 +25,7 @@ from ares_exp.tasks.link_bounds import LinkBounds
 from ares_exp.tasks.prior_context import TRAJECTORY, read_prior_context
 from ares_exp.tasks.rewards import overall_verdict
 from ares_exp.tasks.root_commands import PLAIN_SHELL, as_root
+from ares_exp.tasks.solution import SOLUTION_DIR
 from ares_exp.tasks.task import Verdict
 from ares_exp.tasks.task_features import refusals, warnings_of
 from ares_exp.tasks.task_files import (
@@ -37,6 +38,7 @@ from ares_exp.tasks.task_files import (
 )
 from ares_exp.tasks.task_origin import TaskOrigin
 from ares_exp.tasks.task_toml import TASK_TOML, Step, TaskToml, read_task_toml
+from ares_exp.tasks.verification import TESTS_DIR
 
 LOG_DIRS = "/logs/agent /logs/verifier /logs/artifacts"
 
@@ -112,6 +114,7 @@ class HarborTask:
             gpus=environment.gpus,
             users=frozenset(user for stage in self.stages for user in _users_of(stage) if user is not None),
             start_timeout_sec=environment.build_timeout_sec,
+            directories=(TESTS_DIR, SOLUTION_DIR, "/logs"),
         )
 
     @property

@@ -31,16 +31,17 @@ _CAPABILITIES = (
 )
 _READ_ONLY = ("/proc/sys", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/sysrq-trigger", "/proc/acpi", "/proc/scsi")
 _MASKED = ("/proc/kcore", "/proc/keys", "/proc/key-users", "/proc/timer_list", "/proc/latency_stats")
-_CAP_SYS_ADMIN = 21
+_CAP_NET_ADMIN, _CAP_SYS_ADMIN = 12, 21
 
 
 def is_privileged() -> bool:
-    """Returns whether we may mount without a user namespace: root with CAP_SYS_ADMIN."""
+    """Returns whether we need no user namespace: root with CAP_SYS_ADMIN (mounts) and CAP_NET_ADMIN (loopback)."""
     if os.geteuid() != 0:
         return False
     status = Path("/proc/self/status").read_text()
     effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return effective is not None and bool(int(effective[1], 16) >> _CAP_SYS_ADMIN & 1)
+    needed = 1 << _CAP_SYS_ADMIN | 1 << _CAP_NET_ADMIN
+    return effective is not None and int(effective[1], 16) & needed == needed
 
 
 @functools.cache
@@ -89,7 +90,13 @@ def _bundled() -> Path | None:
 
 
 def bwrap_arguments(
-    mounts: list[str], *, env: Mapping[str, str], channels: Path, share_network: bool, privileged: bool
+    mounts: list[str],
+    *,
+    env: Mapping[str, str],
+    channels: Path,
+    share_network: bool,
+    privileged: bool,
+    share_processes: bool = False,
 ) -> list[str]:
     """Returns the arguments of `bwrap` for one container, without the command.
 
@@ -99,16 +106,17 @@ def bwrap_arguments(
         channels: Host directory with the FIFOs; read-only inside, so the container cannot swap a FIFO for a link.
         share_network: Whether the container has the host's network; otherwise an empty one with loopback up.
         privileged: The result of `is_privileged`; an ordinary user's container maps only him, to root.
+        share_processes: Whether it has the machine's PID namespace and `/proc`.
 
     Returns:
         Arguments for `bwrap --args FD`: they may contain secrets and must stay off the command line.
     """
     return [
-        *_namespaces(share_network=share_network, privileged=privileged),
+        *_namespaces(share_network=share_network, privileged=privileged, share_processes=share_processes),
         *("--cap-drop", "ALL"),
         *(word for name in _CAPABILITIES for word in ("--cap-add", f"CAP_{name}")),
         *mounts,
-        *("--proc", "/proc"),
+        *(("--bind", "/proc", "/proc") if share_processes else ("--proc", "/proc")),
         *(word for path in _READ_ONLY for word in ("--ro-bind-try", path, path)),
         *(word for path in _MASKED if Path(path).exists() for word in ("--ro-bind", "/dev/null", path)),
         *("--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm"),
@@ -118,8 +126,9 @@ def bwrap_arguments(
     ]
 
 
-def _namespaces(*, share_network: bool, privileged: bool) -> list[str]:
-    words = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--hostname", HOSTNAME]
+def _namespaces(*, share_network: bool, privileged: bool, share_processes: bool) -> list[str]:
+    words = [] if share_processes else ["--unshare-pid"]
+    words += ["--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--hostname", HOSTNAME]
     words += ["--new-session", "--die-with-parent"]
     if not share_network:
         words.append("--unshare-net")

@@ -1,7 +1,7 @@
 """The cgroups of a local container, which hold its limits, if this process may make cgroups (`cgroup_path`).
 
 A container has a group, named like its directory, for each controller that limits it. The directory lists its groups,
-so that a cleanup after a dead run finds them too. bubblewrap is started in them (`bubblewrap_process`). They can be
+so that a cleanup after a dead run finds them too. bubblewrap is started in them (`container_process`). They can be
 neither seen nor changed from inside: a container has a cgroup namespace and no `/sys`.
 """
 

@@ -1,6 +1,6 @@
 """The local container.
 
-It combines `host_root` (visible files), `bubblewrap` and `seccomp` (permissions) and `bubblewrap_process` with the
+It combines `host_root` (visible files), `bubblewrap` and `seccomp` (permissions) and `container_process` with the
 task's Dockerfile.
 """
 
@@ -13,7 +13,7 @@ import shutil
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 from ares_exp.cancellation import in_thread
 from ares_exp.containers.command_runner import CommandRunner
@@ -31,15 +31,17 @@ from ares_exp.containers.dockerfile.reading import Dockerfile
 from ares_exp.containers.dockerfile.steps import apply_step, stage_context
 from ares_exp.containers.door import DOOR_HOST, DOOR_PORT, Door, OpenDoors, Serve
 from ares_exp.containers.listening_door import listen_at_free_port, open_listening_door
+from ares_exp.containers.local import guardian
 from ares_exp.containers.local.bubblewrap import bwrap_arguments, find_bwrap, is_privileged
-from ares_exp.containers.local.bubblewrap_process import ROOT_NAMES, BubblewrapProcess
 from ares_exp.containers.local.cgroup import Limits, lack_of_memory, lack_of_processes, make_groups
 from ares_exp.containers.local.container_directory import ContainerDirectory
 from ares_exp.containers.local.container_files import ContainerFiles, private_mounts
+from ares_exp.containers.local.container_process import ROOT_NAMES, ContainerProcess, Launch
 from ares_exp.containers.local.container_storage import UNREADABLE, find_storage
 from ares_exp.containers.local.container_transfer import receive, send
 from ares_exp.containers.local.fifo_stream import FifoStream
 from ares_exp.containers.local.host_root import Part, mount_parts, root_parts, write_layer
+from ares_exp.containers.local.isolation import find_isolation
 from ares_exp.containers.local.task_dockerfile import BASE_ENV, ONLY_ROOT, read_task_dockerfile
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.containers.terminal import Terminal
@@ -65,6 +67,7 @@ class LocalContainer(Container):
     """A bubblewrap container on the host's root; a `SnapshottableContainer`."""
 
     image: str | None = None
+    _backend: ClassVar[str] = "local"
 
     def __init__(
         self,
@@ -90,10 +93,11 @@ class LocalContainer(Container):
         self._shell: Shell = shell
         self._limits = Limits(spec.cpus, spec.memory_mb, pids_limit)
         self._privileged = is_privileged()
+        self._share_processes = False
         self._directory: ContainerDirectory | None = None
         self._files_in_memory = True
         self._files: ContainerFiles | None = None
-        self._process: BubblewrapProcess | None = None
+        self._process: ContainerProcess | None = None
         self._user: User = "root"
         self._workdir = "/"
         self._channels: CommandRunner | None = None
@@ -116,16 +120,15 @@ class LocalContainer(Container):
 
     async def _start(self) -> None:
         bwrap = await in_thread(find_bwrap)
-        self.image = HOST_IMAGE  # whatever FROM names
-        dockerfile = read_task_dockerfile(self._spec)
-        if dockerfile is not None:
-            self._user, self._workdir = dockerfile.user, dockerfile.workdir
-        self._workdir = self._spec.workdir or self._workdir
-        env = {"HOME": "/root", **(dockerfile.env if dockerfile else BASE_ENV), **self._spec.env}
+        dockerfile, env = self._read_task()
         try:
+            self._share_processes = (await in_thread(find_isolation)).isolation == "shared processes"
             storage = await in_thread(find_storage)
             self._files_in_memory = storage.in_memory
             self._directory = directory = ContainerDirectory(storage.folder)
+            if self._share_processes:
+                (directory.path / guardian.MADE).touch()
+                env[guardian.MARK] = directory.path.name
             mounts = await in_thread(
                 lambda: directory.prepare(lambda path: self._prepare(path, is_readable=storage.is_readable))
             )
@@ -144,6 +147,18 @@ class LocalContainer(Container):
             if isinstance(error, TimeoutError):
                 raise
             raise ContainerStartError(f"The local container of {self._spec.name} did not start: {error}.") from error
+        self._open_channels()
+
+    def _read_task(self) -> tuple[Dockerfile | None, dict[str, str]]:
+        """Returns the task's Dockerfile and the environment of the container."""
+        self.image = HOST_IMAGE  # whatever FROM names
+        dockerfile = read_task_dockerfile(self._spec, backend=self._backend)
+        if dockerfile is not None:
+            self._user, self._workdir = dockerfile.user, dockerfile.workdir
+        self._workdir = self._spec.workdir or self._workdir
+        return dockerfile, {"HOME": "/root", **(dockerfile.env if dockerfile else BASE_ENV), **self._spec.env}
+
+    def _open_channels(self) -> None:
         if self._stopped:
             raise ContainerStartError(
                 f"The local container of {self._spec.name} was stopped while it was being started."
@@ -163,7 +178,7 @@ class LocalContainer(Container):
 
     async def _launch(
         self, bwrap: Path, mounts: list[str], env: Mapping[str, str], *, share_network: bool
-    ) -> BubblewrapProcess:
+    ) -> ContainerProcess:
         assert self._directory is not None
         directory = self._directory.path
         arguments = bwrap_arguments(
@@ -172,9 +187,16 @@ class LocalContainer(Container):
             channels=directory / "channels",
             share_network=share_network,
             privileged=self._privileged,
+            share_processes=self._share_processes,
         )
-        self._process = await BubblewrapProcess.launch(
-            bwrap, arguments, directory, files_in_memory=self._files_in_memory
+        self._process = await ContainerProcess.launch(
+            Launch(
+                directory,
+                bwrap,
+                arguments,
+                is_guarded=self._share_processes,
+                files_in_memory=self._files_in_memory,
+            )
         )
         return self._process
 
@@ -207,7 +229,7 @@ class LocalContainer(Container):
             raise ContainerDiedError("The container was stopped before its files could be read.") from error
 
     @property
-    def _running(self) -> BubblewrapProcess:
+    def _running(self) -> ContainerProcess:
         if self._process is None or self._stopped or not self._process.is_running:
             raise ContainerDiedError("The container has not been started, has ended, or has been stopped.")
         return self._process

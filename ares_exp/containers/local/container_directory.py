@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ares_exp.containers.local.cgroup import RECORD, remove_groups
+from ares_exp.containers.local.guardian import MADE, end_marked, remove_made
 from ares_exp.containers.owned_directory import OwnedDirectory, name_prefix
 from ares_exp.containers.ownership import owner_mark
 
@@ -30,8 +31,10 @@ remove() { rm -rf -- "$1" 2>/dev/null || { chmod -R u+rwx -- "$1"; rm -rf -- "$1
 """
 
 # It outlives us: its stdin ends when we end, in any way. Arguments: the folder and prefix of our directories.
-# A group that still has processes keeps its directory, by which a later cleanup finds it. Not our child: never reaped.
-_HEIR = """
+# A group that still has processes keeps its directory, by which a later cleanup finds it; so do paths that a guardian
+# has not removed yet. Not our child: never reaped.
+_HEIR = (
+    """
 exec 3<&0
 REMOVE
 sweep() {
@@ -41,6 +44,7 @@ sweep() {
     [ -f "$container/RECORD" ] && while IFS= read -r group; do
       case $group in */"${container##*/}") [ ! -d "$group" ] || rmdir "$group" || kept=yes ;; esac
     done <"$container/RECORD"
+    [ ! -f "$container/MADE" ] || kept=yes
     [ -n "$kept" ] || remove "$container"
     [ ! -d "$container" ] || left=yes
   done
@@ -56,7 +60,10 @@ inherit() {
   done
 }
 inherit "$@" <&3 3<&- &
-""".replace("RECORD", RECORD).replace("REMOVE", _REMOVE)
+""".replace("RECORD", RECORD)
+    .replace("MADE", MADE)
+    .replace("REMOVE", _REMOVE)
+)
 
 
 def folders() -> list[Path]:
@@ -96,7 +103,7 @@ class ContainerDirectory(OwnedDirectory):
             super().remove()
 
     def _delete(self) -> None:
-        delete(self.path)
+        delete(self.path, is_certain=True)
 
 
 @functools.lru_cache(maxsize=8)
@@ -127,8 +134,18 @@ def _prefix(pid: int, folder: Path) -> str:
     return prefix
 
 
-def delete(path: Path) -> bool:
-    """Deletes the directory of an ended container, and its cgroups. Returns `False` if a process is still alive."""
+def delete(path: Path, *, is_certain: bool = False) -> bool:
+    """Deletes the directory of an ended container, its cgroups and what it made on this machine.
+
+    Args:
+        path: The directory.
+        is_certain: As `remove_made`.
+
+    Returns:
+        Whether all are gone. `False`: a process is still alive, or a path could not be removed.
+    """
+    if (path / MADE).exists() and (not end_marked(path.name) or remove_made(path, is_certain=is_certain)):
+        return False
     if not remove_groups(path):
         return False  # a later cleanup finds them by it
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import os
 import sys
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
@@ -14,16 +16,20 @@ from ares_exp.containers.container import ContainerFactoryBase, ContainerSpec, S
 from ares_exp.containers.dockerfile.steps import check_sources
 from ares_exp.containers.leftover import Leftover
 from ares_exp.containers.local.bubblewrap import find_bwrap, is_privileged
-from ares_exp.containers.local.bubblewrap_process import ROOT_NAMES
 from ares_exp.containers.local.cgroup_path import usable_cgroup_paths
 from ares_exp.containers.local.container import LocalContainer
+from ares_exp.containers.local.container_process import ROOT_NAMES
 from ares_exp.containers.local.container_storage import find_storage
+from ares_exp.containers.local.host_factory import WAYS_OUT, HostContainerFactory, is_a_container
+from ares_exp.containers.local.isolation import container_evidence, find_isolation
 from ares_exp.containers.local.leftovers import find, remove_stale
 from ares_exp.containers.local.task_dockerfile import ONLY_ROOT, read_task_dockerfile
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC
 from ares_exp.errors import ContainerError, PreflightError, UnsupportedTaskError
 
 _PROBE = ContainerSpec(name="probe", network=NO_NETWORK, start_timeout_sec=30.0)
+
+_logger = logging.getLogger(__name__)
 
 
 class LocalContainerFactory(ContainerFactoryBase):
@@ -58,8 +64,21 @@ class LocalContainerFactory(ContainerFactoryBase):
         self._shell: Shell = shell
         self._pids_limit = pids_limit
 
+    @property
+    def _host(self) -> HostContainerFactory | None:
+        """Runs commands on this machine itself, if it is a container without namespaces and the user is root."""
+        needs_host = find_isolation().isolation == "none" and container_evidence() is not None and os.geteuid() == 0
+        return HostContainerFactory(shell=self._shell) if needs_host else None
+
+    @property
+    def max_containers(self) -> int | None:
+        """As `ContainerFactoryBase.max_containers`: one, if this machine itself is the container."""
+        return self._host.max_containers if self._host is not None else None
+
     def __call__(self, spec: ContainerSpec) -> LocalContainer:
         """Makes a container for `spec`, not started yet."""
+        if self._host is not None:
+            return self._host(spec)
         may_share = self._network == "public"
         return LocalContainer(
             spec,
@@ -75,30 +94,62 @@ class LocalContainerFactory(ContainerFactoryBase):
         return {"network": self._network, "shell": self._shell, "pids_limit": self._pids_limit}
 
     @property
-    def sharing_key(self) -> str:
-        """The options."""
-        return json.dumps(self.options)
+    def sharing_key(self) -> str | None:
+        """The options; `None` if this machine itself is the container."""
+        return json.dumps(self.options) if self._host is None else None
 
     async def preflight(self) -> None:
         """Starts an empty container and stops it (about 20 ms), and removes leftovers of killed runs.
+
+        Logs which isolation containers have on this machine, as a warning if it is less than usual.
 
         Raises:
             PreflightError: No bubblewrap, or the kernel does not let it work; with the remedies.
         """
         await asyncio.to_thread(find_bwrap)
+        machine = await asyncio.to_thread(find_isolation)
+        where = f"this machine is itself a container ({container_evidence()})" if container_evidence() else "here"
+        if self._host is not None:
+            _logger.warning(
+                "container=local runs commands directly on this machine, without isolation, as with container=host: %s "
+                "and allows no namespaces (%s)",
+                where,
+                machine.problem,
+            )
+            return await self._host.preflight()
+        if machine.isolation == "shared processes":
+            _logger.warning(
+                "container=local uses namespaces without a private /proc, so that containers see the processes of this "
+                "machine: %s",
+                where,
+            )
+        else:
+            _logger.info("container=local uses namespaces")
         await asyncio.to_thread(remove_stale)
         try:
             async with self(_PROBE) as container:
                 await container.exec("true", timeout_sec=30.0)
         except ContainerError as error:
+            what = f"container=local cannot start a container on this machine{is_a_container()}: {error}"
+            if container_evidence() and os.geteuid() != 0:
+                raise PreflightError(
+                    f"{what} Without namespaces, commands run in the paths of the machine itself, such as /app, which "
+                    f"only root can make. {WAYS_OUT}"
+                ) from error
             raise PreflightError(
-                f"container=local cannot start a container on this machine: {error} Remedies: run as root; or let "
-                "ordinary users make user namespaces (Ubuntu 24.04: the distribution's bubblewrap 0.11 or newer, or "
-                "an AppArmor profile for bwrap); or use container=docker."
+                f"{what} Remedies: run as root; or let ordinary users make user namespaces (Ubuntu 24.04: the "
+                "distribution's bubblewrap 0.11 or newer, or an AppArmor profile for bwrap); or use container=docker; "
+                "or, as root and without any isolation, container=host."
             ) from error
 
     def check_snapshots(self) -> None:
-        """Passes: files of local containers can be captured."""
+        """Passes, if local containers have files of their own.
+
+        Raises:
+            ConfigError: This machine allows no namespaces; see `HostContainerFactory`.
+        """
+        if self._host is not None:
+            self._host.check_snapshots()
 
     @classmethod
     def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:
@@ -117,6 +168,8 @@ class LocalContainerFactory(ContainerFactoryBase):
                 networks that differ between phases.
             TaskError: The Dockerfile is missing or malformed.
         """
+        if self._host is not None:
+            return self._host.check(spec)
         if spec.gpus:
             raise UnsupportedTaskError(
                 f"{spec.name}: container=local has no GPUs, the task asks for {spec.gpus}. Leave this task out."

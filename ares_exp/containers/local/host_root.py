@@ -181,11 +181,17 @@ def _hidden(directory: Path) -> Iterator[Path]:
 
 
 def _hide(path: Path, layer: Path) -> None:
-    """Puts a whiteout (a 0/0 character device, which any user may make) over the host's entry."""
+    """Puts a whiteout (a 0/0 character device, which any user may make) over the host's entry.
+
+    An overlay, such as the root of a Docker container, holds no whiteouts: there, an empty file hides the entry.
+    """
     target = layer / path.relative_to("/")
     for parent in reversed(path.relative_to("/").parents[:-1]):
         _mirror(Path("/", parent), layer / parent)
-    os.mknod(target, stat.S_IFCHR, os.makedev(0, 0))
+    try:
+        os.mknod(target, stat.S_IFCHR, os.makedev(0, 0))
+    except PermissionError:
+        target.touch(mode=0o000)
 
 
 def _mirror(path: Path, target: Path) -> None:

@@ -1,8 +1,9 @@
 """The bubblewrap process of one local container, its first process inside, and streams to new shells in it.
 
-The container's PID 1 is a bash that reads requests from its stdin, which only this process holds: at end of file (the
-runner stopped the container, or died) it ends, and the kernel kills everything in the container. As PID 1 it cannot be
-killed from inside, and it reaps orphaned processes.
+The container's first process is a bash that reads requests from its stdin, which only this process holds: at end of
+file (the runner stopped the container, or died) it ends, and the kernel kills everything in the container. As PID 1 it
+cannot be killed from inside, and it reaps orphaned processes. Without a PID namespace, a `guardian` starts that bash,
+kills everything and reaps orphaned processes.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ares_exp.cancellation import finish
 from ares_exp.containers.container import User
+from ares_exp.containers.local import guardian
 from ares_exp.containers.local.bubblewrap import CHANNELS
 from ares_exp.containers.local.cgroup import RECORD, Reserve, lack_of_memory
 from ares_exp.containers.local.fifo_stream import FifoStream, fifo_pair
@@ -79,7 +83,7 @@ attach() {
   become=()
   [ "$3" = - ] || become "$3"
   echo ok
-  if [ "$2" = clean ]; then exec "$env" -i HOME="$HOME" "${become[@]}" /bin/sh; fi
+  if [ "$2" = clean ]; then exec "$env" -i HOME="$HOME" ${MARK:+MARK="$MARK"} "${become[@]}" /bin/sh; fi
   exec "${become[@]}" /bin/sh
 }
 echo ready
@@ -87,23 +91,62 @@ exec >/dev/null 2>&1
 trap 'exec /bin/bash CHANNELS/serve' EXIT  # a bash that cannot fork gives up
 while read -r id environment user; do attach "$id" "$environment" "$user" & done
 trap - EXIT
-""".replace("SEARCH_PATH", SEARCH_PATH).replace("CHANNELS", CHANNELS)
-_FIRST_PROCESS = ("--as-pid-1", "--", "/bin/bash", f"{CHANNELS}/serve")
+""".replace("SEARCH_PATH", SEARCH_PATH).replace("MARK", guardian.MARK)
 
 
-class BubblewrapProcess:
-    """The bubblewrap process of a container and the shells in it. Made by `launch`, ended by `kill`."""
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How the first process of a container is started.
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], control: FifoStream, directory: Path, *, files_in_memory: bool
-    ) -> None:
+    Attributes:
+        directory: The container's directory on this machine, with `channels/` and the names of its cgroups in it.
+        bwrap: bubblewrap; `None`: the process runs directly on this machine.
+        arguments: Its arguments, from `bubblewrap.bwrap_arguments`.
+        is_guarded: Whether it has no PID namespace, so that a guardian ends its processes.
+        env: Without bubblewrap: the environment.
+        held: Without bubblewrap: a descriptor that the guardian keeps open until it ends.
+        files_in_memory: Whether the container's files count as its memory.
+    """
+
+    directory: Path
+    bwrap: Path | None = None
+    arguments: Sequence[str] = ()
+    is_guarded: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
+    held: int | None = None
+    files_in_memory: bool = False
+
+    @property
+    def channels(self) -> str:
+        """The directory of the FIFOs as the container sees it."""
+        return CHANNELS if self.bwrap is not None else str(self.directory / "channels")
+
+    def command(self, options: Sequence[str]) -> list[str | Path]:
+        """Returns the command line.
+
+        Args:
+            options: bubblewrap's.
+        """
+        words: list[str | Path] = ["/bin/bash", f"{self.channels}/serve"]
+        if self.bwrap is not None:
+            first = () if self.is_guarded else ("--as-pid-1",)
+            words = ["/bin/sh", "-c", _LAUNCH, "sh", self.directory, self.bwrap, *options, *first, "--", *words]
+        if self.is_guarded:
+            words = [sys.executable, "-I", "-S", guardian.__file__, self.directory, *words]
+        return words
+
+
+class ContainerProcess:
+    """The first process of a container and the shells in it. Made by `launch`, ended by `kill`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], control: FifoStream, how: Launch) -> None:
 
         self._process = process
         self._control = control
-        self._directory = directory
-        self._files_in_memory = files_in_memory
-        self._channels = directory / "channels"
-        self._reserve = Reserve(directory)
+        self._how = how
+        self._directory = how.directory
+        self._channels = how.directory / "channels"
+        self._reserve = Reserve(how.directory)
         self._count = 0
         self._streams: list[FifoStream] = []
         self._loop = asyncio.get_running_loop()
@@ -112,60 +155,58 @@ class BubblewrapProcess:
         self._loop.add_reader(self._pidfd, self._reap)
 
     @classmethod
-    async def launch(
-        cls, bwrap: Path, arguments: Sequence[str], directory: Path, *, files_in_memory: bool
-    ) -> BubblewrapProcess:
-        """Starts bubblewrap and waits until its first process answers. The caller bounds it; after an error none runs.
-
-        Args:
-            bwrap: The program.
-            arguments: From `bubblewrap.bwrap_arguments`.
-            directory: The container's directory on the host, with `channels/` and the names of its cgroups in it.
-            files_in_memory: Whether the container's files count as its memory.
+    async def launch(cls, how: Launch) -> ContainerProcess:
+        """Starts the first process and waits until it answers. The caller bounds it; after an error none runs.
 
         Raises:
             ContainerStartError: With the message of bubblewrap.
         """
-        started = cls._spawn(bwrap, arguments, directory, files_in_memory=files_in_memory)
+        started = cls._spawn(how)
         try:
             if await started._control.read_line() != "ready\n":
                 await asyncio.wait_for(started._exited.wait(), _KILL_SEC)
-                raise ContainerStartError(f"The bubblewrap sandbox did not start: {started.why_ended()}.")
+                what = "bubblewrap sandbox" if how.bwrap is not None else "first process"
+                raise ContainerStartError(f"The {what} did not start: {started.why_ended()}.")
         except BaseException:
             await finish(started.kill())
             raise
         return started
 
     @classmethod
-    def _spawn(
-        cls, bwrap: Path, arguments: Sequence[str], directory: Path, *, files_in_memory: bool
-    ) -> BubblewrapProcess:
-        (directory / "channels" / "serve").write_text(_SERVE)
+    def _spawn(cls, how: Launch) -> ContainerProcess:
+        directory = how.directory
+        (directory / "channels" / "serve").write_text(_SERVE.replace("CHANNELS", how.channels))
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
-            # In memory, not on the command line, which every user of the host may read.
-            words = _in_memory(b"".join(os.fsencode(word) + b"\0" for word in arguments), theirs)
-            filters = [_in_memory(code, theirs) for code in (compiled_filter(),) if code is not None]
-            info = theirs.enter_context((directory / _INFO).open("wb")).fileno()
-            options = ["--args", str(words), "--info-fd", str(info)]
-            options += [word for fd in filters for word in ("--seccomp", str(fd))]
+            options: list[str] = []
+            passed = [how.held] if how.held is not None else []
+            if how.bwrap is not None:
+                # In memory, not on the command line, which every user of the host may read.
+                words = _in_memory(b"".join(os.fsencode(word) + b"\0" for word in how.arguments), theirs)
+                filters = [_in_memory(code, theirs) for code in (compiled_filter(),) if code is not None]
+                info = theirs.enter_context((directory / _INFO).open("wb")).fileno()
+                options += ["--args", str(words), "--info-fd", str(info)]
+                options += [word for fd in filters for word in ("--seccomp", str(fd))]
+                passed += [words, info, *filters]
             requests, requests_in = _pipe(reader=theirs, writer=ours)
             answers, answers_in = _pipe(reader=ours, writer=theirs)
             for descriptor in (requests_in, answers):
                 os.set_blocking(descriptor, False)
+            env = {"PATH": SEARCH_PATH} if how.bwrap is not None else dict(how.env)
             process = subprocess.Popen(
-                ["/bin/sh", "-c", _LAUNCH, "sh", directory, bwrap, *options, *_FIRST_PROCESS],
+                how.command(options),
                 stdin=requests,
                 stdout=answers_in,
                 stderr=theirs.enter_context((directory / "errors").open("wb")),
-                pass_fds=[words, info, *filters],
-                env={"PATH": SEARCH_PATH},  # inside, /proc/1/environ shows what bwrap was started with
+                pass_fds=passed,
+                # Inside, /proc/1/environ shows what bwrap was started with.
+                env=env | ({guardian.MARK: directory.name} if how.is_guarded else {}),
                 cwd="/",
                 start_new_session=True,
             )
             ours.callback(process.wait)
             ours.callback(process.kill)
             control = FifoStream(reader=answers, writer=requests_in)
-            started = cls(process, control, directory, files_in_memory=files_in_memory)
+            started = cls(process, control, how)
             ours.pop_all()  # now owned by the process object
             return started
 
@@ -180,8 +221,13 @@ class BubblewrapProcess:
         Raises:
             OSError: The container has ended, or the address is taken.
         """
-        about = json.loads((self._directory / _INFO).read_text())
+        about = self._namespaces()
         return listen_in_namespace(about["child-pid"], about["net-namespace"], address)
+
+    def _namespaces(self) -> dict[str, int]:
+        """Returns the numbers of the first process and of its namespaces, as bubblewrap reported them."""
+        about: dict[str, int] = json.loads((self._directory / _INFO).read_text())
+        return about
 
     async def open_terminal(
         self, user: User, *, columns: int, lines: int, env: Mapping[str, str], workdir: str
@@ -199,9 +245,9 @@ class BubblewrapProcess:
             ContainerDiedError: The container has ended, or does not answer.
             ContainerError: The container has no such user.
         """
-        about = json.loads((self._directory / _INFO).read_text())
         try:
-            terminal, path = open_pseudo_terminal(about["child-pid"], columns=columns, lines=lines)
+            pid = os.getpid() if self._how.bwrap is None else self._namespaces()["child-pid"]
+            terminal, path = open_pseudo_terminal(pid, columns=columns, lines=lines)
         except OSError as error:
             raise ContainerError(f"The local container has no terminal: {error}.") from error
         self._streams.append(terminal)
@@ -276,6 +322,8 @@ class BubblewrapProcess:
     async def kill(self) -> None:
         """Ends the container, waits (milliseconds) for its processes to end, and closes every stream. Idempotent."""
         self._control.close()
+        if self.is_running:
+            self._process.send_signal(signal.SIGCONT)  # the container may have stopped a guardian
         try:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._exited.wait(), _GRACE_SEC)
@@ -303,7 +351,9 @@ class BubblewrapProcess:
         """Returns the reason for an end without `kill`, as a clause."""
         status = self._process.returncode or 0
         killer = status - 128 if status > 128 else -status  # of the container's first process, or of bubblewrap
-        if killer == signal.SIGKILL and (lack := lack_of_memory(self._directory, holds_files=self._files_in_memory)):
+        if killer == signal.SIGKILL and (
+            lack := lack_of_memory(self._directory, holds_files=self._how.files_in_memory)
+        ):
             return lack
         errors = self._directory / "errors"
         text = errors.read_text(errors="replace")[-2000:].strip().rstrip(".") if errors.exists() else ""

@@ -1,0 +1,219 @@
+"""The guardian of a container without a PID namespace: no process of the container outlives it.
+
+It starts the container's first process and adopts every process that loses its parent (`PR_SET_CHILD_SUBREAPER`),
+daemons included. When the first process ends, or the runner ends in any way, it kills all its descendants and removes
+the paths that the container made on this machine.
+
+It runs as a script, so it imports only the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+MADE = "made"
+"""The file in the directory of a guarded container that lists the paths that it made, one JSON object per line."""
+
+MARK = "ARES_CONTAINER"
+"""The environment variable of every process of a guarded container, with the name of its directory."""
+
+_SUBREAPER = 36
+_LOOK_EVERY_SEC = 0.002
+_KILL_SEC = 10.0
+
+
+def main(directory: Path, command: list[str]) -> int:
+    """Runs `command`; kills what it started when it ends or when the other end of stdin is closed.
+
+    Args:
+        directory: The container's directory.
+        command: The command line of the first process. It inherits stdin, stdout and stderr.
+
+    Returns:
+        Its exit code, 128 + n for death by signal n.
+    """
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    if ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "cannot adopt orphaned processes")
+    wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    ignored = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+    first = os.posix_spawn(command[0], command, os.environ, setsigdef=ignored)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 1)  # the runner sees the end of the first process's output
+    poll = select.poll()
+    poll.register(0, 0)  # only the hang-up: the first process reads the data
+    poll.register(wake, select.POLLIN)
+    status = None
+    while status is None:
+        ready = dict(poll.poll())
+        if wake in ready:
+            os.read(wake, 4096)
+        status = _reap().get(first)
+        if ready.get(0, 0) & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
+            break
+    end_descendants()
+    remove_made(directory, is_certain=True)
+    return 0 if status is None else status
+
+
+def _reap() -> dict[int, int]:
+    """Collects the ended children; returns their exit codes by process number.
+
+    Raises:
+        ChildProcessError: No child is left.
+    """
+    ended: dict[int, int] = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            if ended:
+                return ended
+            raise
+        if pid == 0:
+            return ended
+        code = os.waitstatus_to_exitcode(status)
+        ended[pid] = code if code >= 0 else 128 - code
+
+
+def end_descendants() -> None:
+    """Kills all descendants of this process, which adopts orphans, until it has no child left."""
+    stopped: set[int] = set()
+    deadline = time.monotonic() + _KILL_SEC  # the kernel may not let a process end, while its disk does not answer, say
+    with contextlib.suppress(ChildProcessError):
+        while time.monotonic() < deadline:
+            found = _descendants(os.getpid())
+            # A process that forks faster than we look is stopped first. SIGKILL also ends stopped processes.
+            _signal(found - stopped, signal.SIGSTOP)
+            if found <= stopped:
+                _signal(found, signal.SIGKILL)
+                time.sleep(_LOOK_EVERY_SEC)
+            stopped |= found
+            _reap()
+
+
+def end_marked(name: str) -> bool:
+    """Kills the processes of a container whose guardian is gone, found by their environment.
+
+    Args:
+        name: The name of the container's directory.
+
+    Returns:
+        Whether none is left.
+    """
+    mark, deadline = f"{MARK}={name}".encode(), time.monotonic() + _KILL_SEC
+    while found := {pid for pid in _processes() if mark in _environment(pid)}:
+        if time.monotonic() > deadline:
+            return False
+        _signal(found, signal.SIGKILL)
+        time.sleep(_LOOK_EVERY_SEC)
+    return True
+
+
+def remove_made(directory: Path, *, is_certain: bool) -> list[str]:
+    """Removes the paths that a container made on this machine, and then the list of them. Blocking.
+
+    Args:
+        directory: The container's directory.
+        is_certain: Whether the container has just ended. If not, a path that is not the recorded one any more is kept:
+            a user may have made it since.
+
+    Returns:
+        The paths that remain.
+    """
+    try:
+        lines = (directory / MADE).read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    made: dict[str, tuple[bool, list[int] | None]] = {}
+    for line in lines:
+        with contextlib.suppress(ValueError):  # a last line that was not written in full
+            record = json.loads(line)
+            made[record["path"]] = (record["is_kept"], record["id"])
+    remaining = [
+        path
+        for path, (is_kept, inode) in made.items()
+        if not _remove(Path(path), is_kept=is_kept, inode=inode, is_certain=is_certain)
+    ]
+    if not remaining:
+        (directory / MADE).unlink(missing_ok=True)
+    return remaining
+
+
+def _remove(path: Path, *, is_kept: bool, inode: list[int] | None, is_certain: bool) -> bool:
+    """Removes a path, or only the contents of a directory that existed before; returns whether they are gone."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return True
+    is_directory, is_same = stat.S_ISDIR(found.st_mode), [found.st_dev, found.st_ino] == inode
+    if not is_same and (is_kept or not is_certain):
+        return is_kept
+    if is_kept:
+        for child in path.iterdir():
+            _delete(child)
+        return not any(path.iterdir())
+    if is_directory:
+        _delete(path)
+    else:
+        path.unlink(missing_ok=True)
+    return not os.path.lexists(path)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _descendants(root: int) -> set[int]:
+    """Returns the living descendants of a process."""
+    children: dict[int, list[int]] = {}
+    for pid in _processes():
+        with contextlib.suppress(OSError):
+            state, parent = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+            if state not in "ZX":
+                children.setdefault(int(parent), []).append(pid)
+    found: set[int] = set()
+    waiting = [root]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found.update(below)
+        waiting += below
+    return found
+
+
+def _processes() -> Iterator[int]:
+    return (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def _signal(pids: set[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,167 @@
+"""The paths of this machine that a task uses with `container=host`: checked, recorded, and removed with the episode.
+
+The record (`guardian.MADE`) is written before a task's files are, so that the guardian, the next run or `clean` can
+remove them after any end of this process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+import stat
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.dockerfile.reading import CopyStep, Dockerfile, MakeDirectoryStep
+from ares_exp.containers.dockerfile.steps import find_sources
+from ares_exp.containers.local.guardian import MADE
+from ares_exp.errors import ContainerStartError, TransferError, UnsupportedTaskError
+
+
+class MachinePaths:
+    """The paths that one container makes on this machine. Methods block."""
+
+    def __init__(self, directory: Path) -> None:
+        """Starts an empty record.
+
+        Args:
+            directory: The container's directory.
+        """
+        self._file = directory / MADE
+        self._file.touch()
+        self._known: set[str] = set()
+        self._unsettled: set[str] = set()
+        self._lock = threading.Lock()
+
+    def claim(self, path: str) -> None:
+        """Reserves a directory that the task fills. It must be missing or empty, and is not created here.
+
+        Raises:
+            ContainerStartError: It exists and is not empty.
+        """
+        if is_occupied(path):
+            raise ContainerStartError(f"{_occupied(path)}.")
+        with self._lock:
+            if Path(path).is_dir():
+                self._write(path, is_kept=True)
+            elif not self._covers(top := _first_missing(path)):
+                self._unsettled.add(top)
+                self._write(top, is_kept=False)
+
+    def settle(self) -> None:
+        """Records which file or directory a reserved path is, once it exists."""
+        with self._lock:
+            for path in [path for path in self._unsettled if os.path.lexists(path)]:
+                self._unsettled.discard(path)
+                self._write(path, is_kept=False)
+
+    def make_room(self, source: Path, target: str) -> None:
+        """Records what an upload will create.
+
+        Args:
+            source: A file, or a directory whose contents are copied into the directory `target`.
+            target: An absolute path.
+
+        Raises:
+            TransferError: A directory above `target` cannot be made.
+        """
+        is_directory = source.is_dir()
+        needed = [(target, is_directory)]
+        if is_directory:
+            needed += [(posixpath.join(target, child.name), child.is_dir()) for child in source.iterdir()]
+        try:
+            with self._lock:
+                for path, is_folder in needed:
+                    self._create_first_missing(path, is_directory=is_folder)
+        except OSError as error:
+            raise TransferError(f"Cannot copy {source} to {target} on this machine: {error}.") from error
+        self.settle()
+
+    def _create_first_missing(self, path: str, *, is_directory: bool) -> None:
+        if os.path.lexists(path):
+            return
+        top = _first_missing(path)
+        if self._covers(top) and top not in self._unsettled:
+            return
+        if is_directory or top != path:
+            Path(top).mkdir()
+        else:  # the upload replaces it
+            Path(top).touch()
+        self._unsettled.discard(top)
+        self._write(top, is_kept=False)
+
+    def _covers(self, path: str) -> bool:
+        return any(str(one) in self._known for one in (Path(path), *Path(path).parents))
+
+    def _write(self, path: str, *, is_kept: bool) -> None:
+        self._known.add(path)
+        try:
+            found = os.lstat(path)
+            inode = [found.st_dev, found.st_ino]
+        except FileNotFoundError:
+            inode = None
+        with self._file.open("a") as file:
+            file.write(json.dumps({"path": path, "is_kept": is_kept, "id": inode}) + "\n")
+
+
+def check_paths(spec: ContainerSpec, dockerfile: Dockerfile | None) -> None:
+    """Checks that a task's files do not meet files of this machine.
+
+    Raises:
+        UnsupportedTaskError: They do; with the paths.
+    """
+    found = [_occupied(path) for path in task_directories(spec, dockerfile) if is_occupied(path)]
+    if dockerfile is not None and spec.context_dir is not None:
+        for step in dockerfile.steps:
+            if isinstance(step, CopyStep):
+                found += [f"{path} exists" for path in _replaced(step, spec.context_dir)]
+                found += [f"its Dockerfile fills {one}" for one in spec.directories if _is_below(step.target, one)]
+    if found:
+        raise UnsupportedTaskError(
+            f"{spec.name}: container=host uses the paths of this machine, and {'; '.join(dict.fromkeys(found))}. "
+            "Move existing files away, or use container=docker."
+        )
+
+
+def task_directories(spec: ContainerSpec, dockerfile: Dockerfile | None) -> list[str]:
+    """Returns the directories that a task fills: of its Dockerfile, its mounts and its episode."""
+    steps = dockerfile.steps if dockerfile is not None else ()
+    made = [step.path.rstrip("/") for step in steps if isinstance(step, MakeDirectoryStep)]
+    return [path for path in dict.fromkeys((*made, *spec.directories, *(one.target for one in spec.mounts))) if path]
+
+
+def is_occupied(path: str) -> bool:
+    """Returns whether a path exists and is not an empty directory."""
+    if not os.path.lexists(path):
+        return False
+    return not stat.S_ISDIR(os.lstat(path).st_mode) or any(Path(path).iterdir())
+
+
+def _first_missing(path: str) -> str:
+    """Returns the topmost part of a missing path that does not exist."""
+    missing = Path(path)
+    while not os.path.lexists(missing.parent):
+        missing = missing.parent
+    return str(missing)
+
+
+def _is_below(path: str, directory: str) -> bool:
+    return Path(path).is_relative_to(directory)
+
+
+def _occupied(path: str) -> str:
+    return f"{path} exists and is not an empty directory"
+
+
+def _replaced(step: CopyStep, context: Path) -> Iterable[str]:
+    """Returns the files of this machine that a COPY would replace."""
+    into = step.target.endswith("/") or Path(step.target).is_dir()
+    for source in find_sources(step, context):
+        if source.is_dir():
+            targets = [posixpath.join(step.target, child.name) for child in source.iterdir() if not child.is_dir()]
+        else:
+            targets = [posixpath.join(step.target, source.name) if into else step.target]
+        yield from (target for target in targets if os.path.lexists(target))
