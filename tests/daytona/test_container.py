@@ -315,6 +315,7 @@ WORKDIR deeper
 SEEN = "pwd; id -un; echo $FIRST $SECOND; tool; cd /app; ls -lnR --time-style=+ .; cat data"
 
 
+@pytest.mark.root
 async def test_a_dockerfile_with_local_files_gives_what_its_build_gives(emulator: Emulator, tmp_path: Path) -> None:
     """The service builds what needs no file, and has no object store; the rest is done in the sandbox."""
     (tmp_path / "Dockerfile").write_text(DOCKERFILE)
@@ -337,6 +338,7 @@ async def test_a_dockerfile_with_local_files_gives_what_its_build_gives(emulator
     assert "relative" in seen[0]
 
 
+@pytest.mark.root
 async def test_a_dockerfile_is_built_by_the_service_where_no_file_is_needed(emulator: Emulator, tmp_path: Path) -> None:
     text = DOCKERFILE.replace("COPY tool.sh data ./", "RUN echo echo built >tool.sh")
     (tmp_path / "Dockerfile").write_text(text)

@@ -12,6 +12,7 @@ import pytest
 
 from ares_exp.containers.container import ContainerFactory, ContainerSpec
 from ares_exp.containers.daytona.factory import DaytonaContainerFactory
+from ares_exp.containers.local.bubblewrap import is_privileged
 from ares_exp.containers.network_policy import NO_NETWORK, NetworkMode
 from ares_exp.testing.container_contract import ContainerContract
 from ares_exp.testing.door_contract import RelayedDoorContract
@@ -40,6 +41,7 @@ NETWORKS = pytest.mark.parametrize(
 
 class TestDaytonaContainer(ContainerContract):
     by_night = frozenset({"test_many_commands_at_once"})  # `test_many_sandboxes_and_commands_at_once` says it, too
+    other_user = "nobody" if is_privileged() else None
     networks = frozenset({"no-network"})  # the emulator's sandboxes are local boxes here
 
     @pytest.fixture

@@ -157,6 +157,7 @@ async def test_an_answer_without_end(
         await factory._connections.release(connection)
 
 
+@pytest.mark.root
 async def test_users(box: DaytonaContainer) -> None:
     for user, said in {
         "root": "0 0",
@@ -170,6 +171,7 @@ async def test_users(box: DaytonaContainer) -> None:
         assert (await box.exec("echo $(id -u) $(id -g)", user=user)).output == f"{said}\n"
 
 
+@pytest.mark.root
 async def test_what_another_user_started_is_ended(box: DaytonaContainer) -> None:
     late = await box.exec("echo begun; (trap '' TERM; sleep 4324) & sleep 4324", user="nobody", timeout_sec=1)
     assert (late.output, late.timed_out) == ("begun\n", True)

@@ -346,6 +346,7 @@ def built(planned: ImagePlan, directory: Path) -> LocalContainer:
 
 
 @pytest.mark.local
+@pytest.mark.root
 @pytest.mark.once
 async def test_the_rest_is_done_in_a_running_sandbox_as_a_builder_does_it(tmp_path: Path) -> None:
     task = context_with_a_tree(tmp_path / "context", REST)

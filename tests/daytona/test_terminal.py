@@ -57,6 +57,7 @@ async def test_a_shell_of_its_own_on_a_terminal(sandbox: DaytonaContainer, emula
     assert "se\\ncret" not in str([request.query for request in emulator.requests if "pty" in request.path])
 
 
+@pytest.mark.root
 async def test_of_another_user(sandbox: DaytonaContainer) -> None:
     session = TerminalSession(await sandbox.open_terminal(columns=80, lines=24, user="nobody"))
     seen = await until(session, "tail", "id -un; echo x > $(tty); echo ta''il\r")
