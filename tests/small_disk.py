@@ -45,22 +45,29 @@ def small_disk(path: Path) -> Iterator[SmallDisk]:
 
 
 class MountedFolder:
-    """A folder that is mounted in another place, and keeps its files while it is not."""
+    """A folder that is mounted in another place, and keeps its files while it is not.
+
+    Attributes:
+        is_mounted: Whether it is mounted.
+    """
 
     def __init__(self, folder: Path, path: Path) -> None:
         """Makes the folder, and mounts it on `path`."""
         folder.mkdir(parents=True)
         self._folder, self._path = folder, path
+        self.is_mounted = False
         self.mount()
 
     def mount(self) -> None:
         """Mounts it."""
         self._path.mkdir(parents=True, exist_ok=True)
         subprocess.run(["mount", "--bind", self._folder, self._path], check=True)
+        self.is_mounted = True
 
     def unmount(self) -> None:
         """Takes it away at once, although processes have open files on it."""
         subprocess.run(["umount", "--lazy", self._path], check=True)
+        self.is_mounted = False
 
 
 @contextlib.contextmanager
@@ -70,5 +77,5 @@ def mounted_folder(folder: Path, path: Path) -> Iterator[MountedFolder]:
     try:
         yield mounted
     finally:
-        if path.is_mount():
+        if mounted.is_mounted:
             mounted.unmount()

@@ -25,7 +25,7 @@ class RepeatedWarnings(logging.Filter):
         """Returns whether the record is to be shown."""
         if record.levelno != logging.WARNING:
             return True
-        kind = record.name, _kind(record)
+        kind = record.name, record.__dict__.get("kind") or kind_of(record)
         if kind not in self._first:
             self._first[kind] = record.getMessage()
             return True
@@ -38,7 +38,8 @@ class RepeatedWarnings(logging.Filter):
         return [f"{count:,} more like this in run.log: {_short(self._first[kind])}" for kind, count in more.items()]
 
 
-def _kind(record: logging.LogRecord) -> str:
+def kind_of(record: logging.LogRecord) -> str:
+    """Returns the words around the values of a record; of one that consists of values, its first value."""
     template = str(record.msg)
     if not template.startswith("%"):
         return template

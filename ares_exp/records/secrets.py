@@ -15,6 +15,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ares_exp.records.repeated_warnings import kind_of
+
 MASK = "***"
 
 LEAST_CHARS = 8
@@ -105,7 +107,8 @@ class SecretFilter(logging.Filter):
         self._typed = tuple(typed)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Changes the record in place; every record passes."""
+        """Changes the record in place, and keeps its kind as `record.kind`; every record passes."""
+        record.__dict__.setdefault("kind", kind_of(record))  # before the values are part of the text
         record.msg, record.args = self._mask(record.getMessage()), None
         if record.exc_info and not record.exc_text:
             record.exc_text = self._mask(logging.Formatter().formatException(record.exc_info))

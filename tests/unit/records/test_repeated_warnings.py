@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from ares_exp.records.repeated_warnings import RepeatedWarnings
+from ares_exp.records.secrets import SecretFilter
 
 
 @pytest.fixture
@@ -46,3 +47,13 @@ def test_the_first_of_a_kind_is_shown_and_the_others_are_counted(
         "26 more like this in run.log: The tracker failed: no disk",
     ]
     assert repeated.told() == []
+
+
+def test_masked_warnings_are_of_one_kind(terminal: tuple[logging.Logger, io.StringIO, RepeatedWarnings]) -> None:
+    logger, stream, repeated = terminal
+    for handler in logger.handlers:
+        handler.filters.insert(0, SecretFilter(["hidden"]))  # in a run, it comes first
+    for number in range(28):
+        logger.warning("The artifact %s was not collected: %s", f"/hidden{number}", "gone")
+    assert stream.getvalue() == "The artifact /***0 was not collected: gone\n"
+    assert repeated.told() == ["27 more like this in run.log: The artifact /***0 was not collected: gone"]
