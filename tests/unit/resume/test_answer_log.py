@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import resource
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ares_exp.errors import StorageError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage
 from ares_exp.records.results import EpisodeResult, Outcome
@@ -304,8 +304,7 @@ def test_large_logs_and_those_of_a_run_that_has_ended_are_removed(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_without_room_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
+def test_log_on_full_disk_takes_no_later_answer(tmp_path: Path) -> None:
     path = written(tmp_path, 1)
     log = AnswerLog(tmp_path, EPISODE)
     log.begin(exchanges(1))
@@ -313,21 +312,31 @@ def test_a_disk_without_room_is_told_once(tmp_path: Path, caplog: pytest.LogCapt
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, hard))
     try:
-        log.append(request(1), ANSWERS[1])
-        log.append(request(2), ANSWERS[2])
+        with pytest.raises(StorageError, match=rf"cannot write {path}: (No space|File too large)"):
+            log.append(request(1), ANSWERS[1])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert caplog.text.count("cannot be resumed") == 1
-    log.append(request(2), ANSWERS[2])
+    with pytest.raises(StorageError):
+        log.append(request(2), ANSWERS[2])
+    with pytest.raises(StorageError):
+        log.check()
     assert path.read_bytes() == before, "one answer is missing: no later one is of use"
 
 
-def test_a_log_that_cannot_be_begun(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_without_folder_raises(tmp_path: Path) -> None:
     (tmp_path / "answers").write_text("no folder")
     log = AnswerLog(tmp_path / "answers", EPISODE)
-    assert not log.begin(exchanges(1))
-    log.append(request(1), ANSWERS[1])
-    assert caplog.text.count("cannot be resumed") == 1
+    with pytest.raises(StorageError):
+        log.begin(exchanges(1))
+
+
+def test_deleted_log_is_noticed_before_request(tmp_path: Path) -> None:
+    log = AnswerLog(tmp_path, EPISODE)
+    log.begin([])
+    log.check()
+    (tmp_path / f"{EPISODE.episode_id}.jsonl").unlink()
+    with pytest.raises(StorageError, match="No such file"):
+        log.check()
 
 
 @pytest.mark.parametrize("count", ["many", -1, 10**400], ids=["text", "negative", "endless"])

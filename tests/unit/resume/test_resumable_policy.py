@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ares_exp.errors import PolicyError, RefusalError, ResumeDivergedError, UnansweredError
+from ares_exp.errors import PolicyError, RefusalError, ResumeDivergedError, StorageError, UnansweredError
 from ares_exp.llms.request import LLMRequest, Origin
 from ares_exp.llms.response import LLMResponse
 from ares_exp.resume.answer_log import AnswerLog, Exchange, LoggedEpisode, answers, logged_episodes
@@ -149,12 +149,14 @@ async def test_where_it_differs_it_may_start_anew(tmp_path: Path) -> None:
     assert (len(policy.given_again.answers), policy.given_again.diverged_at) == (1, 1)
 
 
-async def test_a_disk_without_room_where_it_differs_is_no_error_of_the_policy(tmp_path: Path) -> None:
-    policy, _ = resumed(tmp_path / "answers")
+async def test_disk_without_room_where_it_differs_ends_run(tmp_path: Path) -> None:
+    policy, client = resumed(tmp_path / "answers")
     (tmp_path / "answers" / "e.jsonl").unlink()
     (tmp_path / "answers").rmdir()
     (tmp_path / "answers").write_text("no folder")
-    assert await said(policy, "something else", "and more") == ["new 1", "new 2"]
+    with pytest.raises(StorageError):
+        await policy(request("something else"))
+    assert client.asked == []
 
 
 async def test_after_a_snapshot_it_goes_on_in_the_middle(tmp_path: Path) -> None:

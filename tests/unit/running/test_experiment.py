@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +24,9 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.policies.oracle import OraclePolicy
 from ares_exp.policies.policy import Policy, as_policy
+from ares_exp.records.results import Outcome
 from ares_exp.records.run_dir import RunDir
+from ares_exp.records.run_storage import PROBE_BYTES
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.running.budget import Budget, Limits
 from ares_exp.running.components import Components, Settings
@@ -33,6 +37,7 @@ from ares_exp.trackers.tracker import RunInfo
 from ares_exp.trajectories.atif.writer import to_atif
 from ares_exp.trajectories.collector_guard import as_collector
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
+from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
 from ares_exp.trajectories.records import EpisodeTrajectory
 from ares_exp.trajectories.stored_episodes import load
 from ares_exp.wrappers.drivers import drive_async_gym, drive_directly, drive_sync_gym
@@ -322,16 +327,110 @@ async def test_a_failing_tracker_changes_nothing_but_the_count(tmp_path: Path) -
     assert summary.complete
 
 
-async def test_a_full_disk_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class Full(RunDir):
-        def append_episodes(self, *rows: Any) -> None:
-            raise OSError(28, "No space left on device")
+class FailingRows(RunDir):
+    """A run directory in which no row can be written, except for the last call."""
 
-    summary = await play(experiment(tmp_path, run_dir=Full(tmp_path / "run")), tmp_path)
-    assert len(summary.results) == 3
-    assert summary.recording_failures == summary.unwritten_rows == 3
-    assert not summary.complete
-    assert "No space left" in caplog.text
+    def __init__(self, path: Path, *errors: OSError) -> None:
+        super().__init__(path)
+        self.errors = list(errors)
+
+    def append_episodes(self, *rows: Any) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
+        super().append_episodes(*rows)
+
+
+async def test_unwritten_row_ends_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    read_only = [OSError(30, "Read-only file system")] * 9
+    made = experiment(tmp_path, count=6, run_dir=FailingRows(tmp_path / "run", *read_only))
+    summary = await play(made, tmp_path)
+    assert [result.outcome for result in summary.results] == [Outcome.CANCELLED]
+    assert [result.error and result.error.type for result in summary.results] == ["StorageError"]
+    assert (summary.unwritten_rows, summary.recording_failures, summary.exit_code) == (1, 0, 1)
+    assert rows(tmp_path) == []
+    [warning] = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warning == summary.ended_by
+    assert f"cannot write {tmp_path}/run/episodes.jsonl: Read-only file system. Make it writable" in warning
+    assert f"`ares-exp resume={tmp_path}/run`" in warning
+
+
+async def test_reserve_takes_row_of_full_disk(tmp_path: Path) -> None:
+    full = OSError(28, "No space left on device")
+    summary = await play(experiment(tmp_path, count=6, run_dir=FailingRows(tmp_path / "run", full)), tmp_path)
+    assert rows(tmp_path)[0]["outcome"] == "completed"
+    assert len(rows(tmp_path)) < 6
+    assert (summary.unwritten_rows, summary.exit_code) == (0, 1)
+    assert "No space left on device. Free some disk space" in str(summary.ended_by)
+
+
+def fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the writes of the reserve and the probe fail."""
+    urandom = os.urandom
+
+    def full(size: int) -> bytes:
+        if size >= PROBE_BYTES:
+            raise OSError(28, "No space left on device")
+        return urandom(size)
+
+    monkeypatch.setattr("ares_exp.records.run_storage.os.urandom", full)
+
+
+class LosingCollector(MemoryTrajectoryCollector):
+    """A collector that cannot keep an episode because of an error."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def end_episode(self, **how: Any) -> Any:
+        raise self.error
+
+
+async def test_lost_trajectory_ends_run_and_is_due(tmp_path: Path) -> None:
+    collectors = {"json": LosingCollector(OSError(122, "Disk quota exceeded"))}
+    summary = await play(experiment(tmp_path, count=6, collectors=collectors), tmp_path)
+    assert {row["outcome"] for row in rows(tmp_path)} == {"cancelled"}
+    assert {row["reward"] for row in rows(tmp_path)} == {None}
+    assert len(rows(tmp_path)) < 6
+    assert "Disk quota exceeded" in str(summary.ended_by)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), FileNotFoundError(2, "No such file", "elsewhere")], ids=str)
+async def test_bug_in_collector_ends_no_run(tmp_path: Path, error: Exception) -> None:
+    summary = await play(experiment(tmp_path, collectors={"json": LosingCollector(error)}), tmp_path)
+    assert [row["outcome"] for row in rows(tmp_path)] == ["completed"] * 3
+    assert (summary.ended_by, summary.recording_failures) == (None, 3)
+
+
+async def test_failure_on_full_disk_leaves_episode_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def trouble(where: str) -> None:
+        if where == "step":
+            fill_disk(monkeypatch)
+            raise RuntimeError("the verifier could not write a file")
+
+    summary = await play(experiment(tmp_path, count=6, trouble=trouble), tmp_path)
+    assert [row["outcome"] for row in rows(tmp_path)] == ["cancelled"]
+    assert summary.ended_by is not None
+
+
+async def test_run_without_space_for_reserve_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill_disk(monkeypatch)
+    with pytest.raises(
+        ConfigError, match=r"Expected 1\.1 MiB of free disk space in the run directory .*, got: No space"
+    ):
+        await play(experiment(tmp_path), tmp_path)
+    assert rows(tmp_path) == []
+
+
+async def test_deleted_run_directory_ends_run(tmp_path: Path) -> None:
+    async def trouble(where: str) -> None:
+        if where == "step" and len(rows(tmp_path)) == 1:
+            shutil.rmtree(tmp_path / "run")
+
+    summary = await play(experiment(tmp_path, count=6, trouble=trouble), tmp_path)
+    assert [result.outcome for result in summary.results] == [Outcome.COMPLETED, Outcome.CANCELLED]
+    assert (summary.exit_code, summary.unwritten_rows) == (1, 1)
+    assert f"its directory {tmp_path}/run was deleted, moved or unmounted" in str(summary.ended_by)
 
 
 async def test_an_interrupt_is_bounded_and_leaves_a_row_for_every_episode(

@@ -27,6 +27,7 @@ PLANNED = plan_episodes(["a"], attempts=1, seed=0)[0]
 
 def test_whatever_a_component_does_the_row_can_be_read_back(tmp_path: Path) -> None:
     episode, run_dir = RunningEpisode(planned=PLANNED), RunDir(tmp_path)
+    run_dir.episodes.touch()
     run_dir.append_episodes(episode.row_of(episode.to_result(AgentError("x" * 5_000_000))))
     episode.last = TimeStep("LAST", math.nan, 0.0, None)
     run_dir.append_episodes(episode.row_of(episode.to_result(None)))
