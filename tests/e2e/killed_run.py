@@ -268,6 +268,26 @@ def check_asked(run: KilledRun, whole: KilledRun, *, concurrency: int = CONCURRE
     assert summary["scored"] == summary["planned"] == whole.summary["planned"] > 0
 
 
+def check_stopped(run: KilledRun, asked: int, cause: str) -> None:
+    """Checks that a run whose disk failed reported once where and why it stopped, and left episodes for a resume.
+
+    Args:
+        run: The run.
+        asked: Number of requests when the disk failed.
+        cause: The error that the run reports.
+    """
+    assert asked <= run.endpoint.asked.total() <= asked + CONCURRENCY, "a request was sent after a failed write"
+    warnings = [line for line in run.said.splitlines() if line.startswith(("warning:", "error:"))]
+    warnings = [line for line in warnings if not line.startswith("warning: The artifact")]  # of an episode that ended
+    assert len(warnings) == 1, run.said
+    assert str(run.path) in warnings[0]
+    assert cause in warnings[0]
+    assert f"ares-exp resume={run.path}" in warnings[0]
+    assert "Traceback" not in run.said
+    assert "episodes finished" in run.said
+    assert f"{len(KINDS) * ATTEMPTS} of {len(KINDS) * ATTEMPTS} episodes finished" not in run.said
+
+
 def check_trajectories(run: KilledRun, whole: KilledRun) -> None:
     """All load, all have a row, and the final ones are those of the run that was not interrupted."""
     found, expected = run.trajectories(), whole.trajectories()
