@@ -1,0 +1,252 @@
+"""Each option of `agent`, `policy`, `container` and `collector`: an interrupted run resumes and reaches its results.
+
+The options are the files in `conf/`. An option without a recipe here fails its test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+import ares_exp
+from ares_exp.interception.wires.all_wires import wire_at
+from ares_exp.llms.response import LLMResponse, Usage
+from tests.conftest import ROOT
+from tests.docker.podman_service import missing_program, podman_service
+from tests.e2e.daytona_service import DaytonaService
+from tests.e2e.test_own_agents import SCRIPTS as OWN_SCRIPTS
+from tests.installed_agents import SCRIPTS as INSTALLED_SCRIPTS
+from tests.installed_agents import local_python
+from tests.interrupted_policy import INTERRUPT
+from tests.loopback_endpoint import Behaviour, LoopbackEndpoint, Received
+from tests.token_engine import TokenEngine
+
+pytestmark = pytest.mark.once
+
+TASK = ["env=harbor_samples", "env.tasks=[write-greeting]", "tracker=none", "retry=none", "hydra.run.dir=run"]
+PROGRAM = ROOT / "tests" / "data" / "agents" / "chat_agent.py"
+GREET = "```bash\necho Hello, harbor! > /app/greeting.txt\n```"
+SUBMIT = "```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"
+OPTION = Path("options/policy/interrupted.yaml")
+DOCKER, LOCAL, NIGHTLY = pytest.mark.docker, pytest.mark.local, pytest.mark.nightly
+SCRIPTS: dict[str, list[Any]] = {
+    **OWN_SCRIPTS,
+    **INSTALLED_SCRIPTS,
+    "shell": [GREET, SUBMIT],
+    "command": ["echo Hello, harbor! > /app/greeting.txt", "DONE"],
+}
+AGENT_OPTIONS = {
+    "command": ["agent.command='python3 /opt/agent.py'", f"agent.files={{/opt/agent.py: {PROGRAM}}}"],
+    "mini_swe_agent": [f"agent.pythons=['{local_python()}']"],
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a run with an option is started here.
+
+    Attributes:
+        words: Starts what the option needs for the duration of the test, and returns the overrides of the run.
+        marks: Marks of the test.
+        reward: The expected reward of each attempt.
+        interrupted: Whether the run is interrupted after the first response. Otherwise its first session is complete.
+    """
+
+    words: Callable[[ExitStack, pytest.MonkeyPatch], list[str]]
+    marks: tuple[pytest.MarkDecorator, ...] = (LOCAL,)
+    reward: float = 1.0
+    interrupted: bool = True
+
+
+def scripted(replies: list[Any]) -> list[str]:
+    """Returns the overrides of a policy that gives these replies and interrupts the run once."""
+    option = {"_target_": "tests.interrupted_policy.InterruptedPolicy", "_convert_": "all", "replies": replies}
+    OPTION.write_text(json.dumps(option))
+    INTERRUPT.touch()
+    return ["policy=interrupted"]
+
+
+def agent(name: str, *marks: pytest.MarkDecorator) -> Recipe:
+    def words(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        return [f"agent={name}", *AGENT_OPTIONS.get(name, []), "container=local", *scripted(SCRIPTS[name])]
+
+    return Recipe(words, (LOCAL, *marks))
+
+
+def collector(name: str) -> Recipe:
+    def words(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        return [f"collector={name}", "container=local", *scripted(SCRIPTS["shell"])]
+
+    return Recipe(words)
+
+
+def container(
+    name: str, mark: pytest.MarkDecorator, start: Callable[[ExitStack, pytest.MonkeyPatch], None] = lambda *_: None
+) -> Recipe:
+    def words(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        start(stack, monkeypatch)
+        return [f"container={name}", *scripted(SCRIPTS["shell"])]
+
+    return Recipe(words, (mark,))
+
+
+def start_daytona(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starts the emulator of the service."""
+    for name, value in stack.enter_context(DaytonaService()).env.items():
+        monkeypatch.setenv(name, value)
+
+
+def start_podman(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    if lacking := missing_program():
+        pytest.skip(f"{lacking} is not to be had here")
+    if os.getuid() != 0:
+        pytest.skip("the service of these tests is root's")
+    folder = Path("podman").absolute()
+    folder.mkdir()
+    monkeypatch.setenv("CONTAINER_HOST", stack.enter_context(podman_service(folder)))
+
+
+async def solve(_: web.Request, received: Received) -> web.StreamResponse:
+    """Answers by the wire of the request, with the reply of that turn."""
+    wire = wire_at(received.path)
+    assert wire is not None
+    asked = wire.read(received.body, received.headers)
+    turn = sum(message["role"] == "assistant" for message in asked.request.messages)
+    response = LLMResponse.from_text(SCRIPTS["shell"][turn], usage=Usage(10, 5), finish_reason="stop")
+    return web.Response(body=wire.whole(asked, response), content_type="application/json")
+
+
+async def interrupt(_: web.Request, received: Received) -> web.StreamResponse:
+    """Interrupts the run instead of answering."""
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.Event().wait()
+    raise AssertionError("unreachable: the client disconnects")
+
+
+def endpoint(name: str, behaviour: Callable[[], Behaviour] = lambda: solve, *options: str) -> Recipe:
+    def words(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        for key in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
+            monkeypatch.setenv(key, "sk-loopback")
+        answers = behaviour()
+        server = stack.enter_context(LoopbackEndpoint(otherwise=answers))
+        server.then(answers, interrupt)
+        return [f"policy={name}", "policy.model=m", f"policy.base_url={server.url}", "container=local"]
+
+    return Recipe(words)
+
+
+def replay(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Records the run that the policy replays."""
+    recorded = ["policy=oracle", "container=local", "hydra.run.dir=recorded"]
+    assert ares_exp.run([*TASK[:-1], *recorded], quiet=True).exit_code == 0
+    return ["policy=replay", "policy.trajectory=recorded", "container=local"]
+
+
+def tiny_model(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    from tests import tiny_model
+
+    tokenizer = tiny_model.tiny_tokenizer()
+    tiny_model.tiny_model(tokenizer).save_pretrained("model")
+    tokenizer.save_pretrained("model")
+    return ["policy=transformers", "policy.model=model", "policy.max_output_tokens=5", "container=local"]
+
+
+RECIPES: dict[str, dict[str, Recipe]] = {
+    "agent": {
+        **{name: agent(name) for name in ("shell", "terminal", "tools", "command")},
+        **{name: agent(name, pytest.mark.npm(name)) for name in ("claude_code", "codex", "mini_swe_agent")},
+        **{name: agent(name, pytest.mark.npm(name), NIGHTLY) for name in ("opencode", "qwen_code")},
+    },
+    "policy": {
+        **{name: endpoint(name) for name in ("anthropic", "chat_completions", "responses")},
+        **{name: endpoint(name, lambda: TokenEngine(SCRIPTS["shell"])) for name in ("sglang", "vllm")},
+        "nothing": Recipe(lambda *_: ["policy=nothing", "container=local"], reward=0.0, interrupted=False),
+        "oracle": Recipe(lambda *_: ["policy=oracle", "container=local"], interrupted=False),
+        "replay": Recipe(replay, interrupted=False),
+        "scripted": Recipe(
+            lambda *_: ["policy=scripted", f"policy.replies=['{GREET}','{SUBMIT}']", "container=local"],
+            interrupted=False,
+        ),
+        "transformers": Recipe(tiny_model, (LOCAL, pytest.mark.train), reward=0.0, interrupted=False),
+    },
+    "container": {
+        "daytona": container("daytona", LOCAL, start_daytona),
+        "docker": container("docker", DOCKER),
+        "local": container("local", LOCAL),
+        "podman": container("podman", DOCKER, start_podman),
+    },
+    "collector": {name: collector(name) for name in ("atif", "json", "jsonl", "memory", "none", "parquet")},
+}
+
+
+def options(group: str) -> list[Any]:
+    """Returns a parameter for each option of a group."""
+    names = sorted(path.stem for path in (ROOT / "conf" / group).glob("*.yaml"))
+    assert names, f"no options of {group}"
+    recipes = RECIPES[group]
+    return [
+        pytest.param(group, name, marks=recipes[name].marks if name in recipes else (), id=f"{group}={name}")
+        for name in names
+    ]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    OPTION.parent.mkdir(parents=True)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as made:
+        yield made
+
+
+def rows() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path("run/episodes.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("group", "name"), [one for group in RECIPES for one in options(group)])
+def test_interrupted_run_resumes(group: str, name: str, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert name in RECIPES[group], f"Add a recipe for {group}={name} to RECIPES."
+    recipe = RECIPES[group][name]
+    words = [*TASK, *recipe.words(stack, monkeypatch)]
+    if recipe.interrupted:
+        with pytest.raises(KeyboardInterrupt):
+            ares_exp.run(words, config_dirs=["options"], quiet=True)
+        assert [(row["outcome"], row["num_steps"]) for row in rows()] == [("cancelled", 1)]
+    else:
+        ares_exp.run(words, quiet=True)
+        assert [(row["attempt"], row["reward"]) for row in rows()] == [(0, recipe.reward)]
+
+    ares_exp.run(["resume=run", "attempts=2"], quiet=True)
+    final = sorted((row for row in rows() if row["outcome"] != "cancelled"), key=lambda row: row["attempt"])
+    assert [(row["attempt"], row["reward"]) for row in final] == [(0, recipe.reward), (1, recipe.reward)]
+    assert [(row["replayed"] or {}).get("steps") for row in final] == [1 if recipe.interrupted else None, None]
+    if group == "agent":
+        check_replay(final[1]["episode_id"])
+        check_branch(final[1]["episode_id"], SCRIPTS[name][1:])
+
+
+def check_replay(episode: str) -> None:
+    results = ares_exp.run([f"replay=run/{episode}", "hydra.run.dir=again"], quiet=True)
+    assert [row.reward for row in results.rows] == [1.0]
+
+
+def check_branch(episode: str, replies: list[Any]) -> None:
+    """Continues an episode after its first step with the rest of the script."""
+    scripted(replies)
+    INTERRUPT.unlink()
+    results = ares_exp.run([f"branch_from=run/{episode}@1", "hydra.run.dir=branch"], quiet=True)
+    assert [row.reward for row in results.rows] == [1.0]
+    assert results.exit_code == 0
