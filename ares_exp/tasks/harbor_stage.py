@@ -21,7 +21,7 @@ from ares_exp.tasks.environment_section import EnvironmentSection
 from ares_exp.tasks.harborignore import uploadable
 from ares_exp.tasks.image_files import upload_image_files
 from ares_exp.tasks.rewards import reaches
-from ares_exp.tasks.root_commands import empty, make_log_dirs
+from ares_exp.tasks.root_commands import empty, make_log_dirs, release_log_dir, reserve_log_dir
 from ares_exp.tasks.solution import find_solution, upload_solution
 from ares_exp.tasks.step_setup import longest_set_up_sec, set_up_step
 from ares_exp.tasks.task import Verdict
@@ -226,6 +226,7 @@ class HarborStage:
             return
         await make_log_dirs(container, AGENT_DIR)
         if self.follows_shared:
+            await release_log_dir(container, VERIFIER_DIR)
             await make_log_dirs(container, VERIFIER_DIR)
             await empty(container, TESTS_DIR)
         await set_up_step(container, self.folder, user=self.agent_user, health_check=self.step.healthcheck)
@@ -263,13 +264,15 @@ class HarborStage:
     async def clear(self, container: Container) -> Sequence[str]:
         """Empties `/logs/verifier` and `/tests`, before the collect hooks: what they leave there stays.
 
+        From now on only the verifier's user and root can write to `/logs/verifier`.
+
         Returns:
             `/tests`, if there was something: in a task without steps, what its image has there stays.
 
         Raises:
             ContainerError: The container failed.
         """
-        await make_log_dirs(container, VERIFIER_DIR)
+        await reserve_log_dir(container, VERIFIER_DIR, self.verifier_user)
         had_tests = await empty(container, TESTS_DIR)
         return (TESTS_DIR,) if had_tests and self.step is None else ()
 

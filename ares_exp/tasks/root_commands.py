@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 
-from ares_exp.containers.container import Container, Shell
+from ares_exp.containers.container import Container, Shell, User
 from ares_exp.errors import ContainerError, EpisodeError
 
 PLAIN_SHELL: Shell = "sh -c"
@@ -17,6 +17,25 @@ gone() { [ ! -e $1 ] && [ ! -L $1 ]; }
 clear() { rm -rf $1 2>/dev/null; gone $1 || is_empty $1 || mv $1 $1.left-$$; }
 """
 """Shell functions. What is mounted stays, and is emptied; what cannot be removed (too deep a tree) is moved away."""
+_RESERVE = """\
+umask 022
+close() { [ -O $1 ] || chown 0:0 $1; }
+note() { [ -z "$1" ] || [ "$1" = '0:0 755' ] || { rm -rf $above/.owner && echo "$1" >$above/.owner; }; }
+if [ -d $above ]; then
+  before=$(stat -c '%u:%g %a' $above)
+  { close $above && chmod 755 $above && note "$before"; } 2>/dev/null || clear $above
+fi
+if [ -d $folder ] && [ ! -L $folder ]; then close $folder && chmod 700 $folder; fi
+clear $folder || exit 1
+if ! mkdir -p $folder 2>/dev/null; then clear $above; mkdir -p $folder; fi &&
+chmod a+rx / $above && chmod 755 $folder
+"""
+"""Closes the directory above first: nothing in it can be replaced from then on. Its owner and mode are noted in it."""
+_RELEASE = """\
+owned=$above/.owner
+[ -f $owned ] && [ ! -L $owned ] || exit 0
+read -r owner mode <$owned && rm -f $owned && chown "$owner" $above && chmod "$mode" $above
+"""
 
 
 async def as_root(
@@ -66,6 +85,33 @@ async def make_log_dirs(container: Container, *folders: str) -> None:
         f"chmod a+rx / {above} && chmod 777 {listing}"
     )
     await as_root(container, _CLEAR + made, timeout_sec=CLEAR_TIMEOUT_SEC)
+
+
+async def reserve_log_dir(container: Container, folder: str, user: User | None) -> None:
+    """Makes an empty directory that only `user` and root can write to, whoever has written there before.
+
+    Processes of other users cannot replace it, either: the directory above belongs to root until `release_log_dir`.
+
+    Raises:
+        ContainerError: It could not be made, or the container failed.
+    """
+    names = f"folder={folder} above={posixpath.dirname(folder)}\n"
+    await as_root(container, _CLEAR + names + _RESERVE, timeout_sec=CLEAR_TIMEOUT_SEC)
+    found = await container.exec("id -u", cwd="/", user=user, timeout_sec=60, shell=PLAIN_SHELL)
+    number = found.output.strip()
+    if found.exit_code != 0 or not number.isdecimal():
+        raise ContainerError(f"Expected `id -u` to print the number of the user {user!r}, got: {number}")
+    if number != "0":
+        await as_root(container, f"chown {number} {folder}")
+
+
+async def release_log_dir(container: Container, folder: str) -> None:
+    """Gives the directory above `folder` the owner and the mode that it had before `reserve_log_dir`.
+
+    Raises:
+        ContainerError: That failed, or the container did.
+    """
+    await as_root(container, f"above={posixpath.dirname(folder)}\n{_RELEASE}")
 
 
 async def empty(container: Container, folder: str) -> bool:

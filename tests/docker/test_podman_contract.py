@@ -1,4 +1,4 @@
-"""The contracts of containers and of their doors, on Podman.
+"""The contracts of containers, of their doors, and of rewards, on Podman.
 
 Of both, what an engine has a part in; the rest by night.
 """
@@ -15,6 +15,7 @@ from ares_exp.containers.network_namespace import obstacle
 from ares_exp.testing.container_contract import ContainerContract
 from ares_exp.testing.door_contract import DoorContract
 from tests.docker.podman_service import IMAGE, missing_program, podman_service
+from tests.reward_contract import RewardContract
 
 # An image comes from the Docker engine.
 pytestmark = [pytest.mark.docker, pytest.mark.root, pytest.mark.once, pytest.mark.slow]
@@ -59,3 +60,7 @@ class TestPodmanContainer(OnPodman, ContainerContract):
 
 class TestPodmanDoors(OnPodman, DoorContract):
     by_night = frozenset(dir(DoorContract)) - OF_THE_ENGINE
+
+
+class TestPodmanRewards(OnPodman, RewardContract):
+    """The same verification as with Docker, in the containers of another engine."""

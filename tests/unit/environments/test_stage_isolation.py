@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from ares_exp.containers.local.bubblewrap import is_privileged
 from tests.unit.environments.snapshots import SUBMIT, last_message, run
-from tests.unit.environments.steps import FIRST, MakeSteps, shown
+from tests.unit.environments.steps import DOCKERFILE, FIRST, TWO_STEPS, MakeSteps, shown
 
 pytestmark = pytest.mark.local
 
@@ -106,3 +107,22 @@ async def test_nobody_but_its_stage_has_the_tests(make_environment: Any, make_st
     assert "test.sh" not in last_message(env)
     assert "shared" not in last_message(env)
     assert "reward" not in last_message(env)
+
+
+@pytest.mark.skipif(not is_privileged(), reason="local containers of an ordinary user have only one user")
+async def test_the_next_agent_can_write_to_the_logs_again(make_environment: Any, make_steps: MakeSteps) -> None:
+    modes = "stat -c '%U %a %n' /logs /logs/*"
+    files = {
+        "environment/Dockerfile": f"{DOCKERFILE}RUN chmod 777 . && mkdir -m 775 /logs && chown nobody:games /logs\n",
+        "steps/one/tests/test.sh": f"{FIRST}{modes}\n",
+    }
+    users = "[agent]\nuser = 'nobody'\n[verifier]\nuser = 'games'\n"
+    env = make_environment(make_steps(users + TWO_STEPS, files=files))
+    await env.reset()
+    await env.step(run(f"{modes} >before; echo one >log"))
+    await env.step(SUBMIT)
+    await env.step(run(f"cd /logs && touch verifier/x agent/x x && rm x && {modes} | diff /work/before -"))
+    assert "<exit_code>0</exit_code>" in last_message(env)
+    await env.step(run("cat before"))
+    assert "nobody 775 /logs\nroot 777 /logs/agent" in last_message(env)
+    assert (await env.step(SUBMIT)).reward == 0.75

@@ -1,0 +1,13 @@
+"""The contract of verification on sandboxes of the emulator, which are local containers."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.reward_contract import RewardContract
+
+pytestmark = [pytest.mark.local, pytest.mark.once]
+
+
+class TestDaytonaRewards(RewardContract):
+    """The fixture `factory` is the one of this folder."""
