@@ -41,6 +41,7 @@ SLOW = (
     "daytona/",
     "docker/",
     "e2e/",
+    "unit/containers/test_host_container.py",
     "unit/containers/test_leftover_groups.py",
     "unit/containers/test_local_escape.py",
     "unit/containers/test_local_lifetime.py",

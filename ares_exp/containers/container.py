@@ -346,6 +346,11 @@ class ContainerFactoryBase(ContainerFactory):
         return {}
 
     @property
+    def is_isolated(self) -> bool:
+        """Whether its containers are separate from this machine and from each other. Default: yes."""
+        return True
+
+    @property
     def max_containers(self) -> int | None:
         """How many of its containers can run at the same time. Default: `None`, any number."""
         return None

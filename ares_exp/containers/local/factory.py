@@ -71,6 +71,11 @@ class LocalContainerFactory(ContainerFactoryBase):
         return HostContainerFactory(shell=self._shell) if needs_host else None
 
     @property
+    def is_isolated(self) -> bool:
+        """As `ContainerFactoryBase.is_isolated`: no, if this machine itself is the container."""
+        return self._host is None
+
+    @property
     def max_containers(self) -> int | None:
         """As `ContainerFactoryBase.max_containers`: one, if this machine itself is the container."""
         return self._host.max_containers if self._host is not None else None

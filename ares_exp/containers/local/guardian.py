@@ -29,6 +29,7 @@ MARK = "ARES_CONTAINER"
 """The environment variable of every process of a guarded container, with the name of its directory."""
 
 _SUBREAPER = 36
+_IGNORED = (*(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM), signal.SIGPIPE, signal.SIGXFSZ)
 _LOOK_EVERY_SEC = 0.002
 _KILL_SEC = 10.0
 
@@ -43,15 +44,14 @@ def main(directory: Path, command: list[str]) -> int:
     Returns:
         Its exit code, 128 + n for death by signal n.
     """
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+    for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     if ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "cannot adopt orphaned processes")
     wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
-    ignored = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
-    first = os.posix_spawn(command[0], command, os.environ, setsigdef=ignored)
+    first = os.posix_spawn(command[0], command, os.environ, setsigdef=_IGNORED)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)  # the runner sees the end of the first process's output
     poll = select.poll()
@@ -161,8 +161,10 @@ def _remove(path: Path, *, is_kept: bool, inode: list[int] | None, is_certain: b
     except OSError:
         return True
     is_directory, is_same = stat.S_ISDIR(found.st_mode), [found.st_dev, found.st_ino] == inode
-    if not is_same and (is_kept or not is_certain):
-        return is_kept
+    if is_kept and not (is_same and is_directory):  # a link may lead anywhere
+        return True
+    if not is_same and not is_certain:
+        return False
     if is_kept:
         for child in path.iterdir():
             _delete(child)

@@ -52,6 +52,11 @@ class HostContainerFactory(ContainerFactoryBase):
         return {"shell": self._shell}
 
     @property
+    def is_isolated(self) -> bool:
+        """No: commands see and change this machine."""
+        return False
+
+    @property
     def max_containers(self) -> int:
         """One: the paths are the machine's."""
         return 1

@@ -6,7 +6,7 @@ import functools
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -87,28 +87,32 @@ def _mount(path: Path) -> list[str]:
 @functools.cache
 def container_evidence() -> str | None:
     """Returns what shows that this machine is itself a container, as a clause; `None` if nothing does."""
-    return next(_evidence(), None)
+    return next(evidence(Path("/"), os.environ, filesystem_type(Path("/"))), None)
 
 
-def _evidence() -> Iterator[str]:
-    for file in ("/.dockerenv", "/run/.containerenv"):
-        if Path(file).exists():
-            yield f"{file} exists"
-    environment = _content("/proc/1/environ").split(b"\0")
-    if found := [entry for entry in environment if entry.startswith(b"container=")]:
-        yield f"its first process has {found[0].decode(errors='replace')}"
-    if Path("/run/systemd/container").exists():
-        yield "/run/systemd/container exists"
-    if os.environ.get("KUBERNETES_SERVICE_HOST"):
+def evidence(root: Path, environment: Mapping[str, str], filesystem: str) -> Iterator[str]:
+    """Yields everything that shows that a machine is a container, as clauses.
+
+    Args:
+        root: Its root directory.
+        environment: The environment of this process.
+        filesystem: The type of the root's file system.
+    """
+    for file in (".dockerenv", "run/.containerenv", "run/systemd/container"):
+        if (root / file).exists():
+            yield f"/{file} exists"
+    variables = _content(root / "proc/1/environ").split("\0")
+    yield from (f"its first process has {entry}" for entry in variables if entry.startswith("container="))
+    if environment.get("KUBERNETES_SERVICE_HOST"):
         yield "KUBERNETES_SERVICE_HOST is set"
-    if group := _ENGINES.search(_content("/proc/1/cgroup").decode(errors="replace")):
+    if group := _ENGINES.search(_content(root / "proc/1/cgroup")):
         yield f"/proc/1/cgroup names {group[0]}"
-    if filesystem_type(Path("/")) == "overlay":
+    if filesystem == "overlay":
         yield "its root is an overlay"
 
 
-def _content(path: str) -> bytes:
+def _content(path: Path) -> str:
     try:
-        return Path(path).read_bytes()
+        return path.read_text(errors="replace")
     except OSError:
-        return b""
+        return ""

@@ -1,0 +1,36 @@
+"""A sandbox whose root is a copy of this machine's, for tests of `container=host`: real paths stay as they are."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from ares_exp.containers.local.bubblewrap import find_bwrap
+
+ROOT = Path(__file__).parents[3]
+_SIGN = Path("/ares_exp-sandbox")
+
+
+def is_sandbox() -> bool:
+    """Returns whether this process runs in the sandbox."""
+    return _SIGN.is_dir()
+
+
+def run_in_sandbox(*arguments: str, timeout: float = 280) -> subprocess.CompletedProcess[str]:
+    """Runs this Python as root in a new sandbox, with separate processes and a writable root directory."""
+    shown = dict.fromkeys(str(path) for path in (Path(sys.base_prefix), Path(sys.prefix), ROOT))
+    words = ["--overlay-src", "/", "--tmp-overlay", "/", "--dev", "/dev", "--proc", "/proc"]
+    words += ["--tmpfs", "/tmp", "--tmpfs", "/root", "--dir", str(_SIGN)]
+    words += [word for path in shown for word in ("--ro-bind", path, path)]
+    sandbox = ("unshare", "--mount", find_bwrap(), "--unshare-pid", "--die-with-parent")
+    return subprocess.run(
+        [*sandbox, *words, "--", sys.executable, "-B", *arguments],
+        env={"PATH": os.environ["PATH"], "HOME": "/root", "LANG": "C.UTF-8"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )

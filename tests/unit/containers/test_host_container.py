@@ -1,0 +1,26 @@
+"""`container=host`, tested in a sandbox that has this machine's files: see `sandboxed_host`."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.unit.containers.host_sandbox import run_in_sandbox
+from tests.unit.containers.local_containers import as_root, needs_local
+
+pytestmark = [needs_local, as_root]
+
+_TESTS = "tests/unit/containers/sandboxed_host.py"
+
+
+@pytest.mark.parametrize(
+    ("suite", "least_passed"),
+    [("TestHostContract", 40), ("TestHostDoors", 12), ("TestHostPaths", 5), ("TestHostKilled", 3), ("TestHostRuns", 3)],
+)
+def test_sandboxed_suite_passes(suite: str, least_passed: int) -> None:
+    done = run_in_sandbox("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "", f"{_TESTS}::{suite}")
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None
+    assert int(passed[1]) >= least_passed
