@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -94,3 +98,33 @@ def test_run_in_deleted_directory_stops(tmp_path: Path, endpoint: CountingEndpoi
     check_begin(run, delete, "No such file or directory")
     assert not (run.path / "episodes.jsonl").exists()
     assert wait_until(lambda: not run.left()), run.left()
+
+
+IN_NAMESPACE = """
+set -e
+mount -t tmpfs -o size=3m tmpfs disk
+code=0
+"$0" -m ares_exp env=twenty_questions attempts=20 tracker=none concurrency=8 hydra.run.dir=disk/run 2> said || code=$?
+cp disk/run/episodes.jsonl before.jsonl
+mount -o remount,size=64m disk
+"$0" -m ares_exp resume=disk/run 2>> said
+cp disk/run/episodes.jsonl after.jsonl
+exit $code
+"""
+
+
+def test_ordinary_user_resumes_run_on_full_disk(tmp_path: Path) -> None:
+    namespaces = ["unshare", "--user", "--map-root-user", "--mount"]
+    if subprocess.run([*namespaces, "true"], capture_output=True).returncode != 0:
+        pytest.skip("this user cannot create a user namespace with mounts")
+    (tmp_path / "disk").mkdir()
+    done = subprocess.run([*namespaces, "sh", "-c", IN_NAMESPACE, sys.executable], cwd=tmp_path, capture_output=True)
+    assert done.returncode == 1, done.stderr
+    [warning] = [line for line in (tmp_path / "said").read_text().splitlines() if line.startswith("warning:")]
+    assert "No space left on device. Free some disk space, then continue with `ares-exp resume=" in warning
+    before, after = (
+        Counter((row["task_name"], row["attempt"]) for row in map(json.loads, lines) if row["outcome"] == "completed")
+        for lines in ((tmp_path / name).read_text().splitlines() for name in ("before.jsonl", "after.jsonl"))
+    )
+    assert 0 < len(before) < len(after) == 1200
+    assert set(after.values()) == {1}
