@@ -7,11 +7,13 @@ messages, or, as a model may well spell it, another id of the same byte:
     with LoopbackEndpoint(otherwise=engine) as endpoint:
         ... base_url=endpoint.url ...
         engine.calls       # what it read and sampled
+
+Like vLLM and SGLang, it uses the model's own `defaults` for each sampling parameter that a request does not set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from aiohttp import web
@@ -24,16 +26,34 @@ BEGIN, END, OWN = 300, 299, 1000
 """Ids: BEGIN and the number of a role, the end of a message, OWN and a byte."""
 
 
+WITHOUT_DEFAULTS = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""The parameters that vLLM reads from a model's generation config, and its values for a model without one."""
+
+
 class TokenEngine:
     """Answers with the replies, again from the first when they are used up.
 
     Attributes:
         calls: What was read and sampled, in order.
+        sampled_with: The sampling parameters that it used for each call.
         version: Of the weights.
     """
 
     def __init__(
-        self, replies: Sequence[str], *, spelling: Literal["template", "own"] = "template", continues: bool = False
+        self,
+        replies: Sequence[str],
+        *,
+        spelling: Literal["template", "own"] = "template",
+        continues: bool = False,
+        defaults: Mapping[str, float] | None = None,
     ) -> None:
         """Prepares to answer.
 
@@ -41,11 +61,14 @@ class TokenEngine:
             replies: What the model says, by the number of its turn in the conversation.
             spelling: Whether it samples the ids into which the chat template turns the same text, or others.
             continues: Whether the engine keeps sampled ids in the history, in place of those of the template.
+            defaults: The model's `generation_config.json`.
         """
         self._replies = replies
         self._own = spelling == "own"
         self._continues = continues
+        self._defaults = {**WITHOUT_DEFAULTS, **(defaults or {})}
         self.calls: list[Call] = []
+        self.sampled_with: list[dict[str, float]] = []
         self.version = "step-7"
 
     async def __call__(self, _: web.Request, received: Received) -> web.StreamResponse:
@@ -56,10 +79,13 @@ class TokenEngine:
         prompt = [token for message in messages for token in self._message(message)]
         call = Call([*prompt, BEGIN + ROLES.index("assistant")], self._sampled(text), version=self.version)
         self.calls.append(call)
+        asked = {name: received.body.get(name) for name in self._defaults}
+        self.sampled_with.append({**self._defaults, **{k: value for k, value in asked.items() if value is not None}})
         return web.json_response(self._answer(text, call, received.body["model"]))
 
     def _message(self, message: dict[str, Any]) -> list[int]:
         role, text = message["role"], message["content"]
+        text = text if isinstance(text, str) else "".join(part["text"] for part in text)
         kept = role == "assistant" and self._continues
         return [BEGIN + ROLES.index(role), *(self._sampled(text) if kept else [*text.encode(), END])]
 

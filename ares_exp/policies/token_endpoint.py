@@ -21,7 +21,7 @@ from ares_exp.llms.response import LLMResponse, ToolCallData, Usage
 from ares_exp.llms.wire import Report, list_of, optional, required, typed
 from ares_exp.policies.chat_completions import ChatCompletionsPolicy
 from ares_exp.policies.endpoint import EndpointWire
-from ares_exp.policies.endpoint_policy import ModelName, Seconds, Url, VariableName
+from ares_exp.policies.endpoint_policy import ModelName, Seconds, Temperature, TopP, Url, VariableName
 from ares_exp.policies.in_process.chat_template import (
     ChatTemplate,
     Conversations,
@@ -35,6 +35,16 @@ from ares_exp.policies.policy import EpisodeSpec, Weights
 
 ENGINE_KEYS = ("kv_transfer_params", "ec_transfer_params", "prompt_logprobs", "metrics", "sglext", "metadata")
 """What engines tell of an answer beside it."""
+NEUTRAL_SAMPLING: Mapping[str, float] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""Values that leave the model's distribution unchanged. A server replaces a missing field by the model's default."""
 CHOICE_KEYS = ("stop_reason", "matched_stop", "hidden_states", "routed_experts", "prompt_token_ids")
 
 
@@ -42,9 +52,14 @@ CHOICE_KEYS = ("stop_reason", "matched_stop", "hidden_states", "routed_experts",
 class TokenEndpointPolicy(ChatCompletionsPolicy):
     """Answers by an engine, with `prompt_token_ids`, `completion_token_ids` and `logprobs`.
 
-    Its options are those of `chat_completions`, and these.
+    Its options are those of `chat_completions`, and these. Each request sets every sampling parameter for which the
+    server would otherwise use the model's `generation_config.json`: to the value of the policy or the agent, or else
+    to the neutral value (`NEUTRAL_SAMPLING`).
 
     Attributes:
+        temperature: Sampling temperature. A value wins over the agent's; `None` keeps the agent's, or else 1.
+        top_p: Nucleus sampling. A value wins over the agent's; `None` keeps the agent's, or else 1. Set the other
+            sampling parameters in `extra_body`.
         continue_tokens: Whether prompts are rendered and tokenised here, and a request that goes on from an answer goes
             on from its token ids: the row of the conversation grows and never forks. If not, the engine makes the
             prompt of each request, and says of which tokens. Needs transformers, for the tokenizer alone.
@@ -60,6 +75,8 @@ class TokenEndpointPolicy(ChatCompletionsPolicy):
 
     base_url: Url = field()
     api_key_env: VariableName | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     continue_tokens: bool = False
     tokenizer: ModelName | None = None
     chat_template: Path | None = None
@@ -132,8 +149,9 @@ class TokenEndpointPolicy(ChatCompletionsPolicy):
         return replace(answer, policy_version=answer.policy_version or version)
 
     def body_of(self, request: LLMRequest, model: str, episode: EpisodeSpec | None) -> dict[str, Any]:
-        """As `EndpointPolicy.body_of`, and asks for tokens."""
-        return super().body_of(request, model, episode) | {"return_token_ids": True, "logprobs": True}
+        """As `EndpointPolicy.body_of`, with explicit sampling; asks for tokens."""
+        body = super().body_of(replace(request, top_k=None), model, episode)
+        return {**body, **_sampling_of(request), "return_token_ids": True, "logprobs": True}
 
     def read_answer(self, body: Any, report: Report) -> LLMResponse:
         """As `EndpointPolicy.read_answer`."""
@@ -177,9 +195,6 @@ class TokenEndpointPolicy(ChatCompletionsPolicy):
 
     def _completion_body(self, request: LLMRequest, prompt: Sequence[int], episode: EpisodeSpec) -> dict[str, Any]:
         given = {
-            "temperature": request.temperature,
-            "top_p": request.top_p,
-            "top_k": request.top_k,
             "stop": list(request.stop_sequences or ()) or None,
             "seed": episode.seed % 2**31 if self.seed == "episode" else self.seed,
         }
@@ -190,6 +205,7 @@ class TokenEndpointPolicy(ChatCompletionsPolicy):
             "return_token_ids": True,
             "logprobs": 1,
             "skip_special_tokens": False,  # with some models, calls of tools are marked by them
+            **_sampling_of(request),
             **{name: value for name, value in given.items() if value is not None},
         }
 
@@ -232,6 +248,12 @@ class _ContinuingEpisode:
         if answer is not None:
             self.count()
             self.conversations.add(request, answer)
+
+
+def _sampling_of(request: LLMRequest) -> dict[str, Any]:
+    """Returns the sampling parameters of a request, and the neutral value of each one that it does not set."""
+    asked = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
+    return {**NEUTRAL_SAMPLING, **{name: value for name, value in asked.items() if value is not None}}
 
 
 def _as_chat(body: Any) -> Any:

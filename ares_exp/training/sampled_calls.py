@@ -62,7 +62,7 @@ class SampledCall:
         logprobs: Log-probability of each of those, when it was sampled.
         policy_version: Version of the weights, where it is known.
         finish_reason: Why it ended, where it is known.
-        states_sampling: Whether the temperature is on record; else the engine's own was used.
+        states_sampling: Whether the record has the temperature, and no parameter that was left to the engine (`null`).
     """
 
     step: int
@@ -157,7 +157,7 @@ class _Reader:
             logprobs=logprobs,
             policy_version=_text(self._action.get("policy_version")),
             finish_reason=_text(self._action.get("finish_reason")),
-            states_sampling=sampling.get("temperature") is not None,
+            states_sampling=sampling.get("temperature") is not None and not _left_to_engine(recorded),
         )
 
     def _ids(self, name: str) -> tuple[int, ...]:
@@ -218,6 +218,11 @@ def _media(request: Mapping[str, Any]) -> Iterator[str]:
 
 def _mappings(values: Any) -> list[Mapping[str, Any]]:
     return [value for value in values if isinstance(value, Mapping)] if _is_list(values) else []
+
+
+def _left_to_engine(recorded: Any) -> bool:
+    """Whether a request set a parameter to `null`, so that the engine used its own value."""
+    return isinstance(recorded, Mapping) and any(name in recorded and recorded[name] is None for name in NEUTRAL)
 
 
 def _is_list(value: Any) -> bool:

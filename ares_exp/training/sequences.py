@@ -119,7 +119,7 @@ class SequenceReport:
         calls: How many calls of the policy they are made of.
         untrained_tokens: Sampled tokens that lost their training to a re-alignment.
         other_lanes: Calls of lanes that are not trained on, by lane.
-        unstated_sampling: Calls whose temperature is not on record: the engine's own was used, whatever it is.
+        unstated_sampling: Calls whose record lacks the temperature or has a parameter that was left to the engine.
     """
 
     rows: tuple[TrainingSequence, ...]
@@ -193,8 +193,9 @@ class SequenceCounts:
             sentences.append(f"Left out: {count_of(self.other_lanes.total(), 'call')} of other lanes ({named}).")
         if self.unstated_sampling:
             sentences.append(
-                f"Of {count_of(self.unstated_sampling, 'call')} the temperature is not on record: the engine's own is "
-                "taken to be the one that is expected, without truncation."
+                f"The record of {count_of(self.unstated_sampling, 'call')} has no temperature, or leaves a parameter "
+                "to the engine (`null`). The rows are correct only if the engine used the expected temperature and no "
+                "truncation."
             )
         return sentences
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ares_exp
+from ares_exp.errors import UntrainableError
+from ares_exp.policies.token_endpoint import NEUTRAL_SAMPLING
 from ares_exp.scripting.rollouts import FinishedEpisode
 from ares_exp.training.recorded_sequences import RecordedSequences
 from ares_exp.training.sequences import TrainingSequence, sequences_of
+from ares_exp.trajectories import load
+from ares_exp.trajectories.records import EpisodeTrajectory
 from tests.e2e.conftest import SUBMIT
 from tests.loopback_endpoint import LoopbackEndpoint
 from tests.token_engine import TokenEngine
@@ -19,6 +24,16 @@ from tests.unit.training.sampled_episodes import check_rule
 pytestmark = pytest.mark.local
 GREET = "I write it.\n\n```bash\necho 'Hello, harbor!' > /app/greeting.txt\n```"
 TASK = ["env.tasks=[write-greeting]"]
+AGENT = Path(__file__).parents[1] / "data" / "agents" / "streaming_agent.py"
+GENERATION_CONFIG = {
+    "temperature": 0.6,
+    "top_p": 0.8,
+    "top_k": 2,
+    "min_p": 0.05,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.25,
+    "repetition_penalty": 1.3,
+}
 
 
 def asking(endpoint: LoopbackEndpoint) -> list[str]:
@@ -88,3 +103,46 @@ def test_rows_of_the_run_directory_are_the_same(tmp_path: Path, monkeypatch: pyt
     ]
     for report, calls in zip(reports, (engine.calls[:2], engine.calls[2:]), strict=True):
         assert check_rule(report.rows, calls) == sum(len(call.completion) for call in calls)
+
+
+def play_with_defaults(run: Path, engine: TokenEngine, *words: str) -> EpisodeTrajectory:
+    """Runs the task against a vLLM server whose model has a generation config."""
+    with LoopbackEndpoint(otherwise=engine) as endpoint:
+        asked = ["policy=vllm", "policy.model=policy", f"policy.base_url={endpoint.url}"]
+        options = ["env=harbor_samples", *TASK, "container=local", "tracker=none", f"hydra.run.dir={run}"]
+        assert ares_exp.run([*options, *asked, *words], quiet=True).exit_code == 0
+    [episode] = load(run).trajectories()
+    return episode
+
+
+def recorded_sampling(episode: EpisodeTrajectory) -> list[dict[str, Any]]:
+    """Returns the recorded value of each parameter that a generation config may set, by call."""
+    actions = [step.action for step in episode.steps if step.action is not None]
+    return [{name: action["sampling"].get(name) for name in GENERATION_CONFIG} for action in actions]
+
+
+def test_rows_do_not_depend_on_the_generation_config(tmp_path: Path) -> None:
+    engine = TokenEngine([GREET, SUBMIT], defaults=GENERATION_CONFIG)
+    episode = play_with_defaults(tmp_path / "run", engine)
+    assert engine.sampled_with == recorded_sampling(episode) == [NEUTRAL_SAMPLING] * 2
+    report = sequences_of(episode)
+    assert (report.clean, report.unstated_sampling) == (1, 0)
+
+
+@pytest.mark.parametrize("wire", ["chat_completions", "responses", "messages"])
+def test_sampling_of_programs_is_sent_and_recorded(tmp_path: Path, wire: str) -> None:
+    """Whether or not the request of the program sets it, and whether or not it is forwarded."""
+    own = {"temperature": 0.5, "top_p": 0.9}
+    command = [
+        "agent=command",
+        "agent.command='python3 /opt/agent.py'",
+        f"agent.files={{/opt/agent.py: {AGENT}}}",
+        f"agent.env={{WIRE: {wire}, SAMPLING: '{json.dumps(own)}'}}",
+    ]
+    for forwards, expected in (("false", NEUTRAL_SAMPLING), ("true", {**NEUTRAL_SAMPLING, **own})):
+        engine = TokenEngine([GREET], defaults=GENERATION_CONFIG)
+        episode = play_with_defaults(tmp_path / forwards, engine, *command, f"agent.forward_sampling={forwards}")
+        assert episode.total_reward == 1.0
+        assert engine.sampled_with == recorded_sampling(episode) == [expected]
+    with pytest.raises(UntrainableError, match=r"temperature 0\.5"):
+        sequences_of(episode)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
 from ares_exp.policies.policy import EpisodeSpec, UpdatablePolicy
 from ares_exp.policies.sglang import SglangPolicy
-from ares_exp.policies.token_endpoint import TokenEndpointPolicy
+from ares_exp.policies.token_endpoint import NEUTRAL_SAMPLING, TokenEndpointPolicy
 from ares_exp.policies.vllm import VllmPolicy
 from ares_exp.testing.policy_contract import PolicyContract
 from tests.loopback_endpoint import LoopbackEndpoint, Received, completion, error, json_body
@@ -102,6 +102,56 @@ async def test_tokens_are_asked_for_and_read(
     assert answer.logprobs == (-0.5, -1.0)
     assert answer.policy_version == ("3" if engine == "vllm" else "4"), "what the engine says comes first"
     assert caplog.messages == []
+
+
+def sampling_in(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: mapping[name] for name in NEUTRAL_SAMPLING if name in mapping}
+
+
+SET_BY_USER = {"temperature": 0.7, "extra_body": {"min_p": 0.1, "repetition_penalty": 1.2, "top_k": 9}}
+SET_BY_AGENT = {"temperature": 0.2, "top_p": 0.9, "top_k": 5}
+SAMPLING = [
+    pytest.param({}, {}, {}, id="nothing set"),
+    pytest.param({}, SET_BY_AGENT, SET_BY_AGENT, id="agent"),
+    pytest.param(
+        SET_BY_USER,
+        SET_BY_AGENT,
+        {"temperature": 0.7, "top_p": 0.9, "top_k": 9, "min_p": 0.1, "repetition_penalty": 1.2},
+        id="user and agent",
+    ),
+    pytest.param({"extra_body": {"temperature": 0.4}}, {}, {"temperature": 0.4}, id="user in extra_body"),
+]
+
+
+@pytest.mark.parametrize(("user", "agent", "expected"), SAMPLING)
+async def test_request_sets_every_sampling_parameter(
+    engine: str, endpoint: LoopbackEndpoint, user: dict[str, Any], agent: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    policy = policy_of(engine, endpoint, **user)
+    answer = await policy(ask(**agent))
+    await policy.close()
+    assert sampling_in(endpoint.requests[0].body) == {**NEUTRAL_SAMPLING, **expected}
+    assert sampling_in(answer.sampling or {}) == {**NEUTRAL_SAMPLING, **expected}
+
+
+@pytest.mark.train
+@pytest.mark.parametrize(("user", "agent", "expected"), SAMPLING)
+async def test_continued_request_sets_every_sampling_parameter(
+    engine: str,
+    endpoint: LoopbackEndpoint,
+    tokenizer: Any,
+    tmp_path: Path,
+    user: dict[str, Any],
+    agent: dict[str, Any],
+    expected: dict[str, Any],
+) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    endpoint.otherwise = Sampler(engine, tokenizer, "x")
+    policy = policy_of(engine, endpoint, continue_tokens=True, tokenizer=str(tmp_path), **user)
+    answer = await policy(ask(**agent))
+    await policy.close()
+    assert sampling_in(endpoint.requests[0].body) == {**NEUTRAL_SAMPLING, **expected}
+    assert sampling_in(answer.sampling or {}) == {**NEUTRAL_SAMPLING, **expected}
 
 
 async def test_an_engine_without_tokens_is_a_warning(
@@ -194,7 +244,7 @@ async def test_a_conversation_goes_on_from_its_ids(
     settings = {name: value for name, value in sent.items() if name != "prompt"}
     assert settings == {
         "model": "m", "max_tokens": 2048, "return_token_ids": True, "logprobs": 1, "skip_special_tokens": False,
-        "temperature": 0.5, "stop": ["STOP"], "seed": 7,
+        **NEUTRAL_SAMPLING, "temperature": 0.5, "stop": ["STOP"], "seed": 7,
     }  # fmt: skip
 
     asked = {"system_prompt": "Be short.", "stop_sequences": ["STOP"]}

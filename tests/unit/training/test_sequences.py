@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ares_exp.errors import UntrainableError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.policies.endpoint_policy import SAMPLING_FIELDS
+from ares_exp.policies.token_endpoint import NEUTRAL_SAMPLING
 from ares_exp.training.sampled_calls import NEUTRAL
 from ares_exp.training.sequences import SequenceCounts, sequences_of
 from ares_exp.trajectories import JsonTrajectoryCollector, load
@@ -148,12 +149,23 @@ def test_whatever_alters_sampling_is_recorded_by_policies_that_ask_endpoints() -
     assert set(NEUTRAL) - set(SAMPLING_FIELDS) == set()
 
 
+def test_neutral_values_of_token_endpoints_are_trainable() -> None:
+    assert sequences_of(episode([FIRST], sampling=NEUTRAL_SAMPLING)).clean == 1
+    assert set(NEUTRAL_SAMPLING) - {"temperature"} <= set(NEUTRAL)
+
+
 def test_sampling_that_is_not_on_record_is_that_of_the_request() -> None:
     with pytest.raises(UntrainableError, match=r"top_p=0\.5"):
         sequences_of(episode([FIRST], request=LLMRequest([], top_p=0.5), sampling=None))
     report = sequences_of(episode([FIRST], sampling=None))
     assert report.unstated_sampling == 1
-    assert "1 call the temperature is not on record" in report.sentences()[-1]
+    assert "The record of 1 call has no temperature" in report.sentences()[-1]
+
+
+def test_sampling_left_to_the_engine_is_reported() -> None:
+    left = {"temperature": 1.0, "top_k": None, "seed": None}
+    assert sequences_of(episode([FIRST], sampling=left)).unstated_sampling == 1
+    assert sequences_of(episode([FIRST], sampling={"temperature": 1.0, "seed": None})).unstated_sampling == 0
 
 
 def test_neutral_sampling_is_taken_and_other_sampling_when_asked() -> None:
