@@ -132,7 +132,7 @@ def _check_same(
     was = recorded_config(run_dir.path)
     place = Path(str(recorded.get("cwd", ".")))
     differing = [
-        *_differences(was, dict(config), place),
+        *_differences(was, config, place),
         *_task_differences(recorded.get("tasks"), tasks),
     ]
     if not differing:
