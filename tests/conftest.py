@@ -163,7 +163,11 @@ def cli(tmp_path: Path) -> Cli:
 def missing(backend: str) -> str | None:
     """Why a backend (`docker`, `local`) cannot be used here; `None` when it can."""
     from ares_exp import DockerContainerFactory, LocalContainerFactory
+    from ares_exp.containers.local.isolation import container_evidence, find_isolation
 
+    if backend == "local" and sys.platform == "linux" and (found := find_isolation()).isolation != "namespaces":
+        where = f"this machine is itself a container ({container_evidence()}): " if container_evidence() else ""
+        return f"container=local with private namespaces is not to be had here: {where}{found.problem}"
     factory = {"docker": DockerContainerFactory, "local": LocalContainerFactory}[backend]()
     try:
         asyncio.run(factory.preflight())

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pydantic
 
 from ares_exp.containers.container import ContainerFactoryBase, ContainerSpec, Shell
 from ares_exp.containers.dockerfile.steps import check_sources
-from ares_exp.containers.leftover import Leftover
 from ares_exp.containers.local.host_container import NO_SNAPSHOTS, HostContainer
 from ares_exp.containers.local.isolation import container_evidence
-from ares_exp.containers.local.leftovers import find, remove_stale
+from ares_exp.containers.local.leftovers import remove_stale
 from ares_exp.containers.local.machine_paths import check_paths
 from ares_exp.containers.local.task_dockerfile import read_task_dockerfile
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC
@@ -25,7 +23,10 @@ _PROBE = ContainerSpec(name="probe", start_timeout_sec=30.0)
 
 
 class HostContainerFactory(ContainerFactoryBase):
-    """Runs commands directly on this machine, as root, one episode at a time. Nothing is isolated."""
+    """Runs commands directly on this machine, as root, one episode at a time. Nothing is isolated.
+
+    `LocalContainerFactory.find_leftovers` also lists what it leaves.
+    """
 
     name = "host"
     has_terminals = True
@@ -88,12 +89,6 @@ class HostContainerFactory(ContainerFactoryBase):
             ConfigError: Always.
         """
         raise ConfigError(NO_SNAPSHOTS)
-
-    @classmethod
-    def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:
-        """As `ContainerFactoryBase.find_leftovers`."""
-        if sys.platform == "linux":
-            yield from find()
 
     def check(self, spec: ContainerSpec) -> list[str]:
         """Checks that this machine can run `spec`.

@@ -30,7 +30,7 @@ class Machine:
 
     Attributes:
         isolation: The isolation of local containers.
-        problem: The reason why there is none, in bubblewrap's words; else empty.
+        problem: The reason why not all namespaces work, in bubblewrap's words; else empty.
     """
 
     isolation: Isolation
@@ -46,7 +46,7 @@ def find_isolation() -> Machine:
         for isolation in ("namespaces", "shared processes"):
             found = _try(bwrap, share_processes=isolation == "shared processes")
             if found is None:
-                return Machine(isolation)
+                return Machine(isolation, problem)
             problem = problem or found
     except (PreflightError, OSError, subprocess.TimeoutExpired) as error:
         problem = str(error)

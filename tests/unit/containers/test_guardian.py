@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,20 +20,49 @@ from ares_exp.containers.local.guardian import MADE, MARK, end_marked, remove_ma
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it needs Linux")
 
 _ID = os.getpid()  # tells the processes of this test process from others
+_DAEMON_NUMBERS = (4501, 4502, 4503, 4504)
 _DAEMONS = f"""
 (setsid sleep 4501.{_ID} &)
 ( ( setsid env -i sleep 4502.{_ID} & ) & )
 sleep 4503.{_ID} &
 sh -c 'trap "" TERM HUP; sleep 4504.{_ID}' &
-until [ "$(pgrep -c -f '^sleep 450[1-4].{_ID}$')" = 4 ]; do sleep 0.01; done
-pkill -STOP -f '^sleep 4503.{_ID}$'
-echo ready
+read -r _
 """
 
 
-def sleeping(pattern: str = "450[1-4]") -> list[str]:
-    command = ["pgrep", "-f", f"^sleep {pattern}.{_ID}$"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+def sleeping(*numbers: int) -> dict[int, int]:
+    """The processes that sleep for these numbers, by number."""
+    found = {}
+    for path in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            words = (path / "cmdline").read_bytes().split(b"\0") if path.name.isdigit() else []
+            for number in numbers:
+                if words[:2] == [b"sleep", f"{number}.{_ID}".encode()]:
+                    found[number] = int(path.name)
+    return found
+
+
+def children(parent: int) -> int:
+    """Counts the children of a process, those that it has not reaped included."""
+    count = 0
+    for path in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            stat = (path / "stat").read_text() if path.name.isdigit() else ""
+            count += stat.rpartition(")")[2].split()[1:2] == [str(parent)]
+    return count
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def start_daemons() -> None:
+    """Waits for the processes of `_DAEMONS`, and stops one of them."""
+    wait_until(lambda: len(sleeping(*_DAEMON_NUMBERS)) == len(_DAEMON_NUMBERS))
+    os.kill(sleeping(4503)[4503], signal.SIGSTOP)
 
 
 @contextlib.contextmanager
@@ -60,14 +89,12 @@ def test_guardian_kills_daemons_when_runner_ends(tmp_path: Path) -> None:
     (made := tmp_path / "created").mkdir()
     (made / "file").touch()
     record(tmp_path, made)
-    with guarded(tmp_path, f"{_DAEMONS} read -r _; sleep 60") as process:
-        assert process.stdout is not None
+    with guarded(tmp_path, f"{_DAEMONS} sleep 60") as process:
+        start_daemons()
         assert process.stdin is not None
-        assert process.stdout.readline() == b"ready\n"
-        assert len(sleeping()) >= 4
         process.stdin.close()
         process.wait(20)
-        assert sleeping() == []
+        assert sleeping(*_DAEMON_NUMBERS) == {}
     assert not made.exists()
     assert not (tmp_path / MADE).exists()
 
@@ -75,8 +102,12 @@ def test_guardian_kills_daemons_when_runner_ends(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("end", "code"), [("exit 7", 7), ("kill -TERM $$", 143)])
 def test_guardian_kills_daemons_when_first_process_ends(tmp_path: Path, end: str, code: int) -> None:
     with guarded(tmp_path, f"{_DAEMONS} {end}") as process:
+        start_daemons()
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
         assert process.wait(20) == code
-        assert sleeping() == []
+        assert sleeping(*_DAEMON_NUMBERS) == {}
 
 
 def test_guardian_ignores_signals_but_its_commands_do_not(tmp_path: Path) -> None:
@@ -86,23 +117,20 @@ def test_guardian_ignores_signals_but_its_commands_do_not(tmp_path: Path) -> Non
 
 
 def test_guardian_reaps_orphans(tmp_path: Path) -> None:
-    script = "(true &); (true &); (true &); while pgrep -P $PPID -x true; do :; done; echo reaped; read -r _"
-    with guarded(tmp_path, script) as process:
+    with guarded(tmp_path, "(true &); (true &); (true &); echo done; read -r _") as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == b"reaped\n"
+        assert process.stdout.readline() == b"done\n"
+        wait_until(lambda: children(process.pid) == 1)
 
 
 def test_marked_processes_end_without_their_guardian(tmp_path: Path) -> None:
-    started = f"until pgrep -f '^sleep 4511.{_ID}$'; do :; done >/dev/null; echo ready; sleep 60"
-    script = f"(setsid sleep 4511.{_ID} &); {started}"
-    with guarded(tmp_path, script) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
+    with guarded(tmp_path, f"(setsid sleep 4511.{_ID} &); sleep 60") as process:
+        wait_until(lambda: bool(sleeping(4511)))
         process.kill()
         process.wait(20)
-        assert sleeping("4511") != []
+        assert sleeping(4511) != {}
         assert end_marked(tmp_path.name)
-        assert sleeping("4511") == []
+        assert sleeping(4511) == {}
 
 
 def test_replaced_path_is_kept_unless_container_just_ended(tmp_path: Path) -> None:
@@ -158,4 +186,4 @@ def test_fork_bomb_is_ended(tmp_path: Path) -> None:
         process.stdin.close()
         process.wait(60)
         assert time.monotonic() - started < 60
-        assert sleeping("4521") == []
+        assert sleeping(4521) == {}
