@@ -86,6 +86,7 @@ def test_leftovers_of_a_backend_of_ones_own(clean: Clean, tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there are no local containers elsewhere")
+@pytest.mark.local
 def test_directories_of_boxes(clean: Clean, tmp_path: Path) -> None:
     stale, held = tmp_path / "ares_exp-box-123-abc", tmp_path / "ares_exp-box-456-def"
     for directory in (stale, held, tmp_path / "mine"):

@@ -84,6 +84,7 @@ async def live(
         await asyncio.wait({playing}, timeout=LIMIT_SEC)
 
 
+@pytest.mark.local
 async def test_a_run_is_told_paused_resumed_and_ended(live: Live) -> None:
     code, said = await live.ctl("status")
     assert code == 0
@@ -111,6 +112,7 @@ async def test_a_run_is_told_paused_resumed_and_ended(live: Live) -> None:
     assert list((live.path / "control").glob("*.json")) == []
 
 
+@pytest.mark.local
 async def test_settings_episodes_snapshots_and_branches(live: Live) -> None:
     code, said = await live.ctl("set", "concurrency=3", "budget.cost=2.5", "--reason", "more")
     assert (code, "In force: concurrency=3, budget.cost=2.5." in said) == (0, True)
@@ -142,6 +144,7 @@ async def test_settings_episodes_snapshots_and_branches(live: Live) -> None:
     await until(lambda: 1 in retries())
 
 
+@pytest.mark.local
 async def test_a_branch_is_played_at_once_and_ctrl_c_is_its_own(live: Live) -> None:
     told = json.loads((await live.ctl("status", "--json"))[1])["status"]
     words = ["ctl", str(live.path), "branch", told["episodes"][0]["episode_id"], "--n", "2", "--go"]

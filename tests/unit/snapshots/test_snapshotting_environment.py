@@ -307,6 +307,7 @@ def test_a_schedule_that_makes_no_sense(options: dict[str, Any]) -> None:
         SnapshotSchedule(Path("store"), **options)
 
 
+@pytest.mark.local
 @pytest.mark.parametrize("every", [1, None])
 def test_what_cannot_be_captured_is_refused(every: int | None) -> None:
     schedule, source = SnapshotSchedule(Path("store"), every=every), HarborEnvironments()

@@ -137,6 +137,7 @@ def test_container_spec(make_task: MakeTask, monkeypatch: pytest.MonkeyPatch) ->
         gpus=1,
         users=frozenset({"1000:1000", 65534}),
         start_timeout_sec=9,
+        directories=("/tests", "/solution", "/logs"),
     )
     (stage,) = task.stages
     assert (stage.agent_user, stage.agent_timeout_sec, stage.verifier_timeout_sec) == ("1000:1000", 5, 7)
