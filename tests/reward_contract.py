@@ -1,7 +1,7 @@
 """The contract of verification on every backend: processes that the agent left running do not write the reward.
 
-The agent's user and the verifier's user differ. Each process of the agent runs in a loop until the test script has
-seen it twice after its own first write.
+Each process of the agent runs in a loop. The test script writes a reward of 0 and ends after the loop has run again
+twice, or when its process is gone.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ares_exp.tasks.harbor import load_task
 AGENT = "nobody"
 LOOP = """
 n=0
+echo $$ >/tmp/pid
 while :; do
   n=$((n + 1))
   {attack}
@@ -31,7 +32,7 @@ write() { echo 0 >"$1" && chmod 644 "$1"; }
 write /logs/verifier/details
 write /logs/verifier/reward.txt
 first=$(beat)
-until [ "$(beat)" -gt "$((first + 2))" ]; do :; done
+until [ "$(beat)" -gt "$((first + 2))" ] || [ -z "$(tr -d '\\0' <"/proc/$(cat /tmp/pid)/cmdline")" ]; do :; done
 stat -c '%a %U' /logs/verifier
 if [ -e /tmp/by-details ]; then cp /logs/verifier/details /logs/verifier/reward.txt; fi
 """
@@ -65,15 +66,27 @@ class RewardContract:
     docker_image: str | None = "debian:bookworm-slim"
 
     @pytest.mark.parametrize("attack", ATTACKS)
-    async def test_a_process_left_running_does_not_write_the_reward(
+    async def test_a_process_of_another_user_does_not_write_the_reward(
         self, factory: ContainerFactory, tmp_path: Path, attack: str
     ) -> None:
         verifier, command = ATTACKS[attack]
-        root = tmp_path / "task"
-        for folder in ("environment", "tests"):
-            (root / folder).mkdir(parents=True)
+        toml = f"[agent]\nuser = '{AGENT}'\n[verifier]\nuser = '{verifier}'\n"
+        assert await self._reward(factory, tmp_path, toml, command, f"chown {AGENT} /logs") == 0
+        assert (tmp_path / "out" / "verifier" / "test-stdout.txt").read_text() == f"755 {verifier}\n"
+
+    async def test_a_stopped_process_does_not_write_the_reward(self, factory: ContainerFactory, tmp_path: Path) -> None:
+        toml = "[metadata]\nstop_processes = true\n"
+        assert await self._reward(factory, tmp_path, toml, ATTACKS["writes the reward"][1], "true") == 0
+
+    async def _reward(
+        self, factory: ContainerFactory, folder: Path, toml: str, command: str, prepare: str
+    ) -> float | None:
+        """Sets a task up, runs `prepare` as root, leaves the agent's loop running, and scores the task."""
+        root = folder / "task"
+        for name in ("environment", "tests"):
+            (root / name).mkdir(parents=True)
         image = f"[environment]\ndocker_image = '{self.docker_image}'\n" if self.docker_image else ""
-        (root / "task.toml").write_text(f"{image}[agent]\nuser = '{AGENT}'\n[verifier]\nuser = '{verifier}'\n")
+        (root / "task.toml").write_text(f"{image}{toml}")
         (root / "instruction.md").write_text("Do it.\n")
         (root / "tests" / "test.sh").write_text(TEST)
         if self.docker_image is None:
@@ -85,15 +98,14 @@ class RewardContract:
             agents_spec=task.container_spec,
             verifier_spec=None,
             timeout_sec=60,
-            output_dir=tmp_path / "out",
+            output_dir=folder / "out",
         )
         async with factory(task.container_spec) as container, asyncio.timeout(120):
             await task.set_up(container)
-            await container.exec(f"chown {AGENT} /logs", user="root")  # as an image may bring it
+            await container.exec(prepare, user="root")
             script = LOOP.replace("{attack}", command)
-            await container.exec(f"setsid sh -c '{script}' >/dev/null 2>&1 &", user=AGENT, cwd="/tmp")
-            await container.exec("until [ -e /tmp/beat ]; do :; done", user=AGENT, timeout_sec=30)
+            user = stage.agent_user
+            await container.exec(f"setsid env -i sh -c '{script}' >/dev/null 2>&1 &", user=user, cwd="/tmp")
+            await container.exec("until [ -e /tmp/beat ]; do :; done", user=user, timeout_sec=30)
             verdict = await scoring.run(container, NO_NETWORK, verify=True, is_last=False)
-        assert verdict is not None
-        assert verdict.reward == 0
-        assert (tmp_path / "out" / "verifier" / "test-stdout.txt").read_text() == f"755 {verifier}\n"
+        return verdict.reward if verdict is not None else None

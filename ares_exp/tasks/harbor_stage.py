@@ -21,7 +21,7 @@ from ares_exp.tasks.environment_section import EnvironmentSection
 from ares_exp.tasks.harborignore import uploadable
 from ares_exp.tasks.image_files import upload_image_files
 from ares_exp.tasks.rewards import reaches
-from ares_exp.tasks.root_commands import empty, make_log_dirs, release_log_dir, reserve_log_dir
+from ares_exp.tasks.root_commands import empty, make_log_dirs, release_log_dir, reserve_log_dir, stop_processes
 from ares_exp.tasks.solution import find_solution, upload_solution
 from ares_exp.tasks.step_setup import longest_set_up_sec, set_up_step
 from ares_exp.tasks.task import Verdict
@@ -264,14 +264,18 @@ class HarborStage:
     async def clear(self, container: Container) -> Sequence[str]:
         """Empties `/logs/verifier` and `/tests`, before the collect hooks: what they leave there stays.
 
-        From now on only the verifier's user and root can write to `/logs/verifier`.
+        From now on only the verifier's user and root can write to `/logs/verifier`. With `stop_processes = true` in
+        `[metadata]`, the tests need no process of the agent, and all of them are stopped first.
 
         Returns:
             `/tests`, if there was something: in a task without steps, what its image has there stays.
 
         Raises:
+            VerifierError: The processes could not be stopped.
             ContainerError: The container failed.
         """
+        if self.config.metadata.get("stop_processes") is True:
+            await stop_processes(container)
         await reserve_log_dir(container, VERIFIER_DIR, self.verifier_user)
         had_tests = await empty(container, TESTS_DIR)
         return (TESTS_DIR,) if had_tests and self.step is None else ()

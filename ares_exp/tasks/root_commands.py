@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 
 from ares_exp.containers.container import Container, Shell, User
-from ares_exp.errors import ContainerError, EpisodeError
+from ares_exp.errors import ContainerError, EpisodeError, VerifierError
 
 PLAIN_SHELL: Shell = "sh -c"
 """Reads no profile files: an agent may have edited them."""
@@ -36,6 +36,30 @@ owned=$above/.owner
 [ -f $owned ] && [ ! -L $owned ] || exit 0
 read -r owner mode <$owned && rm -f $owned && chown "$owner" $above && chmod "$mode" $above
 """
+STOP_TIMEOUT_SEC = 30.0
+"""Bound on stopping the processes of a container: they may start others for as long as one of them runs."""
+_STOP = """\
+status() { while read -r key value _; do case $key in State:) state=$value ;; PPid:) above=$value ;; esac; done; }
+pid=$$ kept=" "
+while [ "$pid" -gt 1 ]; do
+  kept="$kept$pid "
+  status </proc/$pid/status
+  pid=$above
+done
+left=yes
+while [ $left = yes ]; do
+  left=no
+  for process in /proc/[0-9]*; do
+    pid=${process#/proc/} state=gone above=0
+    status <$process/status
+    case $kept in *" $pid "* | *" $above "*) continue ;; esac
+    case "$pid $state" in "1 "* | *" gone" | *" X" | *" Z") continue ;; esac
+    kill -9 $pid && left=yes
+  done
+done 2>/dev/null
+exit 0
+"""
+"""Stops all but the first process, the processes that run this script, and their children. Starts none itself."""
 
 
 async def as_root(
@@ -67,6 +91,16 @@ async def as_root(
         ending = "took too long" if result.timed_out else f"got exit code {result.exit_code}"
         raise failure(f"Expected `{command}` to succeed as root, {ending}: {result.output}")
     return result.output
+
+
+async def stop_processes(container: Container) -> None:
+    """Kills every process in a container. The shells of this package are opened again when they are needed.
+
+    Raises:
+        VerifierError: Some processes still run.
+        ContainerError: The container failed.
+    """
+    await as_root(container, _STOP, timeout_sec=STOP_TIMEOUT_SEC, failure=VerifierError)
 
 
 async def make_log_dirs(container: Container, *folders: str) -> None:

@@ -115,6 +115,7 @@ class Stage(Protocol):
             Directories that are empty now, and that the container's image may have brought: if so, they are put back.
 
         Raises:
+            VerifierError: Processes that should be stopped still run.
             ContainerError: The container failed.
         """
         ...
