@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,10 +32,12 @@ class Candidate:
 
     Attributes:
         path: The folder, as it was named.
+        shared: The folder of tasks that was named, which links of the task may lead to; `None`: the task was named.
         problem: Why it cannot be played; `None` if it can.
     """
 
     path: Path
+    shared: Path | None = None
     problem: str | None = None
 
     @property
@@ -44,8 +46,10 @@ class Candidate:
         return self.path.resolve().name
 
 
-def find_candidates(paths: Iterable[Path]) -> list[Candidate]:
+def find_candidates(paths: Sequence[Path]) -> list[Candidate]:
     """Finds the tasks at paths, each a task or a folder of tasks, and reads them.
+
+    Tasks of a folder may share files in it only if it is the only path.
 
     Raises:
         ConfigError: A path is no folder, a folder has nothing like a task, or two tasks have one name.
@@ -54,7 +58,8 @@ def find_candidates(paths: Iterable[Path]) -> list[Candidate]:
     counted = Counter(real.name for real in folders)
     if twice := sorted(name for name, count in counted.items() if count > 1):
         raise ConfigError(f"Expected tasks with names of their own, but several are called {', '.join(twice)}.")
-    return [_read(folder) for folder in folders.values()]
+    only = paths[0].expanduser() if len(paths) == 1 else None
+    return [_read(Candidate(folder, only if folder != only else None)) for folder in folders.values()]
 
 
 def with_problems(candidates: Sequence[Candidate], config: DictConfig) -> list[Candidate]:
@@ -88,18 +93,18 @@ def _looks_like_a_task(folder: Path) -> bool:
     return folder.is_dir() and any((folder / sign).exists() for sign in SIGNS)
 
 
-def _read(folder: Path) -> Candidate:
+def _read(candidate: Candidate) -> Candidate:
     try:
-        load_task(folder)
+        load_task(candidate.path, links_within=candidate.shared)
     except (TaskError, OSError) as error:
-        return Candidate(folder, str(error))
-    return Candidate(folder)
+        return replace(candidate, problem=str(error))
+    return candidate
 
 
 def _checked(candidate: Candidate, parts: EpisodeParts) -> Candidate:
     """Checks a task for both runs: for one with its solution, and for one without, where the agent counts."""
     try:
-        task = load_task(candidate.path)
+        task = load_task(candidate.path, links_within=candidate.shared)
         for provide_solution in (False, True):
             check_task(task, replace(parts, provide_solution=provide_solution))
     except (TaskError, OSError) as error:

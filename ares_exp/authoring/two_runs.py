@@ -71,6 +71,7 @@ def play_both(
     row = {"name": DATASET, "version": "1", "description": "What ares-exp check-task has played.", "tasks": rows}
     write_atomically(listed, json.dumps([row], indent=2))
     words = [*flags, "env=harbor", f"env.registry={quoted(str(listed))}", f"env.dataset={DATASET}"]
+    words += [f"env.path={quoted(str(shared.resolve()))}" for shared in {one.shared for one in tasks} if shared]
     words += ["name=check-task", *_unless_given("tracker=none", overrides), *overrides]
     played: dict[str, PlayedRun] = {}
     try:

@@ -54,7 +54,8 @@ class HarborEnvironments(SourceBase):
 
         Args:
             path: A folder of tasks, or one task; with `git_url` the task in that repository, with `repo` the folder of
-                tasks in it. None of these three, no registry and no data set: the bundled samples.
+                tasks in it, with `registry` a folder that links of its local tasks may lead to. None of these, and no
+                data set: the bundled samples.
             registry: A `registry.json`; with `repo`, a path in that repository.
             dataset: Which data set of the registry, `name[@version]`; without `registry` and `repo`, of Harbor's own:
                 `terminal-bench@2.0`.

@@ -43,7 +43,8 @@ def task_source(
 
     Args:
         path: A local folder of tasks, or one task; with `git_url` the task in the repository, with `repo` its folder of
-            tasks. None of the options: the bundled samples.
+            tasks, with `registry` a folder that links of its local tasks may lead to. None of the options: the bundled
+            samples.
         registry: A `registry.json`; with `repo`, a path in the repository.
         dataset: Which of its data sets, `name[@version]`; with neither `registry` nor `repo`, of Harbor's own registry.
         git_url: The repository of one task.
@@ -63,6 +64,7 @@ def task_source(
         raise ConfigError("`env.git_commit` belongs to `env.git_url`. With `env.repo`, write `env.repo=<…>@<commit>`.")
     wanted = None if dataset is None else _read("dataset", dataset, DatasetName.parse)
     inside = None if path is None else str(path)
+    links_within: Path | None = None
     tasks: TaskList
     if repo is not None:
         _refuse(used, git_url, "`env.repo` and `env.git_url` are two ways to name a repository: use one of them")
@@ -73,13 +75,16 @@ def task_source(
         ref = None if git_commit is None else _read("git_commit", git_commit, check_git_ref)
         tasks = OneGitTask(GitTask(url, ref, _read("path", inside or ".", check_inner_path)))
     elif wanted is not None:
-        _refuse(used, path, "`env.path` is a folder of tasks, and no data set of a registry")
-        tasks = HarborDataset(wanted) if registry is None else RegistryList(registry, wanted)
+        if registry is None:
+            _refuse(used, path, "`env.path` is a folder of tasks, and no data set of a registry")
+            tasks = HarborDataset(wanted)
+        else:
+            tasks, links_within = RegistryList(registry, wanted), path
     elif registry is not None:
         raise ConfigError(f"`env.registry={registry}` has data sets: choose one with `env.dataset=name[@version]`.")
     else:
         return TaskFolder(path or SAMPLES)
-    return ListedTasks(tasks, cache_dir=cache_dir, git_timeout_sec=git_timeout_sec)
+    return ListedTasks(tasks, cache_dir=cache_dir, git_timeout_sec=git_timeout_sec, links_within=links_within)
 
 
 def _of_repository(

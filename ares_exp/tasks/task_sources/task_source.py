@@ -105,15 +105,19 @@ class ListedTasks:
     path = None
     loads_offline = False
 
-    def __init__(self, tasks: TaskList, *, cache_dir: Path | None, git_timeout_sec: float) -> None:
+    def __init__(
+        self, tasks: TaskList, *, cache_dir: Path | None, git_timeout_sec: float, links_within: Path | None = None
+    ) -> None:
         """Names the list.
 
         Args:
             tasks: The list.
             cache_dir: Where fetched tasks are kept; `None`: `default_cache_dir()`.
             git_timeout_sec: Bound on one git command.
+            links_within: A folder that links of local tasks may lead to; `None`: they stay inside their task.
         """
         self._tasks = tasks
+        self._links_within = links_within.expanduser() if links_within is not None else None
         self._cache_dir = cache_dir
         self._git = Git(timeout_sec=git_timeout_sec)
 
@@ -134,7 +138,9 @@ class ListedTasks:
         for reference in (one for one in chosen if one.name not in problems):
             try:
                 path, origin = _place(reference, fetched.places)
-                loaded.append(replace(load_task(path, reward_key=reward_key), origin=origin))
+                within = self._links_within if isinstance(reference, LocalTask) else None
+                task = load_task(path, reward_key=reward_key, links_within=within)
+                loaded.append(replace(task, origin=origin))
             except (TaskError, OSError) as error:
                 problems[reference.name] = str(error)
         if problems:

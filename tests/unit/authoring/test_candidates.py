@@ -61,3 +61,11 @@ def test_paths_without_tasks_are_refused(tasks: Path) -> None:
     shutil.copytree(tasks / "a", tasks / "notes" / "a")
     with pytest.raises(ConfigError, match="several are called a"):
         find_candidates([tasks, tasks / "notes"])
+
+
+def test_tasks_share_files_inside_the_only_folder(tasks: Path) -> None:
+    (tasks / "a" / "environment").rename(tasks / "notes" / "environment")
+    (tasks / "a" / "environment").symlink_to("../notes/environment")
+    assert [one.problem for one in find_candidates([tasks])] == [None, None]
+    for paths in ([tasks / "a"], [tasks, tasks / "b"]):
+        assert "found a link to" in (find_candidates(paths)[0].problem or "")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from ares_exp.environments.harbor import HarborEnvironments
 from ares_exp.errors import TaskError
 from ares_exp.tasks.content_digest import digested_files
 from ares_exp.tasks.harbor import load_task
@@ -107,6 +109,17 @@ def test_tasks_may_share_files_inside_the_named_folder(
         load_task(root)
     with pytest.raises(TaskError, match=f"{name}: expected a link to a place inside the task, found"):
         load_task_set(root)
+
+
+def test_tasks_of_a_registry_share_files_inside_the_named_folder(make_task: MakeTask, tmp_path: Path) -> None:
+    root, registry = make_task(), tmp_path / "registry.json"
+    (root / "instruction.md").rename(root.parent / "shared.md")
+    (root / "instruction.md").symlink_to("../shared.md")
+    row = {"name": "d", "version": "1", "description": "", "tasks": [{"name": "a-task", "path": str(root)}]}
+    registry.write_text(json.dumps([row]))
+    with pytest.raises(TaskError, match=r"instruction\.md: expected a link to a place inside the task, found"):
+        HarborEnvironments(registry=registry, dataset="d").load(print)
+    assert HarborEnvironments(registry=registry, dataset="d", path=root.parent).load(print) == ["a-task"]
 
 
 def test_a_task_behind_a_link_loads(make_task: MakeTask, tmp_path: Path) -> None:

@@ -34,7 +34,6 @@ from ares_exp.tasks.task_set import SAMPLES
         ({"repo": "o/n", "registry": "r.json"}, "choose one with `env.dataset"),
         ({"repo": "o/n", "dataset": "d", "registry": "../r.json"}, "`env.registry`: expected a relative path"),
         ({"registry": "r.json"}, "choose one with `env.dataset"),
-        ({"registry": "r.json", "dataset": "d", "path": "tasks"}, "`env.path` is a folder of tasks"),
         (
             {"registry": "https://h/o/r.json", "dataset": "d"},
             "`env.registry` to be a path, got the URL https://h/o/r.json: download it first",
