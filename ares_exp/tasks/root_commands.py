@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from pathlib import Path
 
 from ares_exp.containers.container import Container, Shell, User
 from ares_exp.errors import ContainerError, EpisodeError, VerifierError
@@ -38,7 +39,9 @@ read -r owner mode <$owned && rm -f $owned && chown "$owner" $above && chmod "$m
 """
 STOP_TIMEOUT_SEC = 30.0
 """Bound on stopping the processes of a container: they may start others for as long as one of them runs."""
+_OUR_PROCESSES = Path("/proc/self/ns/pid")
 _STOP = """\
+case $(readlink /proc/self/ns/pid) in "" | "$ours") echo "it shares them with this machine"; exit 1 ;; esac
 status() { while read -r key value _; do case $key in State:) state=$value ;; PPid:) above=$value ;; esac; done; }
 pid=$$ kept=" "
 while [ "$pid" -gt 1 ]; do
@@ -97,10 +100,18 @@ async def stop_processes(container: Container) -> None:
     """Kills every process in a container. The shells of this package are opened again when they are needed.
 
     Raises:
-        VerifierError: Some processes still run.
+        VerifierError: Some processes still run, or the container shares its processes with this machine.
         ContainerError: The container failed.
     """
-    await as_root(container, _STOP, timeout_sec=STOP_TIMEOUT_SEC, failure=VerifierError)
+    ours = str(_OUR_PROCESSES.readlink()) if _OUR_PROCESSES.is_symlink() else "none"
+    command = f"ours='{ours}'\n{_STOP}"
+    result = await container.exec(command, user="root", cwd="/", timeout_sec=STOP_TIMEOUT_SEC, shell=PLAIN_SHELL)
+    if result.exit_code != 0:
+        why = f"some still run after {STOP_TIMEOUT_SEC:g} s" if result.timed_out else result.output.strip()
+        raise VerifierError(
+            f"The processes of the container could not be stopped: {why}. Remove `stop_processes` from [metadata] of "
+            "the task.toml, or use another container."
+        )
 
 
 async def make_log_dirs(container: Container, *folders: str) -> None:

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from typing import Any, cast
+
+import pytest
+
+from ares_exp.containers.container import Container, ExecResult
+from ares_exp.errors import VerifierError
+from ares_exp.tasks.root_commands import stop_processes
+
+
+class ThisMachine:
+    """Runs commands outside of any container, without the right to kill."""
+
+    def __init__(self) -> None:
+        self.output = ""
+
+    async def exec(self, command: str, **_: Any) -> ExecResult:
+        safe = f"kill() {{ echo killed $2; false; }}\n{command}"
+        result = await asyncio.to_thread(
+            subprocess.run, ["sh", "-c", safe], capture_output=True, text=True, check=False, timeout=60
+        )
+        self.output = result.stdout
+        return ExecResult(result.stdout, result.returncode, 0.0)
+
+
+async def test_stop_processes_spares_this_machine() -> None:
+    machine = ThisMachine()
+    with pytest.raises(VerifierError, match="it shares them with this machine"):
+        await stop_processes(cast("Container", machine))
+    assert "killed" not in machine.output
