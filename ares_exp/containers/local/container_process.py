@@ -77,7 +77,7 @@ become() {
   become=("$setpriv" --reuid "$uid" --regid "$gid" "$groups" --inh-caps=-all)
 }
 attach() {
-  trap - EXIT
+  trap - EXIT INT QUIT  # from version 5.3 on, bash keeps both signals ignored in background commands
   exec <"CHANNELS/$1.in" >"CHANNELS/$1.out" 2>/dev/null || exit
   echo 500 >/proc/self/oom_score_adj  # the OOM killer takes commands first and the container last
   become=()
