@@ -196,11 +196,28 @@ def refuse_used_run_dir(argv: Sequence[str]) -> str | None:
         if key != "hydra.run.dir":
             continue
         try:
-            if (Path(value.strip("'\"")) / EPISODES).exists():
+            if is_file(Path(value.strip("'\"")) / EPISODES):
                 return USED.format(value)
         except OSError as error:  # it may not be entered, or its name is too long
             return f"Cannot write a run to {value:.200}: {error.strerror}. Choose another place with `hydra.run.dir=…`."
     return None
+
+
+def is_file(path: Path) -> bool:
+    """Returns whether a regular file is at `path`.
+
+    Raises:
+        OSError: The path cannot be reached, for example without permission. From Python 3.14 on, `Path.is_file` returns
+            `False` instead.
+    """
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except ValueError:  # a NUL
+        return False
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return False
+        raise
 
 
 def lock(descriptor: int, path: Path, *, what: str = "run") -> None:

@@ -17,7 +17,7 @@ from ares_exp.config.plugins import PROVIDER
 from ares_exp.errors import ConfigError, SnapshotError, TrajectoryFormatError, close_matches
 from ares_exp.records.record_files import broken, read_record, read_yaml
 from ares_exp.records.results import Outcome
-from ares_exp.records.run_dir import EPISODES, SWEEP_RECORD, RunDir, open_regular
+from ares_exp.records.run_dir import EPISODES, SWEEP_RECORD, RunDir, is_file, open_regular
 from ares_exp.snapshots.snapshot_id import step_of
 
 SHOWN = 5
@@ -280,7 +280,7 @@ def last_attempts(run_dir: RunDir) -> int | None:
 
 def is_recorded_run(path: Path) -> bool:
     """Whether a run wrote in `path`. Raises `OSError` for a path that cannot be one."""
-    return (path / EPISODES).is_file()
+    return is_file(path / EPISODES)
 
 
 def is_folder_of_runs(path: Path) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ares_exp.errors import SnapshotNotFoundError, UserError
 from ares_exp.records.latest_run import MEANING
-from ares_exp.records.run_dir import RunDir
+from ares_exp.records.run_dir import RunDir, is_file
 from ares_exp.snapshots.snapshot import OBJECTS, SNAPSHOT_FILE, EnvironmentSnapshot
 from ares_exp.snapshots.store import SnapshotStore
 
@@ -33,7 +33,7 @@ def chosen_snapshots(path: Path) -> Chosen:
         UserError: There is nothing of the kind.
         SnapshotMetadataError: It is a file, and no snapshot can be read from it.
     """
-    if path.is_file():
+    if is_file(path):
         snapshot = EnvironmentSnapshot.load_from_file(path)
         return Chosen(SnapshotStore(snapshot.snapshot_dir.parent), [snapshot.snapshot_id])
     if (path / SNAPSHOT_FILE).exists():
