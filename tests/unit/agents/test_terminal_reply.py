@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,18 @@ def as_recorded(read: TerminalReply) -> dict[str, Any]:
     return {"commands": commands, "is_complete": read.is_complete, "error": read.error, "warnings": warnings}
 
 
+def without_parser(fields: dict[str, Any]) -> dict[str, Any]:
+    """Leaves out the words of Python's JSON parser, which differ between versions."""
+    return {**fields, "error": re.sub(r"^(Invalid JSON: ).*?(?= \| Content: )", r"\1", fields["error"])}
+
+
 @pytest.mark.parametrize(("form", "read"), [("json", read_reply), ("xml", read_xml_reply)])
 def test_replies_are_read_as_harbor_reads_them(form: str, read: Any) -> None:
     recorded = json.loads(RECORDED.read_text())["replies"][form]
     assert len(recorded) > 30
     for one in recorded:
-        assert {"reply": one["reply"], **as_recorded(read(one["reply"]))} == one
+        found = as_recorded(read(one["reply"]))
+        assert without_parser(found) == without_parser({key: one[key] for key in found})
 
 
 def test_odd_replies_in_xml_take_no_time() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -152,11 +153,13 @@ async def test_one_call_at_a_time_and_a_close_at_any() -> None:
 
 
 async def test_closing_during_the_checks_starts_nothing() -> None:
-    source = AskingSource()
+    source, closed = AskingSource(), threading.Event()
+    source.check = lambda parts, report: closed.wait(60)  # type: ignore[method-assign, assignment]
     env = environment(source)
     resetting = asyncio.create_task(env.reset())
     await asyncio.sleep(0)
     await env.close()
+    closed.set()
     with pytest.raises(EpisodeStateError, match="closed while"):
         await resetting
     assert source.made == []
