@@ -316,7 +316,7 @@ async def test_only_agents_in_published_images_have_a_login_shell(
     monkeypatch.setattr(SweBenchStage, "agent_shell", shell)
     environment = await player.environment()
     await environment.reset()
-    await environment.step(LLMResponse.from_text(reply("echo 'export FOUND=profile' > /etc/profile"), model="test"))
+    await environment.step(LLMResponse.from_text(reply("echo 'export FOUND=profile' > ~/.profile"), model="test"))
     seen = await environment.step(LLMResponse.from_text(reply('echo "<$FOUND>"'), model="test"))
     assert seen.observation is not None
     told = str(seen.observation.messages[-1]["content"])

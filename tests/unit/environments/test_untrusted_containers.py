@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.containers.local_containers import USER
 from tests.unit.environments.snapshots import SUBMIT, run
 from tests.unit.environments.steps import MakeSteps
 
@@ -33,7 +34,8 @@ IN_THE_WAY = [
 async def test_what_is_in_the_way_of_the_tests(
     make_environment: Any, make_task: Any, tmp_path: Path, command: str
 ) -> None:
-    env = make_environment(make_task(test=LISTS, toml="[verifier]\nuser = 'nobody'\n"), output_dir=tmp_path / "out")
+    task = make_task(test=LISTS, toml=f"[verifier]\nuser = {USER}\n")
+    env = make_environment(task, output_dir=tmp_path / "out")
     await env.reset()
     await env.step(run(command))
     assert (await env.step(SUBMIT)).reward == 0
