@@ -102,11 +102,12 @@ def test_run_in_deleted_directory_stops(tmp_path: Path, endpoint: CountingEndpoi
 
 IN_NAMESPACE = """
 set -e
-mount -t tmpfs -o size=3m tmpfs disk
+mount -t tmpfs -o size=24m tmpfs disk
+head -c 21m /dev/zero > disk/filler
 code=0
 "$0" -m ares_exp env=twenty_questions attempts=20 tracker=none concurrency=8 hydra.run.dir=disk/run 2> said || code=$?
 cp disk/run/episodes.jsonl before.jsonl
-mount -o remount,size=64m disk
+rm disk/filler
 "$0" -m ares_exp resume=disk/run 2>> said
 cp disk/run/episodes.jsonl after.jsonl
 exit $code
