@@ -225,7 +225,11 @@ class Experiment:
             self._warn,
             self._expect_another,
         )
-        await train(trainer, self._trained, self._scheduler, limit_sec=TRAINER_GRACE_SEC)
+        try:
+            await train(trainer, self._trained, self._scheduler, limit_sec=TRAINER_GRACE_SEC)
+        except Exception as error:
+            if not self._storage.causes(error):  # it could not write its record or a checkpoint
+                raise
 
     def _num_planned(self) -> int:
         """Counts the attempts that the run has to have rewards of.
@@ -236,6 +240,8 @@ class Experiment:
         if self._trained is None:
             return len(self._planned)
         final = final_results(self._results)
+        if isinstance(self._ended_by, StorageError):
+            return len(final) + 1  # the training is incomplete, whatever it has asked for
         if self._interrupted or self._ended_by is not None:
             return len(final)
         return sum(result.outcome not in UNFINISHED for result in final)

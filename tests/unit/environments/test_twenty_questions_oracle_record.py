@@ -163,3 +163,10 @@ def test_a_record_that_is_no_file_or_has_no_end(tmp_path: Path) -> None:
     assert read_asked(tmp_path) == []
     copy_answers(tmp_path, tmp_path / "own")
     assert not (tmp_path / "own").exists()
+
+
+async def test_oracle_answer_without_record_is_not_applied(tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    files.write_text("no folder")
+    with pytest.raises(OSError, match=r"File exists|Not a directory"):
+        await play(files, Saying("Yes"), "Is it alive?")

@@ -402,6 +402,21 @@ async def test_bug_in_collector_ends_no_run(tmp_path: Path, error: Exception) ->
     assert (summary.ended_by, summary.recording_failures) == (None, 3)
 
 
+class FailingTrainer:
+    """A trainer that cannot write its record."""
+
+    def check(self, policy: object, task_names: object) -> None: ...
+
+    async def train(self, run: object) -> None:
+        raise RuntimeError("no checkpoint") from OSError(28, "No space left on device", "training.jsonl")
+
+
+async def test_unwritten_training_record_ends_run(tmp_path: Path) -> None:
+    summary = await play(experiment(tmp_path, trainer=FailingTrainer()), tmp_path)
+    assert "cannot write training.jsonl: No space left on device" in str(summary.ended_by)
+    assert summary.exit_code == 1
+
+
 async def test_failure_on_full_disk_leaves_episode_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def trouble(where: str) -> None:
         if where == "step":
