@@ -55,7 +55,7 @@ class AppendedFile:
     def is_in_place(self) -> bool:
         """Whether what is appended now can be found at its path: somebody may have removed the file."""
         try:
-            there = Path(self.path).stat()
+            there = os.stat(self.path)  # noqa: PTH116 - before each request
             return self._descriptor is None or os.path.samestat(os.fstat(self._descriptor), there)
         except OSError:
             return False
