@@ -55,6 +55,8 @@ class LinkBounds:
             UnicodeDecodeError: It is not UTF-8 text.
         """
         folder, real = self._split(path)
+        if real == folder:
+            raise OSError(f"{path} is not a regular file")
         root = os.open(folder, DIRECTORY_FLAGS)
         try:
             above = real.parent.relative_to(folder).as_posix()
@@ -62,9 +64,10 @@ class LinkBounds:
                 descriptor = os.open(real.name, _FILE_FLAGS, dir_fd=directory)
         finally:
             os.close(root)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(f"{path} is not a regular file")
         with os.fdopen(descriptor, encoding="utf-8") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OSError(f"{path} is not a regular file")
             return file.read()
 
     def _split(self, path: Path) -> tuple[Path, Path]:

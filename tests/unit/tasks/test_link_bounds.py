@@ -160,8 +160,10 @@ def test_a_link_put_in_place_later_is_not_followed(
         LinkBounds(root).read_text(root / "instruction.md")
 
 
-def test_a_fifo_is_not_read(make_task: MakeTask) -> None:
+@pytest.mark.parametrize("target", [".", "tests", "fifo", "instruction.md"])
+def test_only_regular_files_are_read(make_task: MakeTask, target: str) -> None:
     root = make_task(files={"instruction.md": None})
-    os.mkfifo(root / "instruction.md")
-    with pytest.raises(TaskError, match="not a regular file"):
+    os.mkfifo(root / "fifo")
+    (root / "instruction.md").symlink_to(target)
+    with pytest.raises(TaskError, match=r"not a regular file|expected the text that the agent is given"):
         load_task(root)
