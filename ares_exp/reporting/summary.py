@@ -205,7 +205,7 @@ def _variation(summary: RunSummary, statistics: RunStatistics) -> Iterator[str]:
         cut = _in_episodes(count, [one.length_stops for one in summary.final])
         yield f"answers cut off at the bound on output tokens (finish_reason=length): {cut}"
     if any(result.container_image == HOST_IMAGE for result in summary.final):
-        yield "container=local: no image was pulled, FROM in a Dockerfile means this host and its programs"
+        yield "no image was pulled: FROM in a Dockerfile means this host and its programs"
 
 
 def _in_episodes(count: int, counts: Sequence[int]) -> str:

@@ -272,6 +272,8 @@ class LocalContainer(Container):
         if self._channels is None:
             raise ContainerDiedError("The container has not been started, or has been stopped.")
         try:
+            if not self._stopped:
+                _ = self._running  # its shells may outlive its first process for a moment
             return await self._channels.exec(command, **options)
         except ContainerError as error:
             if explained := await self._explained(error):

@@ -132,7 +132,8 @@ class Launch:
             first = () if self.is_guarded else ("--as-pid-1",)
             words = ["/bin/sh", "-c", _LAUNCH, "sh", self.directory, self.bwrap, *options, *first, "--", *words]
         if self.is_guarded:
-            words = [sys.executable, "-I", "-S", guardian.__file__, self.directory, *words]
+            held = "" if self.held is None else str(self.held)
+            words = [sys.executable, "-I", "-S", guardian.__file__, self.directory, held, *words]
         return words
 
 

@@ -34,11 +34,12 @@ _LOOK_EVERY_SEC = 0.002
 _KILL_SEC = 10.0
 
 
-def main(directory: Path, command: list[str]) -> int:
+def main(directory: Path, held: int | None, command: list[str]) -> int:
     """Runs `command`; kills what it started when it ends or when the other end of stdin is closed.
 
     Args:
         directory: The container's directory.
+        held: A descriptor that only this process keeps open.
         command: The command line of the first process. It inherits stdin, stdout and stderr.
 
     Returns:
@@ -48,6 +49,8 @@ def main(directory: Path, command: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     if ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "cannot adopt orphaned processes")
+    if held is not None:
+        os.set_inheritable(held, False)
     wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
@@ -218,4 +221,4 @@ def _signal(pids: set[int], number: signal.Signals) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]) if sys.argv[2] else None, sys.argv[3:]))

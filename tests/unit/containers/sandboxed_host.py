@@ -21,7 +21,7 @@ from ares_exp.containers.local.leftovers import remove_stale
 from ares_exp.errors import ContainerDiedError, ContainerStartError
 from ares_exp.testing.container_contract import ContainerContract
 from ares_exp.testing.door_contract import DoorContract
-from tests.conftest import Cli
+from tests.conftest import ROOT, Cli
 from tests.unit.containers.host_sandbox import is_sandbox
 
 assert is_sandbox(), "These tests change the machine: run them by test_host_container.py."
@@ -241,6 +241,27 @@ class TestHostRuns:
         assert "/app exists and is not an empty directory" in done.stderr
         assert "Traceback" not in done.stderr
         assert Path("/app/mine").exists()
+        shutil.rmtree("/app")
+
+    def test_tests_run_although_the_agent_left_files_there(self, cli: Cli) -> None:
+        command = 'mkdir -p /tests && touch /tests/test.sh /tests/mine; echo "Hello, harbor!" >/app/greeting.txt'
+        replies = f"policy.replies=['```bash\n{command}\n```']"
+        words = ("env.tasks=write-greeting", "policy=scripted", "agent=shell", "step_limit=1", replies)
+        done = cli("container=host", "tracker=none", "retry=none", *words)
+        assert "1 of 1 episodes finished" in done.stdout, done.stdout + done.stderr
+        assert "mean reward 1.00" in done.stdout
+        assert left() == []
+
+    def test_separate_container_for_tests_is_refused(self, cli: Cli, tmp_path: Path) -> None:
+        task = tmp_path / "tasks" / "task"
+        shutil.copytree(ROOT / "ares_exp/tasks/samples/write-greeting", task)
+        with (task / "task.toml").open("a") as file:
+            file.write("\n[verifier.environment]\nnetwork_mode = 'no-network'\n")
+        text = (task / "task.toml").read_text().replace("[verifier]", "[verifier]\nenvironment_mode = 'separate'")
+        (task / "task.toml").write_text(text)
+        done = cli("container=host", "tracker=none", "env.path=tasks")
+        assert done.returncode == 2
+        assert "the tests have a separate container" in done.stderr
 
     def test_snapshots_are_refused(self, cli: Cli) -> None:
         done = cli("container=host", "tracker=none", "snapshot=every_step")

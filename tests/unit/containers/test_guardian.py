@@ -67,7 +67,7 @@ def start_daemons() -> None:
 
 @contextlib.contextmanager
 def guarded(directory: Path, script: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-I", "-S", guardian.__file__, str(directory), "/bin/sh", "-c", script]
+    command = [sys.executable, "-I", "-S", guardian.__file__, str(directory), "", "/bin/sh", "-c", script]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, MARK: directory.name}
     ) as process:
