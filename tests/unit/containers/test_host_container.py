@@ -7,9 +7,9 @@ import re
 import pytest
 
 from tests.unit.containers.host_sandbox import run_in_sandbox
-from tests.unit.containers.local_containers import as_root, needs_local
+from tests.unit.containers.local_containers import needs_local
 
-pytestmark = [needs_local, as_root]
+pytestmark = [needs_local, pytest.mark.root]
 
 _TESTS = "tests/unit/containers/sandboxed_host.py"
 
