@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-needs_mounts = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root")
 FILLER = "filler"
 
 

@@ -16,7 +16,7 @@ import pytest
 from tests.e2e.counting_endpoint import CountingEndpoint
 from tests.e2e.killed_run import KilledRun, check, check_stopped, make_tasks
 from tests.leaks import wait_until
-from tests.small_disk import FILLER, mounted_folder, needs_mounts, small_disk
+from tests.small_disk import FILLER, mounted_folder, small_disk
 
 pytestmark = [pytest.mark.once, pytest.mark.local, pytest.mark.timeout(600)]
 
@@ -56,7 +56,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KilledRun]:
         yield run
 
 
-@needs_mounts
+@pytest.mark.root
 @pytest.mark.parametrize("collector", ["json", "jsonl", "parquet"])
 def test_run_on_full_disk_resumes_exactly(
     tmp_path: Path, endpoint: CountingEndpoint, whole: KilledRun, collector: str
@@ -76,7 +76,7 @@ def test_run_on_full_disk_resumes_exactly(
         assert not (run.path / FILLER).exists()
 
 
-@needs_mounts
+@pytest.mark.root
 def test_run_on_lost_mount_resumes_exactly(tmp_path: Path, endpoint: CountingEndpoint, whole: KilledRun) -> None:
     run = make(tmp_path, endpoint)
     with mounted_folder(tmp_path / "volume", run.path) as mount:

@@ -12,7 +12,7 @@ from tests.e2e.killed_run import KilledRun, Moment, check, check_stopped
 from tests.leaks import wait_until
 from tests.ray.cluster import SmallCluster
 from tests.ray.runs import PATIENCE_SEC, busy_node, made, on, played, until
-from tests.small_disk import needs_mounts, small_disk
+from tests.small_disk import small_disk
 from tests.unit.containers.local_containers import needs_local
 
 pytestmark = [needs_local, pytest.mark.local]
@@ -62,7 +62,7 @@ def test_whatever_dies_it_goes_on(whole: KilledRun, cluster: SmallCluster, tmp_p
     assert errors.count("HostLostError") >= 2, "one was on the host, and one on the node"
 
 
-@needs_mounts
+@pytest.mark.root
 def test_run_on_full_disk_stops_and_resumes(whole: KilledRun, cluster: SmallCluster, tmp_path: Path) -> None:
     with made(tmp_path, "budget.cost=1000000", *on(cluster), latency_sec=0.3) as run, small_disk(run.path) as disk:
         with played(run.begin) as playing:
