@@ -20,7 +20,7 @@ _IMAGES = (f"python:{_VERSION}-slim", "python:3.12-slim", "debian:bookworm-slim"
 _UNCONFINED = ("--security-opt", "seccomp=unconfined")
 _SYS_ADMIN, _NET_ADMIN = ("--cap-add", "SYS_ADMIN"), ("--cap-add", "NET_ADMIN")
 _VOLUME = ("--volume", "/tmp")
-HOST = "container=local runs commands directly on this machine, without isolation, as with container=host"
+HOST = "container=local runs commands directly on this machine, without isolation, as container=host does"
 SHARED = "container=local uses namespaces without a private /proc"
 
 
@@ -71,7 +71,7 @@ def test_first_command_solves_the_bundled_tasks(image: str, options: tuple[str, 
         assert modes == []
     else:
         assert modes[0].startswith(f"warning: {mode}")
-        assert "this machine is itself a container (/.dockerenv exists)" in modes[0]
+        assert "his machine is itself a container (/.dockerenv exists)" in modes[0]
 
 
 @pytest.mark.parametrize("container", ["local", "host"])

@@ -20,7 +20,7 @@ from ares_exp.containers.local.cgroup_path import usable_cgroup_paths
 from ares_exp.containers.local.container import LocalContainer
 from ares_exp.containers.local.container_process import ROOT_NAMES
 from ares_exp.containers.local.container_storage import find_storage
-from ares_exp.containers.local.host_factory import WAYS_OUT, HostContainerFactory, is_a_container
+from ares_exp.containers.local.host_factory import WAYS_OUT, HostContainerFactory, container_note
 from ares_exp.containers.local.isolation import container_evidence, find_isolation
 from ares_exp.containers.local.leftovers import find, remove_stale
 from ares_exp.containers.local.task_dockerfile import ONLY_ROOT, read_task_dockerfile
@@ -111,31 +111,30 @@ class LocalContainerFactory(ContainerFactoryBase):
         Raises:
             PreflightError: No bubblewrap, or the kernel does not let it work; with the remedies.
         """
-        await asyncio.to_thread(find_bwrap)
         machine = await asyncio.to_thread(find_isolation)
-        where = f"this machine is itself a container ({container_evidence()})" if container_evidence() else "here"
         if self._host is not None:
             _logger.warning(
-                "container=local runs commands directly on this machine, without isolation, as with container=host: %s "
-                "and allows no namespaces (%s)",
-                where,
+                "container=local runs commands directly on this machine, without isolation, as container=host does: "
+                "this machine is itself a container (%s) and allows no namespaces (%s)",
+                container_evidence(),
                 machine.problem,
             )
             return await self._host.preflight()
+        await asyncio.to_thread(find_bwrap)
         if machine.isolation == "shared processes":
             _logger.warning(
-                "container=local uses namespaces without a private /proc, so that containers see the processes of this "
-                "machine: %s",
-                where,
+                "container=local uses namespaces without a private /proc: containers see the processes of this "
+                "machine.%s",
+                container_note(),
             )
-        else:
+        elif machine.isolation == "namespaces":
             _logger.info("container=local uses namespaces")
         await asyncio.to_thread(remove_stale)
         try:
             async with self(_PROBE) as container:
                 await container.exec("true", timeout_sec=30.0)
         except ContainerError as error:
-            what = f"container=local cannot start a container on this machine{is_a_container()}: {error}"
+            what = f"container=local cannot start a container on this machine: {error}{container_note()}"
             if container_evidence() and os.geteuid() != 0:
                 raise PreflightError(
                     f"{what} Without namespaces, commands run in the paths of the machine itself, such as /app, which "

@@ -72,8 +72,8 @@ class HostContainerFactory(ContainerFactoryBase):
             raise PreflightError(f"container=host needs Linux, and this is {sys.platform}. Use container=docker.")
         if os.geteuid() != 0:
             raise PreflightError(
-                f"container=host needs root, because tasks use paths such as /app and /tests, and this process runs as "
-                f"user {os.geteuid()}{is_a_container()}. {WAYS_OUT if container_evidence() else WAYS_OUT_ELSEWHERE}"
+                "container=host needs root, because tasks use paths such as /app and /tests, and this process runs as "
+                f"user {os.geteuid()}.{container_note()} {WAYS_OUT if container_evidence() else WAYS_OUT_ELSEWHERE}"
             )
         await asyncio.to_thread(remove_stale)
         try:
@@ -130,7 +130,7 @@ WAYS_OUT = (
 WAYS_OUT_ELSEWHERE = "Run as root, or use container=local or container=docker."
 
 
-def is_a_container() -> str:
-    """Returns `, in a machine that is itself a container (…)`, or an empty string if it is none."""
-    evidence = container_evidence()
-    return f", on a machine that is itself a container ({evidence})" if evidence else ""
+def container_note() -> str:
+    """Returns a sentence if this machine is itself a container, with a space before it; otherwise an empty string."""
+    found = container_evidence()
+    return f" This machine is itself a container ({found})." if found else ""

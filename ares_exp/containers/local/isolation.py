@@ -6,6 +6,7 @@ import functools
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +88,8 @@ def _mount(path: Path) -> list[str]:
 @functools.cache
 def container_evidence() -> str | None:
     """Returns what shows that this machine is itself a container, as a clause; `None` if nothing does."""
+    if sys.platform != "linux":
+        return None
     return next(evidence(Path("/"), os.environ, filesystem_type(Path("/"))), None)
 
 

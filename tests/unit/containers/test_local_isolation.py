@@ -14,6 +14,7 @@ import pytest
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.container import LocalContainer
+from ares_exp.containers.local.host_root import _hidden_in_etc
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
 from tests.unit.containers.local_containers import local_container, needs_local
 
@@ -63,6 +64,19 @@ async def test_secrets_in_etc_are_hidden(container: LocalContainer) -> None:
         text = await output(container, f"cat {path} 2>/dev/null")
         assert not text or text.startswith(("root:*:", "root:*")), path
     assert "$" not in await output(container, "cat /etc/shadow /etc/gshadow")
+
+
+async def test_secrets_in_etc_are_hidden_without_whiteouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError  # as an overlay does
+
+    monkeypatch.setattr(os, "mknod", refuse)
+    hidden = [path for path in _hidden_in_etc() if not path.name.endswith("shadow")]
+    assert hidden, "this machine has something to hide"
+    tests = "\n".join(f"[ ! -s {path} ] || echo {path}" for path in hidden)  # a directory has a size
+    async with local_container() as container:
+        seen = (await container.exec(f"{tests}\ntrue")).output
+    assert seen == ""
 
 
 async def test_people_are_hidden(container: LocalContainer) -> None:
