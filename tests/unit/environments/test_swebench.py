@@ -388,5 +388,7 @@ def test_a_run_is_told_when_commands_are_guessed(player: Player) -> None:
 class AnyBox:
     """A backend that refuses nothing."""
 
+    max_containers = None
+
     def check(self, spec: object) -> list[str]:
         return []
