@@ -347,7 +347,7 @@ class ContainerFactoryBase(ContainerFactory):
 
     @property
     def is_isolated(self) -> bool:
-        """Whether its containers are separate from this machine and from each other. Default: yes."""
+        """Whether its containers are separate from this machine, its processes and each other. Default: yes."""
         return True
 
     @property

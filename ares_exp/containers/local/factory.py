@@ -72,8 +72,8 @@ class LocalContainerFactory(ContainerFactoryBase):
 
     @property
     def is_isolated(self) -> bool:
-        """As `ContainerFactoryBase.is_isolated`: no, if this machine itself is the container."""
-        return self._host is None
+        """As `ContainerFactoryBase.is_isolated`: yes, if this machine allows all namespaces."""
+        return find_isolation().isolation == "namespaces"
 
     @property
     def max_containers(self) -> int | None:

@@ -10,7 +10,7 @@ import pytest
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.local import HostContainerFactory, LocalContainerFactory
 from ares_exp.containers.local.host_container import HostContainer
-from ares_exp.containers.local.isolation import Machine, evidence
+from ares_exp.containers.local.isolation import Isolation, Machine, evidence
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
 from ares_exp.errors import ConfigError, PreflightError, UnsupportedTaskError
 
@@ -66,8 +66,14 @@ def test_local_never_uses_the_host_elsewhere(machine: pytest.MonkeyPatch, lackin
         machine.setattr(f"{_FACTORY}.find_isolation", lambda: Machine("shared processes"))
     factory = LocalContainerFactory()
     assert not isinstance(factory(ContainerSpec("t")), HostContainer)
-    assert (factory.max_containers, factory.is_isolated) == (None, True)
+    assert factory.max_containers is None
     factory.check_snapshots()
+
+
+@pytest.mark.parametrize(("isolation", "expected"), [("namespaces", True), ("shared processes", False)])
+def test_only_all_namespaces_isolate(machine: pytest.MonkeyPatch, isolation: Isolation, expected: bool) -> None:
+    machine.setattr(f"{_FACTORY}.find_isolation", lambda: Machine(isolation))
+    assert LocalContainerFactory().is_isolated == expected
 
 
 async def test_host_needs_root_and_names_the_ways_out(machine: pytest.MonkeyPatch) -> None:
