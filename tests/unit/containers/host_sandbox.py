@@ -11,6 +11,7 @@ from ares_exp.containers.local.bubblewrap import find_bwrap
 
 ROOT = Path(__file__).parents[3]
 _SIGN = Path("/ares_exp-sandbox")
+_EMPTY = ("/tmp", "/root")
 
 
 def is_sandbox() -> bool:
@@ -18,12 +19,18 @@ def is_sandbox() -> bool:
     return _SIGN.is_dir()
 
 
+def _is_hidden(path: Path) -> bool:
+    """Returns whether the sandbox lacks a path: it is in an empty directory or on another file system than the root."""
+    return any(path.is_relative_to(empty) for empty in _EMPTY) or path.stat().st_dev != Path("/").stat().st_dev
+
+
 def run_in_sandbox(*arguments: str, timeout: float = 280) -> subprocess.CompletedProcess[str]:
     """Runs this Python as root in a new sandbox, with separate processes and a writable root directory."""
-    shown = dict.fromkeys(str(path) for path in (Path(sys.base_prefix), Path(sys.prefix), ROOT))
     words = ["--overlay-src", "/", "--tmp-overlay", "/", "--dev", "/dev", "--proc", "/proc"]
-    words += ["--tmpfs", "/tmp", "--tmpfs", "/root", "--dir", str(_SIGN)]
-    words += [word for path in shown for word in ("--ro-bind", path, path)]
+    words += [word for path in _EMPTY for word in ("--tmpfs", path)]
+    words += ["--dir", str(_SIGN)]
+    shown = dict.fromkeys(filter(_is_hidden, (Path(sys.base_prefix), Path(sys.prefix), ROOT)))
+    words += [word for path in shown for word in ("--ro-bind", str(path), str(path))]
     sandbox = ("unshare", "--mount", find_bwrap(), "--unshare-pid", "--die-with-parent")
     return subprocess.run(
         [*sandbox, *words, "--", sys.executable, "-B", *arguments],
