@@ -6,7 +6,7 @@ import pytest
 
 from tests.reward_contract import RewardContract
 
-pytestmark = [pytest.mark.local, pytest.mark.once]
+pytestmark = [pytest.mark.local, pytest.mark.once, pytest.mark.root]
 
 
 class TestDaytonaRewards(RewardContract):

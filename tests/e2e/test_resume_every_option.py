@@ -30,6 +30,7 @@ from tests.installed_agents import local_python
 from tests.interrupted_policy import INTERRUPT
 from tests.loopback_endpoint import Behaviour, LoopbackEndpoint, Received
 from tests.token_engine import TokenEngine
+from tests.unit.containers.host_sandbox import is_sandbox
 
 pytestmark = pytest.mark.once
 
@@ -161,6 +162,11 @@ def tiny_model(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ["policy=transformers", "policy.model=model", "policy.max_output_tokens=5", "container=local"]
 
 
+def require_sandbox(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not is_sandbox():
+        pytest.skip("container=host changes this machine: test_host_container.py runs this test in a sandbox")
+
+
 RECIPES: dict[str, dict[str, Recipe]] = {
     "agent": {
         **{name: agent(name) for name in ("shell", "terminal", "tools", "command")},
@@ -182,6 +188,7 @@ RECIPES: dict[str, dict[str, Recipe]] = {
     "container": {
         "daytona": container("daytona", LOCAL, start_daytona),
         "docker": container("docker", DOCKER),
+        "host": container("host", pytest.mark.root, require_sandbox),
         "local": container("local", LOCAL),
         "podman": container("podman", DOCKER, start_podman),
     },

@@ -12,14 +12,22 @@ from tests.unit.containers.local_containers import needs_local
 pytestmark = [needs_local, pytest.mark.root]
 
 _TESTS = "tests/unit/containers/sandboxed_host.py"
+_RESUME = "tests/e2e/test_resume_every_option.py::test_interrupted_run_resumes"
 
 
 @pytest.mark.parametrize(
     ("suite", "least_passed"),
-    [("TestHostContract", 40), ("TestHostDoors", 12), ("TestHostPaths", 5), ("TestHostKilled", 3), ("TestHostRuns", 5)],
+    [
+        (f"{_TESTS}::TestHostContract", 40),
+        (f"{_TESTS}::TestHostDoors", 12),
+        (f"{_TESTS}::TestHostPaths", 5),
+        (f"{_TESTS}::TestHostKilled", 3),
+        (f"{_TESTS}::TestHostRuns", 5),
+        (f"{_RESUME}[container=host]", 1),
+    ],
 )
 def test_sandboxed_suite_passes(suite: str, least_passed: int) -> None:
-    done = run_in_sandbox("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "", f"{_TESTS}::{suite}")
+    done = run_in_sandbox("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "", suite)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed is not None
