@@ -66,7 +66,7 @@ class RewardContract:
     docker_image: str | None = "debian:bookworm-slim"
 
     @pytest.mark.parametrize("attack", ATTACKS)
-    async def test_a_process_of_another_user_does_not_write_the_reward(
+    async def test_process_of_another_user_writes_no_reward(
         self, factory: ContainerFactory, tmp_path: Path, attack: str
     ) -> None:
         verifier, command = ATTACKS[attack]

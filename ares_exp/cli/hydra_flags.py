@@ -11,7 +11,7 @@ from typing import Any
 
 @contextmanager
 def unchecked_help() -> Iterator[None]:
-    """Makes argparse accept any object as a help text while Hydra creates its parser.
+    """Makes argparse accept any object as a help text while a command of Hydra runs.
 
     Hydra up to 1.3.8 passes an object that only has a `repr` as the help of `--shell-completion`, and only argparse of
     Python 3.14 requires a string. Remove this when the lower bound of `hydra-core` has the fix.
@@ -31,4 +31,4 @@ def unchecked_help() -> Iterator[None]:
     try:
         yield
     finally:
-        argparse.ArgumentParser.add_argument = add_checked
+        del argparse.ArgumentParser.add_argument  # the class inherits it

@@ -64,7 +64,7 @@ class EpisodeParts:
         """Checks that the backend can run every container of a task; returns its warnings.
 
         Raises:
-            TaskError: It cannot.
+            TaskError: The backend cannot run one of them.
         """
         specs, containers = self.container_specs(task), self.container_factory
         if containers.max_containers is not None and len(specs) > containers.max_containers:

@@ -51,7 +51,7 @@ def read_frame(path: Path, max_bytes: int) -> bytes:
     try:
         size = zstd.get_frame_info(frame).decompressed_size
         if size is None:
-            raise damaged(path, "it does not say how much it holds")
+            raise damaged(path, "its header has no size")
         if size > max_bytes:
             raise UnsafeSnapshotError(f"Expected {path} to hold at most {max_bytes} bytes, it says {size}.")
         data = decompressor.decompress(frame, max_length=size + 1)  # bounds the memory, whatever the frame holds

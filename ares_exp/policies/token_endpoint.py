@@ -57,9 +57,10 @@ class TokenEndpointPolicy(ChatCompletionsPolicy):
     to the neutral value (`NEUTRAL_SAMPLING`).
 
     Attributes:
-        temperature: Sampling temperature. A value wins over the agent's; `None` keeps the agent's, or else 1.
-        top_p: Nucleus sampling. A value wins over the agent's; `None` keeps the agent's, or else 1. Set the other
-            sampling parameters in `extra_body`.
+        temperature: Sampling temperature. A value wins over the agent's; `None` keeps the agent's value; without
+            one, 1 is sent.
+        top_p: Nucleus sampling. A value wins over the agent's; `None` keeps the agent's value; without one, 1 is sent.
+            Set the other sampling parameters in `extra_body`.
         continue_tokens: Whether prompts are rendered and tokenised here, and a request that goes on from an answer goes
             on from its token ids: the row of the conversation grows and never forks. If not, the engine makes the
             prompt of each request, and says of which tokens. Needs transformers, for the tokenizer alone.

@@ -39,7 +39,7 @@ class RepeatedWarnings(logging.Filter):
 
 
 def kind_of(record: logging.LogRecord) -> str:
-    """Returns the words around the values of a record; of one that consists of values, its first value."""
+    """Returns the words around the values of a record, or its first value if its text starts with one."""
     template = str(record.msg)
     if not template.startswith("%"):
         return template

@@ -77,7 +77,7 @@ class RunStorage:
             self.close()
             raise ConfigError(
                 f"Expected {needed / 2**20:.1f} MiB of free disk space in the run directory {self._run_dir.path}, got: "
-                f"{error.strerror}. Free some space there, or choose a run directory on another disk."
+                f"{error.strerror}. Make it writable and free some space there, or use another disk."
             ) from None
 
     def close(self) -> None:

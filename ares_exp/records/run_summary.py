@@ -18,7 +18,7 @@ class RunSummary:
         planned: Number of planned attempts.
         results: Finished episodes, in the order in which they finished: every try of every attempt.
         interrupted: Whether Ctrl-C or SIGTERM ended the run.
-        ended_by: The budget that ended the run, in words; `None` if none did.
+        ended_by: The used-up budget or the failed write that ended the run, in words; otherwise `None`.
         wall_sec: Wall seconds of the run, all its sessions taken together.
         recording_failures: How many times a row, a trajectory or a metric could not be recorded.
         unwritten_rows: Number of these results that are missing in `episodes.jsonl`.

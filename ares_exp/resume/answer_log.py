@@ -195,7 +195,7 @@ class AnswerLog:
             folder: Where the log is.
             episode: Whose log it is.
             spares: Discarded logs of the same folder become new ones; by default they are removed.
-            storage: Of the run; by default of the folder above, without a reserve.
+            storage: Storage of the run; by default of the folder above, without a reserve.
         """
         self._spares = spares
         self._storage = storage or RunStorage(RunDir(folder.parent))
@@ -261,7 +261,7 @@ class AnswerLog:
         """Writes one more exchange: it survives `kill -9` when this returns.
 
         Raises:
-            StorageError: It could not be written.
+            StorageError: The line could not be written.
         """
         self._append(self._line(Exchange(serialize_llm_request(request), answer, stage)))
 
@@ -272,7 +272,7 @@ class AnswerLog:
             Its number, for `apply`.
 
         Raises:
-            StorageError: It could not be written.
+            StorageError: The line could not be written.
         """
         number = self._ahead
         self._ahead += 1
@@ -283,7 +283,7 @@ class AnswerLog:
         """Writes that the turn of an answer asked ahead has come: it is the next exchange.
 
         Raises:
-            StorageError: It could not be written.
+            StorageError: The line could not be written.
         """
         self._append(dump_json({"applied": number}))
 
@@ -291,7 +291,7 @@ class AnswerLog:
         """Writes the row of the episode, a line of JSON; it survives `kill -9` when this returns.
 
         Raises:
-            StorageError: It could not be written.
+            StorageError: The line could not be written.
         """
         self._append(f'{{"result": {row}}}')
 

@@ -114,7 +114,7 @@ def close_session(run_dir: RunDir, summary: RunSummary) -> None:
     """Notes how long the session took; what was logged for episodes that all have ended is gone by then."""
     line = dump_json({"ended": time.time(), "interrupted": summary.interrupted})
     try:
-        append_text(run_dir.sessions, f"{line}\n", sync=True)  # without a folder that somebody has deleted
+        append_text(run_dir.sessions, f"{line}\n", sync=True)  # does not create a deleted directory again
         if run_dir.answers.is_dir() and not any(run_dir.answers.iterdir()):
             run_dir.answers.rmdir()
     except OSError as error:

@@ -280,7 +280,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
         """Creates the answer log of an episode, in place of the log of the try that it continues. Blocking.
 
         Raises:
-            StorageError: It could not be written; the log of the earlier try is kept.
+            StorageError: The new log could not be written. The log of the earlier try is kept.
         """
         earlier = planned.earlier
         begun = LoggedEpisode(

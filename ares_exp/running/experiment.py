@@ -481,6 +481,8 @@ class Experiment:
             return
         if failure is not None:
             failure = await self._failure_or_storage(failure)
+            if episode.result is not None:  # recorded meanwhile
+                return
         result = episode.to_result(failure)
         if episode.is_unkept and self._storage.failure is not None:
             result = episode.to_unrecorded(self._storage.failure)

@@ -167,7 +167,7 @@ class RunningEpisode(EpisodeEvents):
             await self.recorder.record(self, None)
 
     def to_unrecorded(self, failure: StorageError) -> EpisodeResult:
-        """Converts the episode to the row of one that has to be run again, although it may have ended."""
+        """Converts the episode to a row that makes a resume run it again, even if the episode ended."""
         result = self.to_result(failure)
         return replace(
             result, outcome=Outcome.of(failure), error=ErrorInfo.of(failure), reward=None, rewards={}, note=None

@@ -49,7 +49,7 @@ class HarborTask:
 
     Attributes:
         path: The task directory, absolute.
-        bounds: Where its links may lead.
+        bounds: Folders that its links may lead to.
         config: Its task.toml.
         stages: Its steps; one stage for a task without.
         warnings: What in task.toml is ignored or old; for the user to see.
@@ -160,7 +160,7 @@ class HarborTask:
         Raises:
             UnsupportedTaskError: The task uses features that are not supported, all of them named.
             TaskError: A host variable is missing; or there is no solution, and it is needed; the prior context is no
-                ATIF document; or a service is named that it does not have.
+                ATIF document; a service is named that it does not have; or `stop_processes` is not a boolean.
         """
         unsupported = refusals(self.config)
         if unsupported:
@@ -172,6 +172,10 @@ class HarborTask:
             raise TaskError(
                 f"{self.path / TASK_TOML}: artifacts or collect hooks name the services {', '.join(sorted(services))}, "
                 f"and there is no environment/{COMPOSE} that has them. Correct the names, or add the file."
+            )
+        if not isinstance(stop := self.config.metadata.get("stop_processes", False), bool):
+            raise TaskError(
+                f"{self.path / TASK_TOML}: expected [metadata] stop_processes to be true or false, got {stop!r}."
             )
         if supported is not None and (missing := sorted(self.context.needs - supported)):
             raise UnsupportedTaskError(

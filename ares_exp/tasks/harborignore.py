@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ares_exp.cancellation import in_thread
 from ares_exp.containers.owned_directory import working_directory
 from ares_exp.errors import TaskError, TransferError
+from ares_exp.tasks.link_bounds import LinkBounds
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -75,10 +76,8 @@ class UploadFilter:
             return None
         import pathspec
 
-        if not Path(os.path.realpath(path)).is_relative_to(self._root):
-            raise TaskError(f"{path}: expected a link to a place inside the task. Copy the file instead.")
         try:
-            return pathspec.GitIgnoreSpec.from_lines(path.read_text(encoding="utf-8").splitlines())
+            return pathspec.GitIgnoreSpec.from_lines(LinkBounds.of(self._root).read_text(path).splitlines())
         except (OSError, ValueError) as error:
             raise TaskError(f"{path}: expected lines as in a .gitignore, got: {error}.") from None
 

@@ -34,7 +34,7 @@ class LinkBounds:
         """Resolves the links of `path`, whether or not there is something at their end.
 
         Raises:
-            TaskError: They leave the bounds.
+            TaskError: The links leave the bounds.
         """
         return self._split(path)[1]
 
@@ -52,7 +52,7 @@ class LinkBounds:
         Raises:
             TaskError: The links of `path` leave the bounds.
             OSError: The file is missing, not a regular file, or cannot be read.
-            UnicodeDecodeError: It is not UTF-8 text.
+            UnicodeDecodeError: The file is not UTF-8 text.
         """
         folder, real = self._split(path)
         if real == folder:

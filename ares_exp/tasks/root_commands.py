@@ -133,12 +133,12 @@ async def make_log_dirs(container: Container, *folders: str) -> None:
 
 
 async def reserve_log_dir(container: Container, folder: str, user: User | None) -> None:
-    """Makes an empty directory that only `user` and root can write to, whoever has written there before.
+    """Makes an empty directory that only `user` and root can write to, also if other users wrote there before.
 
     Processes of other users cannot replace it, either: the directory above belongs to root until `release_log_dir`.
 
     Raises:
-        ContainerError: It could not be made, or the container failed.
+        ContainerError: The directory could not be made, or the container failed.
     """
     names = f"folder={folder} above={posixpath.dirname(folder)}\n"
     await as_root(container, _CLEAR + names + _RESERVE, timeout_sec=CLEAR_TIMEOUT_SEC)
@@ -154,7 +154,7 @@ async def release_log_dir(container: Container, folder: str) -> None:
     """Gives the directory above `folder` the owner and the mode that it had before `reserve_log_dir`.
 
     Raises:
-        ContainerError: That failed, or the container did.
+        ContainerError: The owner or mode could not be restored, or the container failed.
     """
     await as_root(container, f"above={posixpath.dirname(folder)}\n{_RELEASE}")
 

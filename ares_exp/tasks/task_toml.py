@@ -149,7 +149,7 @@ def read_task_toml(path: Path, bounds: LinkBounds) -> ParsedToml:
     """Reads and parses the task.toml at `path`.
 
     Raises:
-        TaskError: It is missing, unreadable, not UTF-8, wrong, or behind a link that leaves the bounds.
+        TaskError: The file is missing, unreadable, not UTF-8, invalid, or behind a link that leaves the bounds.
     """
     try:
         return parse_task_toml(bounds.read_text(path), path=path)

@@ -16,10 +16,7 @@ from ares_exp.environment import MAIN_LANE
 from ares_exp.errors import UntrainableError
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, lane_of
 
-GIVEN_BY = (
-    "policy=transformers, policy=vllm and policy=sglang give them; with policy=chat_completions an engine that can is "
-    "asked by `policy.extra_body={return_token_ids: true, logprobs: true}`"
-)
+GIVEN_BY = "policy=transformers, policy=vllm and policy=sglang give them"
 MAX_LOGPROB = 1e-3
 """Log-probabilities are at most 0 but for rounding."""
 

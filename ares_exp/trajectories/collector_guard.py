@@ -32,7 +32,7 @@ class CollectorGuard:
         Args:
             name: Its name in messages.
             collector: The collector.
-            ends_run: As `EpisodeListener.collector_failed`.
+            ends_run: A function like `EpisodeListener.collector_failed`.
         """
         self.failures = 0
         self._name = name
