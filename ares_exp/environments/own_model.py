@@ -262,6 +262,7 @@ class EpisodeModel:
 
         Raises:
             VerifierError: The client failed, gave no answer in time, or none that can be read.
+            OSError: The record of the answer could not be written.
         """
         question = writable(question)
         if (known := await self._known(question, reading)) is not None:
@@ -280,7 +281,12 @@ class EpisodeModel:
             raise self._model.failed(error, expected=reading.expected, unread=unread) from error
         finally:
             recorded = reading.to_record(answer) if answer is not None else None
-            await self._write(question, responses, recorded, time.perf_counter() - began)
+            try:
+                await self._write(question, responses, recorded, time.perf_counter() - began)
+            except OSError as error:
+                if answer is not None:
+                    raise
+                logger.warning("The record of a question could not be written: %s", error)
         if answer is None:
             raise self._model.unreadable(reading.expected, [response.text for response in responses])
         return answer

@@ -350,12 +350,12 @@ async def test_an_oracle_that_answers_with_something_else() -> None:
         await env.reset(options=CAT)
 
 
-async def test_a_full_disk_does_not_end_a_game(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unwritable_record_of_the_oracle_ends_a_game(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     async with game(output_dir=tmp_path / "file") as env:
         await env.reset(options=CAT)
-        assert last_said(await env.step(say("Is it alive?"))) == "Yes. (19 left)"
-    assert "oracle.jsonl failed" in caplog.text
+        with pytest.raises(FileExistsError, match=str(tmp_path / "file")):
+            await env.step(say("Is it alive?"))
 
 
 async def test_the_oracle_is_asked_where_it_was_opened() -> None:

@@ -158,9 +158,6 @@ def test_a_trial(job: Path) -> None:
             "model_name": "local/tiny",
             "kwargs": {
                 "command_timeout_sec": 120,
-                "compaction": "none",
-                "compaction_tokens": 100_000,
-                "compaction_keeps": 5,
                 "step_limit": 250,
                 "agent_timeout_sec": 30.0,
                 "timeout_multiplier": 2.0,

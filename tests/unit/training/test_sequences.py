@@ -104,7 +104,7 @@ def test_sub_agents_and_side_calls_are_trained_on_when_asked() -> None:
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        ({"prompt_token_ids": None}, "no `prompt_token_ids`.*return_token_ids"),
+        ({"prompt_token_ids": None}, "no `prompt_token_ids`.*policy=vllm"),
         ({"completion_token_ids": None}, "no `completion_token_ids`"),
         ({"logprobs": None}, "no `logprobs`.*policy=transformers"),
         ({"logprobs": [-0.5]}, "2 sampled tokens and 1 log-prob"),
