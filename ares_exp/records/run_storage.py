@@ -77,7 +77,7 @@ class RunStorage:
             self.close()
             raise ConfigError(
                 f"Expected {needed / 2**20:.1f} MiB of free disk space in the run directory {self._run_dir.path}, got: "
-                f"{error.strerror}. Make it writable and free some space there, or use another disk."
+                f"{error.strerror}. Free some space or make the directory writable, or use another disk."
             ) from None
 
     def close(self) -> None:
