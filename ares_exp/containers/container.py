@@ -355,14 +355,6 @@ class ContainerFactoryBase(ContainerFactory):
         """How many of its containers can run at the same time. Default: `None`, any number."""
         return None
 
-    @property
-    def sharing_key(self) -> str | None:
-        """What two factories have in common whose containers may start with each other's files, in the same task.
-
-        Options that a set-up can notice, secrets included: it is hashed. Default: `None`, they may not.
-        """
-        return None
-
     def check_snapshots(self) -> None:
         """Checks, before `preflight`, that its containers can be captured; starts nothing. Default: they cannot be.
 

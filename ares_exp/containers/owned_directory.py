@@ -20,10 +20,6 @@ from ares_exp.containers.leftover import Leftover
 _UNLOCKED_SEC = 60.0  # far longer than a new directory lacks its lock
 ShortLived = Literal["build", "fork", "host", "transfer", "verifier", "wandb"]
 """Purposes of such directories; part of their names."""
-SHARED = "setup"
-"""Purpose of those that several processes use together (`shared_directory`)."""
-MAKER = "maker"
-"""The file in such a directory with the number of the process that fills it, which is not in the name."""
 
 
 def name_prefix(purpose: str) -> str:
@@ -98,7 +94,7 @@ def delete(path: Path) -> bool:
 
 def find_short_lived() -> Iterator[Leftover]:
     """Yields this user's directories of each purpose, those of running processes included. Blocking."""
-    for purpose in (*get_args(ShortLived), SHARED):
+    for purpose in get_args(ShortLived):
         yield from find(purpose, "directory", delete, [Path(tempfile.gettempdir())])
 
 
@@ -121,7 +117,7 @@ def find(purpose: str, kind: str, delete: Callable[[Path], bool], folders: Itera
             continue
         if status.st_uid != os.geteuid():
             continue
-        pid = re.match(r"\d+", path.name.partition(prefix)[2] if purpose != SHARED else _maker_of(path))
+        pid = re.match(r"\d+", path.name.partition(prefix)[2])
         yield Leftover(
             kind=kind,
             name=str(path),
@@ -130,13 +126,6 @@ def find(purpose: str, kind: str, delete: Callable[[Path], bool], folders: Itera
             created=status.st_mtime,
             remove=lambda path=path: _remove(path, delete),  # type: ignore[misc]
         )
-
-
-def _maker_of(path: Path) -> str:
-    try:
-        return (path / MAKER).read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 def _when_stale(path: Path, then: Callable[[Path], bool] | None = None) -> bool:

@@ -38,7 +38,6 @@ from ares_exp.environments.episode import Episode
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.episode_setup import EpisodeSetup
 from ares_exp.environments.past_stage import results_of
-from ares_exp.environments.shared_setups import SharedSetups
 from ares_exp.environments.task_choice import choose_task
 from ares_exp.errors import ConfigError, EpisodeStateError, SnapshotTimingError
 from ares_exp.llms.request import LLMClient, LLMRequest
@@ -78,7 +77,6 @@ class CodeEnvironment(
         output_dir: Path | None = None,
         start_from: EpisodeStart | None = None,
         side_calls: LLMClient | None = None,
-        shared_setups: SharedSetups | None = None,
     ) -> None:
         """Touches nothing yet.
 
@@ -93,7 +91,6 @@ class CodeEnvironment(
             output_dir: Where the verifier's own files are kept, or `None`.
             start_from: What the first `reset()` goes on with, instead of starting an episode.
             side_calls: As of `EpisodeParts`.
-            shared_setups: Where tasks are set up once for several episodes; `None`: each sets its own container up.
         """
         if not tasks:
             raise ConfigError("Expected at least one task for the environment, got none.")
@@ -105,7 +102,6 @@ class CodeEnvironment(
             provide_solution,
             output_dir,
             side_calls,
-            shared_setups,
         )
         self._random = random.Random(seed)
         self._seed = seed
@@ -118,7 +114,7 @@ class CodeEnvironment(
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @classmethod
-    def for_episode(cls, task: Task, parts: EpisodeParts, *, shared_setups: SharedSetups | None = None) -> Self:
+    def for_episode(cls, task: Task, parts: EpisodeParts) -> Self:
         """The environment of one episode of a run."""
         return cls(
             [task],
@@ -130,7 +126,6 @@ class CodeEnvironment(
             output_dir=parts.output_dir,
             start_from=parts.start_from,
             side_calls=parts.side_calls,
-            shared_setups=shared_setups,
         )
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[LLMRequest]:

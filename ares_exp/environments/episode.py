@@ -24,12 +24,10 @@ from ares_exp.environments.hosted_agent import AgentState
 from ares_exp.environments.past_stage import PastStage, verdict_of
 from ares_exp.environments.phase_clock import PhaseClock
 from ares_exp.environments.scoring import Scoring
-from ares_exp.environments.shared_setups import Filling
 from ares_exp.errors import (
     AgentExitError,
     EpisodeStateError,
     RepeatedFormatError,
-    SnapshotError,
     SnapshotUnsupportedError,
 )
 from ares_exp.filesystem.delta import StoredChanges
@@ -118,26 +116,7 @@ class Episode:
         return self.task.stages[min(len(self.past_stages), len(self.task.stages) - 1)]
 
     async def _set_up_container(self) -> Container:
-        """Starts a container that is set up for the first stage: here, or from what another attempt's set-up left."""
-        setups = self.setup.shared_setups
-        if setups is None:
-            return await self._set_up_anew()
-        with self.clock.during("start"):
-            shared = await setups.look_up(self.task, self._spec, self.setup.container_factory)
-        if isinstance(shared, Filling):
-            async with shared:
-                container = await self._set_up_anew()
-                with self.clock.during("start"):
-                    await shared.keep(container)
-                return container
-        if shared is not None:
-            try:
-                return await self._start_container(shared)
-            except SnapshotError as error:  # what is shared saves time, and costs no attempt
-                setups.leave_changes(shared, self.task.name, f"no container starts with it: {error}")
-        return await self._set_up_anew()
-
-    async def _set_up_anew(self) -> Container:
+        """Starts a container and sets it up for the first stage."""
         container = await self._start_container()
         with self.clock.during("start"), self.activity.timed():
             await self.task.set_up(container)
@@ -296,11 +275,6 @@ class Episode:
         return self.setup.limits.time.container_spec(self.task)
 
     @property
-    def _spec(self) -> ContainerSpec:
-        """What its container is made from."""
-        return replace(self.container_spec, mounts=self._mounts)
-
-    @property
     def _mounts(self) -> tuple[Mount, ...]:
         """What its agent brings along; the oracle plays without the agent's program."""
         return () if self.setup.provide_solution else self.setup.code_agent_factory.mounts
@@ -315,7 +289,7 @@ class Episode:
 
     async def _start_container(self, changes: StoredChanges | None = None) -> Container:
         self._refuse_if_released()
-        spec = replace(self._spec, changes=changes)
+        spec = replace(self.container_spec, mounts=self._mounts, changes=changes)
         self._network_between = spec.network
         container = self.container = self.setup.container_factory(spec)
         with self.clock.during("start"), self.activity.timed():

@@ -8,7 +8,6 @@ from pathlib import Path
 from ares_exp.agents.code_agent import AgentFactoryBase
 from ares_exp.containers.container import ContainerFactoryBase
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.environments.shared_setups import SharedSetups
 from ares_exp.llms.request import LLMClient
 
 
@@ -22,4 +21,3 @@ class EpisodeSetup:
     provide_solution: bool = False
     output_dir: Path | None = None
     side_calls: LLMClient | None = None
-    shared_setups: SharedSetups | None = None

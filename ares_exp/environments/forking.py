@@ -16,7 +16,6 @@ from ares_exp.environments.episode_setup import EpisodeSetup
 from ares_exp.environments.exporting import export_episode
 from ares_exp.environments.restoring import Continuation
 from ares_exp.errors import ConfigError, SnapshotError, SnapshotUnsupportedError
-from ares_exp.filesystem.shared_start import SharedStart
 from ares_exp.llms.request import LLMRequest
 
 
@@ -55,7 +54,6 @@ async def fork_episode(
         )
     making = asyncio.create_task(asyncio.to_thread(_directory))
     made: list[EnvironmentT] = []
-    shared: _Shared | None = None
     try:
         await finish(asyncio.wait({making}))  # even when the caller is cancelled: it has to be removed
         shared = _Shared(making.result(), n)
@@ -78,7 +76,6 @@ async def fork_episode(
                         lineage=lineage,
                         new_seed=seed,
                         on_release=shared.give_up,
-                        shared=shared.start if n > 1 else None,
                     ),
                 )
             )
@@ -87,8 +84,6 @@ async def fork_episode(
                 resets.create_task(environment.reset())
     except BaseException as error:
         await finish(_close_all(made))
-        if shared is not None:
-            await finish(shared.start.close())
         if making.done() and not making.cancelled() and making.exception() is None:
             await finish(asyncio.to_thread(making.result().remove))
         if isinstance(error, BaseExceptionGroup):
@@ -98,16 +93,14 @@ async def fork_episode(
 
 
 class _Shared:
-    """What the environments of a fork have in common.
+    """The directory that the environments of a fork have in common.
 
     Attributes:
-        path: Its directory. Contents that its containers started with are read from there when they are captured.
-        start: What was made of these contents for the containers.
+        path: The directory. Contents that its containers started with are read from there when they are captured.
     """
 
     def __init__(self, directory: OwnedDirectory, users: int) -> None:
         self.path = directory.path
-        self.start = SharedStart()
         self._directory = directory
         self._users = users
 
@@ -115,7 +108,6 @@ class _Shared:
         """Releases the episode of one environment; the last one removes the directory."""
         self._users -= 1
         if not self._users:
-            await self.start.close()
             await asyncio.to_thread(self._directory.remove)
 
 

@@ -11,7 +11,6 @@ from pydantic import Field, validate_call
 
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.refusals import refuse_together
-from ares_exp.environments.shared_setups import SharedSetups, check_sharing
 from ares_exp.environments.source import EpisodeParts, Report, SourceBase
 from ares_exp.tasks.harbor import HarborTask
 from ares_exp.tasks.instruction import read_extra_instruction
@@ -48,7 +47,6 @@ class HarborEnvironments(SourceBase):
         reward_key: str | None = None,
         extra_instruction_paths: list[Path] | None = None,
         extra_instructions: list[str] | None = None,
-        share_setup: bool = False,
     ) -> None:
         """Validates the options.
 
@@ -72,9 +70,6 @@ class HarborEnvironments(SourceBase):
             reward_key: Which key of `reward.json` is the reward, where there are several and none is `reward`.
             extra_instruction_paths: Files whose text is appended to every instruction, each after a blank line.
             extra_instructions: Texts that are appended to every instruction, after those files.
-            share_setup: Whether attempts at a task start from the files that one set-up of it left: the steps of its
-                Dockerfile with container=local, the files beside a prebuilt image, and the `setup.sh` of the first
-                step. What that draws or downloads is then the same in all of them.
         """
         self._source = task_source(
             path=path,
@@ -94,7 +89,6 @@ class HarborEnvironments(SourceBase):
         self._extra_instructions = extra_instructions or []
         self._extra_texts: dict[str, str] = {}
         self._tasks: dict[str, HarborTask] = {}
-        self._setups = SharedSetups() if share_setup else None
 
     @property
     def path(self) -> Path | None:
@@ -128,10 +122,8 @@ class HarborEnvironments(SourceBase):
         return list(self._tasks)
 
     async def close(self) -> None:
-        """Ends a `load` that still runs in a thread, and releases shared set-ups."""
+        """Ends a `load` that still runs in a thread."""
         self._source.stop()
-        if self._setups is not None:
-            await self._setups.close()
 
     def keep(self, task_names: Sequence[str]) -> None:
         """Leaves out the other tasks that `load` selected."""
@@ -139,9 +131,6 @@ class HarborEnvironments(SourceBase):
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
         """Refuses tasks that cannot be played with these parts, all of them in one message."""
-        if self._setups is not None:
-            for warning in check_sharing(parts.container_factory, self._tasks.values()):
-                report(warning)
         warnings = TaskWarnings()
         for task in self._tasks.values():
             warnings.add(task.name, task.warnings)
@@ -157,7 +146,7 @@ class HarborEnvironments(SourceBase):
 
     def make(self, task_name: str, parts: EpisodeParts) -> CodeEnvironment:
         """Makes the environment of one episode."""
-        return CodeEnvironment.for_episode(self._tasks[task_name], parts, shared_setups=self._setups)
+        return CodeEnvironment.for_episode(self._tasks[task_name], parts)
 
 
 def check_task(task: HarborTask, parts: EpisodeParts) -> list[str]:

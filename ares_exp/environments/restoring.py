@@ -27,7 +27,6 @@ from ares_exp.errors import (
 )
 from ares_exp.filesystem.delta import StoredChanges
 from ares_exp.filesystem.delta_encoding import get_delta
-from ares_exp.filesystem.shared_start import SharedStart
 from ares_exp.journal.encoding import decode_journal
 from ares_exp.journal.journal import Journal
 from ares_exp.llms.message_edit import MessageEdit
@@ -51,7 +50,6 @@ class Continuation:
         edits: Sequence[MessageEdit] = (),
         new_seed: int | None = None,
         on_release: Callable[[], Coroutine[Any, Any, None]] | None = None,
-        shared: SharedStart | None = None,
     ) -> None:
         """Keeps the options.
 
@@ -62,7 +60,6 @@ class Continuation:
             edits: Edits of the conversation that the policy sees from here on, added to those of the snapshot.
             new_seed: Seed of the values that the agent draws from here on.
             on_release: Awaited when the episode has been released.
-            shared: What it has in common with others that continue from this snapshot; `None`: it is alone.
         """
         self.snapshot = snapshot
         self._given_task = task
@@ -70,11 +67,10 @@ class Continuation:
         self._edits = tuple(edits)
         self._new_seed = new_seed
         self._on_release = on_release
-        self._shared = shared
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what crosses to another process: it is alone there, reads its task again, and nobody waits for it."""
-        return {**self.__dict__, "task": None, "_given_task": None, "_on_release": None, "_shared": None}
+        """Returns what crosses to another process: it reads its task again there, and nobody waits for it."""
+        return {**self.__dict__, "task": None, "_given_task": None, "_on_release": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= {name: value for name, value in state.items() if name != "task"}
@@ -192,7 +188,7 @@ class Continuation:
                 "the agent, which was a process: no episode can go on from it. `branch_from=<run>/<episode>@<step>` "
                 "plays the recorded answers again up to a step."
             )
-        return StoredChanges(delta, objects, self._shared), journal, state
+        return StoredChanges(delta, objects), journal, state
 
 
 async def read_snapshot(snapshot: EnvironmentSnapshot | str | Path) -> EnvironmentSnapshot:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ares_exp.filesystem.objects import ObjectStore
-from ares_exp.filesystem.shared_start import SharedStart
 
 EntryKind = Literal["file", "directory", "symlink", "fifo", "whiteout"]
 
@@ -78,13 +77,10 @@ class StoredChanges:
     Attributes:
         delta: The changes.
         objects: Where contents are.
-        shared: Of changes that several containers start with, one after the other or at once: keeps what a backend
-            makes of them. `None`: it ends with the containers that use it.
     """
 
     delta: Delta
     objects: ObjectStore
-    shared: SharedStart | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,6 @@ from ares_exp.errors import (
     TrajectoryFormatError,
     UserError,
 )
-from ares_exp.filesystem.shared_start import SharedStart
 from ares_exp.journal.encoding import decode_journal
 from ares_exp.journal.journal import DoneEntry
 from ares_exp.llms.message_edit import MessageEdit, edited, recorded_edits
@@ -92,7 +91,6 @@ class Branching:
         self._step = ref.step
         self._options = options
         self._snapshot: EnvironmentSnapshot | None = None
-        self._shared: SharedStart | None = None
         self._played_again: _Recording | None = None
         self._messages = 0
         self._root: str | None = None
@@ -116,8 +114,6 @@ class Branching:
         check: Callable[[Continuation], None],
         store: Path,
         report: Report,
-        *,
-        branches: int | None = None,
     ) -> None:
         """Finds or makes the snapshot that the branches start from, or the answers that they are played again with.
 
@@ -127,7 +123,6 @@ class Branching:
             check: Raises when no episode can continue there. Blocking.
             store: Directory for a new snapshot, also if an earlier session of the run made it.
             report: Receives messages for the user.
-            branches: How many there will be, `None`: nobody knows. Several share what is made of the snapshot.
 
         Raises:
             UserError: The snapshot can neither be found nor made; the message says why.
@@ -146,7 +141,6 @@ class Branching:
                 self._step,
             )
             self._messages = len(shown.messages)
-            self._shared = SharedStart() if branches is None or branches > 1 else None
             self._earlier_answers = await asyncio.to_thread(lambda: _answers_in(self._snapshot_at_hand))
         except (SnapshotError, EpisodeError, TrajectoryFormatError) as error:
             name = f"{self._run_dir.path / self._episode.episode_id}@{self._step}"
@@ -165,11 +159,6 @@ class Branching:
         self._earlier_answers = tuple(_answer(recorded, step) for step in range(self._step))
         self._played_again = _Recording(_exchanges(recorded), _seed_of(recorded), report)
 
-    async def close(self) -> None:
-        """Gives up what branches share. Idempotent."""
-        if self._shared is not None:
-            await self._shared.close()
-
     def start(self, branch: int) -> EpisodeStart:
         """Returns the starting point of a branch."""
         snapshot, again, parent = self._snapshot, self._played_again, self._episode.episode_id
@@ -186,7 +175,7 @@ class Branching:
         if edits := (*self._earlier_edits, *new):
             lineage["edits"] = [edit.to_dict() for edit in edits]
         if snapshot is not None:
-            return Continuation(snapshot, lineage=lineage, edits=edits, shared=self._shared)
+            return Continuation(snapshot, lineage=lineage, edits=edits)
         assert again is not None
         return PlayedAgain(
             self.task_name,

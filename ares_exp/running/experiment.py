@@ -188,7 +188,7 @@ class Experiment:
             self._progress.start()
         try:
             if owed or trains(trainer):
-                await self._prepare_branching(None if trains(trainer) else len(owed))
+                await self._prepare_branching()
                 with collecting_seldom():
                     async with self._watched():
                         if trains(trainer):
@@ -200,8 +200,6 @@ class Experiment:
         finally:
             self._storage.close()
             self._progress.stop()
-            if self._parts.branching is not None:
-                await finish(self._parts.branching.close())
             await finish(asyncio.to_thread(self._maker.close))
         summary = self._summarise(self._num_planned(), earlier.wall_sec + time.monotonic() - began)
         await asyncio.to_thread(self._write_totals, summary)
@@ -591,8 +589,8 @@ class Experiment:
     def _log_order(self, line: Mapping[str, Any]) -> None:
         self._guard("The tracker", lambda: self._parts.tracker.log_order(line))
 
-    async def _prepare_branching(self, branches: int | None) -> None:
-        """Prepares the snapshot that this run's episodes branch from, if they do; `branches`: how many, if known."""
+    async def _prepare_branching(self) -> None:
+        """Prepares the snapshot that this run's episodes branch from, if they do."""
         branching = self._parts.branching
         if branching is None:
             return
@@ -611,7 +609,7 @@ class Experiment:
             self._parts.container_factory.check_snapshots()  # a snapshot may have to be made
         async with self._parts.executor.room(branching.task_name) as place:
             store = self._run_dir.branch_point
-            await branching.prepare(agents, partial(make, place), check, store, self._warn, branches=branches)
+            await branching.prepare(agents, partial(make, place), check, store, self._warn)
 
     def _guard(self, what: str, act: Callable[[], object]) -> bool:
         """Calls `act` and returns whether it succeeded; a failure is reported and counted, and the run continues.

@@ -188,16 +188,6 @@ class HarborTask:
             protect(stage.secrets)
 
     @property
-    def why_setup_is_not_shared(self) -> str | None:
-        """Why attempts must not start from what one set-up left; `None`: they may."""
-        if self.config.metadata.get("share_setup") is False:
-            return "its task.toml says so ([metadata] share_setup = false)"
-        first = self.config.steps[0].healthcheck if self.config.steps else None
-        if self.config.environment.healthcheck is not None or first is not None:
-            return "its health check waits for more than files"
-        return None
-
-    @property
     def set_up_timeout_sec(self) -> float:
         """Upper bound on the health check of the container, in seconds."""
         return longest_sec(self.config.environment.healthcheck)

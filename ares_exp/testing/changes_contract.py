@@ -22,7 +22,6 @@ from ares_exp.errors import CaptureError, ContainerDiedError, SnapshotError, Sna
 from ares_exp.filesystem.delta import Delta, StoredChanges, differences
 from ares_exp.filesystem.delta_encoding import get_delta, put_delta
 from ares_exp.filesystem.objects import ObjectStore
-from ares_exp.filesystem.shared_start import SharedStart
 from ares_exp.records.secrets import protect
 from ares_exp.testing.awkward_tree import listing, make_awkward, python
 
@@ -176,27 +175,23 @@ class ChangesContract:
         async with factory(replace(spec, changes=StoredChanges(delta, other))) as third:
             assert await listing(third, ["/w"]) == want
 
-    async def test_a_shared_start_stays_as_it_was(
+    async def test_containers_that_start_with_the_same_changes_are_independent(
         self, box: Container, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore
     ) -> None:
         roots, _ = await make_awkward(box, leave_out=self.lost)
         delta, want = await capture(box, objects), await listing(box, roots)
-        changes, before = StoredChanges(delta, objects, SharedStart()), await self.left()
-        assert changes.shared is not None
+        changes, before = StoredChanges(delta, objects), await self.left()
+        boxes = [factory(replace(spec, changes=changes)) for _ in range(3)]
         try:
-            boxes = [factory(replace(spec, changes=changes)) for _ in range(3)]
-            try:
-                await asyncio.gather(*(one.start() for one in boxes))
-                for one in boxes:
-                    assert differences(await capture(one, objects), delta) == []
-                    assert await python(one, _SPOIL) == ["hard" * 99 + "spoiled"] * 3
-            finally:
-                await asyncio.gather(*(one.stop() for one in boxes))
+            await asyncio.gather(*(one.start() for one in boxes))
+            for one in boxes:
+                assert differences(await capture(one, objects), delta) == []
+                assert await python(one, _SPOIL) == ["hard" * 99 + "spoiled"] * 3
             async with factory(replace(spec, changes=changes)) as later:
                 assert await listing(later, roots) == want
                 assert differences(await capture(later, objects), delta) == []
         finally:
-            await changes.shared.close()
+            await asyncio.gather(*(one.stop() for one in boxes))
         await self.nothing_left_but(before)
 
     async def test_eight_from_one(

@@ -22,7 +22,7 @@ from ares_exp.containers.container import Container, ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
 from tests.benchmarks.comparison import HEADER, latency, timed
 
-LIVES, GRACEFUL_STOPS, WARM, AT_ONCE, FILES, UPLOADS = 10, 2, 10, 32, 50, 3
+LIVES, GRACEFUL_STOPS, AT_ONCE, FILES, UPLOADS = 10, 2, 32, 50, 3
 FOR_EVER, COMMAND = ["tail", "-f", "/dev/null"], ["bash", "-c", "true"]
 
 Peer = Any  # docker-py's container
@@ -102,29 +102,6 @@ async def at_once(client: docker.DockerClient, factory: DockerContainerFactory, 
     latency(f"{AT_ONCE} at once, until the last is gone / theirs `remove(force=True)`", ends[theirs], ends[ours])
 
 
-async def warm(client: docker.DockerClient, spec: ContainerSpec) -> None:
-    """Containers that were started ahead."""
-    factory = DockerContainerFactory(warm=2)
-    theirs: list[float] = []
-    ours: list[float] = []
-    first = await start_ours(factory, spec)
-    for _ in range(WARM):
-        took, peer = await timed(lambda: start_peer(client, spec.docker_image or ""))
-        await asyncio.to_thread(peer.remove, force=True)
-        theirs.append(took)
-        assert factory._pool is not None
-        while not factory._pool.ready:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        box = factory(spec)
-        started, _ = await timed(box.start)
-        command, _ = await timed(lambda box=box: box.exec("true"))  # type: ignore[misc]
-        ours.append(started + command)
-        await box.stop()
-    await first.stop()
-    await factory.close()
-    latency("the same with `container.warm=2`, one waiting", theirs, ours)
-
-
 async def uploads(client: docker.DockerClient, factory: DockerContainerFactory, spec: ContainerSpec) -> None:
     """A directory of small files."""
     a_file_each: list[float] = []
@@ -160,7 +137,6 @@ async def main(image: str) -> None:
     client = docker.from_env(max_pool_size=AT_ONCE)
     factory, spec = DockerContainerFactory(), ContainerSpec("bench", docker_image=image)
     await life(client, factory, spec)
-    await warm(client, spec)
     await uploads(client, factory, spec)
     await at_once(client, factory, spec)
     client.close()

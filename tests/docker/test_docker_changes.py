@@ -100,7 +100,7 @@ class TestUpper(DockerChanges):
             "test_eight_from_one",
             "test_a_capture_while_somebody_writes",
             "test_a_stop_during_a_capture",
-            "test_a_shared_start_stays_as_it_was",
+            "test_containers_that_start_with_the_same_changes_are_independent",
             "test_cancelled_captures",
             "test_cancelled_restores",
             "test_changes_on_top_of_changes",
@@ -129,7 +129,7 @@ class TestArchive(DockerChanges):
             "test_a_box_that_is_gone",
             "test_a_stop_during_a_capture",
             "test_a_capture_while_somebody_writes",
-            "test_a_shared_start_stays_as_it_was",
+            "test_containers_that_start_with_the_same_changes_are_independent",
             "test_cancelled_captures",
             "test_changes_on_top_of_changes",
             "test_a_new_box_has_no_changes",
@@ -288,25 +288,6 @@ async def test_containers_that_start_from_the_same_files_share_one_image(
         await late.stop()
         assert [one["Id"] for one in api.images() if one["Id"] in images] == []
     monkeypatch.undo()
-
-
-async def test_a_warm_container_is_captured_and_never_restored_into(
-    objects: ObjectStore, api: docker.APIClient
-) -> None:
-    factory, spec = DockerContainerFactory(warm=1), ContainerSpec(f"warm {os.getpid()}", docker_image=PYTHON)
-    try:
-        async with factory(spec) as box:
-            await run(box, "echo x > /file")
-            first = await capture(box, objects)
-        assert set(first.entries) == {"/file"}
-        async with factory(replace(spec, changes=StoredChanges(first, objects))) as again:
-            assert (await again.exec("cat /file")).output == "x\n"
-            assert differences(await capture(again, objects), first) == []
-        async with factory(spec) as other:
-            assert (await other.exec("test -e /file")).exit_code == 1
-            assert dict((await capture(other, objects)).entries) == {}
-    finally:
-        await factory.close()
 
 
 async def test_a_container_that_was_killed(objects: ObjectStore, api: docker.APIClient) -> None:

@@ -206,17 +206,6 @@ def test_a_compose_file_on_an_engine_elsewhere_sees_nothing_of_ours(
         DockerContainerFactory().check(spec)
 
 
-async def test_a_container_started_ahead(tool: Mount) -> None:
-    factory = DockerContainerFactory(warm=1)
-    spec = ContainerSpec("warm", docker_image="debian:bookworm-slim", network=NO_NETWORK)
-    doors = DoorContract()
-    try:
-        async with factory(spec) as box, doors.opened(box) as (port, _):
-            assert await doors.run(box, greet(port)) == "hello\n"
-    finally:
-        await factory.close()
-
-
 @needs_compose
 @pytest.mark.root
 async def test_main_of_several_services(tmp_path: Path, tool: Mount) -> None:

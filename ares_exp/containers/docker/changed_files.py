@@ -56,9 +56,7 @@ class ChangedFiles:
             gone.has_vanished()
             await gone.give_back()
         try:
-            derived = self._derived = await borrow(engine, base, changes)
-            if changes.shared is not None:
-                changes.shared.keep(derived.name, derived.used_again)
+            self._derived = await borrow(engine, base, changes)
         except ThinLoadRefused as error:
             _logger.info("The files of %s are written one by one: %s.", self._spec.name, error)
         return self._derived.name if self._derived is not None else str(base["Id"]), name_of(base, self._spec)

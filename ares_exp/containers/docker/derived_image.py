@@ -4,8 +4,7 @@ The loaded archive names the layers of the base without containing them: the eng
 all layers down to it, before it opens the layer's file. An engine that does not (the containerd image store) refuses,
 and `restore` writes the files instead.
 
-An image belongs to this process, has its labels, and is removed with its last use: by a container, or by the
-`SharedStart` of its changes.
+An image belongs to this process, has its labels, and is removed with the last container that uses it.
 """
 
 from __future__ import annotations
@@ -70,13 +69,6 @@ class DerivedImage:
         self._engine = engine
         self._key = key
         self._image: _Image | None = image
-
-    def used_again(self) -> DerivedImage:
-        """Returns one more use of the same image. This one must not have been given back."""
-        assert self._image is not None
-        with _lock:
-            self._image.users += 1
-        return DerivedImage(self._engine, self._key, self._image)
 
     def has_vanished(self) -> None:
         """Notes that the engine has it no more, by no deed of ours: the next `borrow` loads it again."""

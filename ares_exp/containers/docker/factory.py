@@ -8,10 +8,7 @@ also when we are killed with SIGKILL; the engine then removes the container. Com
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -22,7 +19,6 @@ from ares_exp.containers.docker.capture import CaptureWay
 from ares_exp.containers.docker.compose.container import ComposeContainer, check_compose
 from ares_exp.containers.docker.container import DockerContainer, DockerOptions
 from ares_exp.containers.docker.engine import connect, engine_errors, in_thread, reason
-from ares_exp.containers.docker.image import image_tag
 from ares_exp.containers.docker.image_build import check_buildable
 from ares_exp.containers.docker.leftovers import find, find_locks, remove_stale
 from ares_exp.containers.docker.limits import unenforced
@@ -30,8 +26,7 @@ from ares_exp.containers.docker.mounts import check_mounts
 from ares_exp.containers.docker.network import NetworkOptions, check_network
 from ares_exp.containers.leftover import Leftover
 from ares_exp.containers.network_policy import NetworkPolicy, normalise_host
-from ares_exp.containers.warm_pool import MAX_WARM, WarmPool
-from ares_exp.errors import ConfigError, ContainerServiceError, ContainerStartError, PreflightError, TaskError
+from ares_exp.errors import ConfigError, ContainerServiceError, PreflightError, TaskError
 from ares_exp.records.secrets import is_sensitive, protect
 
 
@@ -57,7 +52,6 @@ class DockerContainerFactory(ContainerFactoryBase):
         pids_limit: Annotated[int, pydantic.Field(ge=16)] = 4096,
         swap_mb: Annotated[int, pydantic.Field(ge=0)] = 0,
         no_new_privileges: bool = False,
-        warm: Annotated[int, pydantic.Field(ge=0, le=MAX_WARM)] = 0,
         capture: CaptureWay = "auto",
         compose_max_containers: Annotated[int, pydantic.Field(ge=1)] = 16,
         compose_max_memory_mb: Annotated[int, pydantic.Field(ge=64)] = 8192,
@@ -80,7 +74,6 @@ class DockerContainerFactory(ContainerFactoryBase):
             pids_limit: Bound on the processes of one container, so that a fork bomb stays inside.
             swap_mb: Swap that a container may use on top of its memory limit.
             no_new_privileges: Whether programs may gain no rights when they start; sudo and su inside then fail.
-            warm: Number of containers of each requested kind that are started ahead of the next request.
             capture: The way snapshots read a container's changes. `upper`: from the engine's directory, which needs
                 root on its machine and an overlay storage driver. `archive`: from archives made by the engine or by
                 `tar` in the container; slower, and may lose hard links, names that are not UTF-8 and the like. `auto`:
@@ -112,7 +105,6 @@ class DockerContainerFactory(ContainerFactoryBase):
             compose_trusted=compose_trusted,
         )
         self._capabilities = Capabilities()  # the defaults, until the engine is asked
-        self._pool = WarmPool(self._make, ahead=warm, kind_of=_kind_of) if warm else None
 
     @classmethod
     def default_host(cls) -> str | None:
@@ -121,11 +113,8 @@ class DockerContainerFactory(ContainerFactoryBase):
 
     def __call__(self, spec: ContainerSpec) -> Container:
         """Makes a container for `spec`, not started yet."""
-        if spec.compose_file is not None:  # never started ahead: its cost depends on the task
+        if spec.compose_file is not None:
             return ComposeContainer(spec, self._options)
-        return self._pool.container(spec) if self._pool is not None else self._make(spec)
-
-    def _make(self, spec: ContainerSpec) -> DockerContainer:
         return DockerContainer(spec, self._options)
 
     @property
@@ -144,17 +133,6 @@ class DockerContainerFactory(ContainerFactoryBase):
             "no_new_privileges": options.no_new_privileges,
             **({"env": sorted(options.env)} if options.env else {}),
         }
-
-    @property
-    def sharing_key(self) -> str:
-        """The engine, and the options with the values of variables."""
-        where = self._options.host or [os.environ.get(name) for name in ("DOCKER_HOST", "DOCKER_CONTEXT")]
-        return json.dumps([where, self.options, dict(self._options.env)], sort_keys=True)
-
-    async def close(self) -> None:
-        """Stops the containers started ahead. Idempotent."""
-        if self._pool is not None:
-            await self._pool.close()
 
     async def preflight(self) -> None:
         """Checks that the engine answers, and removes leftovers of dead runs.
@@ -226,16 +204,3 @@ class DockerContainerFactory(ContainerFactoryBase):
     def _not_done(self, spec: ContainerSpec) -> list[str]:
         host = self._options.host
         return [*check_network(spec, self._options.network, host), *unenforced(spec, self._capabilities)]
-
-
-async def _kind_of(spec: ContainerSpec) -> Hashable:
-    """Returns the kind of a container for the pool: all inputs of its creation except the task's name."""
-    image, context = spec.docker_image, spec.context_dir
-    if image is None and context is not None:
-        try:
-            image = await asyncio.to_thread(image_tag, "", context)
-        except OSError as error:
-            raise ContainerStartError(f"The container of {spec.name} could not be started: {error}.") from error
-    apart = {"name", "start_timeout_sec", "docker_image", "context_dir", "env"}
-    rest = (getattr(spec, field.name) for field in fields(spec) if field.name not in apart)
-    return (image, frozenset(spec.env.items()), *rest)

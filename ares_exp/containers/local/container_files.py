@@ -15,7 +15,6 @@ from pathlib import Path
 from ares_exp.containers.local.bubblewrap import CHANNELS
 from ares_exp.containers.local.host_base import host_base, require_base
 from ares_exp.containers.local.host_root import Part
-from ares_exp.containers.local.prepared_files import PreparedFiles
 from ares_exp.errors import CaptureError, RestoreError, UnsafeSnapshotError
 from ares_exp.filesystem.delta import Delta, Entry, StoredChanges, differences, sorted_by_path
 from ares_exp.filesystem.objects import ObjectStore
@@ -160,19 +159,8 @@ class ContainerFiles:
         require_base(changes.delta.base, host_base(self._parts))
         self._refuse_mount_points(changes.delta.entries)
         entries = self._with_changes(changes.delta.entries)
-
-        def write(directory: Path) -> None:
-            files = ContainerFiles(directory, self._parts, privileged=self._privileged)
-            files._write_checked(entries, changes.objects)
-
-        prepared = changes.shared.keep("local files", PreparedFiles) if changes.shared is not None else None
-        what, size = (list(self._uppers), entries), sum(entry.size for entry in entries.values())
-        if prepared is None or not prepared.copied_to(self._directory, (_FILES, _UPPER), what, size, write):
-            self._write_checked(entries, changes.objects)
-
-    def _write_checked(self, entries: Mapping[str, Entry], objects: ObjectStore) -> None:
-        self._write(entries, objects)
-        self._verify(entries, objects)
+        self._write(entries, changes.objects)
+        self._verify(entries, changes.objects)
 
     def _write_new(self) -> None:
         try:

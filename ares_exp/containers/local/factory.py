@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import sys
@@ -97,11 +96,6 @@ class LocalContainerFactory(ContainerFactoryBase):
     def options(self) -> dict[str, Any]:
         """The constructor's options, JSON-ready."""
         return {"network": self._network, "shell": self._shell, "pids_limit": self._pids_limit}
-
-    @property
-    def sharing_key(self) -> str | None:
-        """The options; `None` if this machine itself is the container."""
-        return json.dumps(self.options) if self._host is None else None
 
     async def preflight(self) -> None:
         """Starts an empty container and stops it (about 20 ms), and removes leftovers of killed runs.

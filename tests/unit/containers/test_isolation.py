@@ -51,7 +51,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_local_uses_the_host_in_a_container_without_namespaces(machine: pytest.MonkeyPatch) -> None:
     factory = LocalContainerFactory()
     assert isinstance(factory(ContainerSpec("t")), HostContainer)
-    assert (factory.max_containers, factory.is_isolated, factory.sharing_key) == (1, False, None)
+    assert (factory.max_containers, factory.is_isolated) == (1, False)
     with pytest.raises(ConfigError, match="container=host works in this machine's own files"):
         factory.check_snapshots()
 

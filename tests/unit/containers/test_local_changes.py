@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +15,6 @@ from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.bubblewrap import CHANNELS, is_privileged
 from ares_exp.containers.local.container_directory import folders
 from ares_exp.containers.local.container_storage import find_storage
-from ares_exp.containers.local.prepared_files import PreparedFiles
 from ares_exp.errors import CaptureError, RestoreError, SnapshotMismatchError, UnsafeSnapshotError
 from ares_exp.filesystem.delta import Delta, Entry, StoredChanges, differences
 from ares_exp.filesystem.objects import ObjectStore
@@ -226,58 +223,3 @@ async def test_a_snapshot_with_what_has_become_a_secret_is_refused(objects: Obje
     with pytest.raises(RestoreError, match=r"cannot be read back: '/key' holds the value of"):
         await local_container(changes=StoredChanges(delta, objects)).start()
     assert directories() == before
-
-
-class Prepared:
-    """Prepared files of one file, copied into directories of a test."""
-
-    def __init__(self, here: Path) -> None:
-        self.here = here
-        self.files = PreparedFiles()
-        self.written: list[Path] = []
-
-    def write(self, directory: Path) -> None:
-        self.written.append(directory)
-        (directory / "files").mkdir()
-        (directory / "files/one").write_text("one")
-
-    def copied(self, name: str, what: str = "these", size: int = 3, **more: Any) -> bool:
-        (self.here / name).mkdir()
-        given = {"folders": ("files",), "write": self.write} | more
-        return self.files.copied_to(self.here / name, what=what, size=size, **given)
-
-
-async def test_prepared_files_are_written_once_and_copied(tmp_path: Path) -> None:
-    prepared = Prepared(tmp_path)
-    assert prepared.copied("a")
-    assert prepared.copied("b")
-    assert (tmp_path / "b/files/one").read_text() == "one"
-    assert not prepared.copied("c", "others")
-    [written] = prepared.written
-    for _ in range(2):
-        await prepared.files.give_back()
-    assert not written.exists()
-    assert not prepared.copied("d")
-    assert [*tmp_path.glob("[cd]/*")] == []
-
-
-def test_prepared_files_that_cannot_be_copied_take_no_room(tmp_path: Path) -> None:
-    prepared = Prepared(tmp_path)
-    assert not prepared.copied("a", folders=("files", "missing"))
-    assert [*tmp_path.rglob("*")] == [tmp_path / "a"], "nothing is half copied"
-    assert not prepared.copied("b")
-
-
-def test_files_that_would_take_much_room_or_cannot_be_written_are_not_prepared(tmp_path: Path) -> None:
-    prepared = Prepared(tmp_path)
-    assert not prepared.copied("a", size=shutil.disk_usage(tmp_path).free)
-    assert prepared.written == []
-    prepared = Prepared(tmp_path)
-
-    def full(directory: Path) -> None:
-        prepared.write(directory)
-        raise RestoreError("No space left on device.")
-
-    assert not prepared.copied("b", write=full)
-    assert {*tmp_path.rglob("*")} == {tmp_path / "a", tmp_path / "b"}
-    assert not prepared.copied("c")
