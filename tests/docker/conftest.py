@@ -12,7 +12,7 @@ from tests.docker.private_engine import private_engine, the_private_engine
 __all__ = ["private_engine", "the_private_engine"]
 
 
-ON_EVERY_PYTHON = ("test_docker_container.py", "test_docker_warm.py")
+ON_EVERY_PYTHON = ("test_docker_container.py",)
 
 
 @pytest.hookimpl(tryfirst=True)
