@@ -290,6 +290,20 @@ async def test_containers_that_start_from_the_same_files_share_one_image(
     monkeypatch.undo()
 
 
+async def test_an_image_that_somebody_removed_is_made_again(objects: ObjectStore, api: docker.APIClient) -> None:
+    factory, spec = DockerContainerFactory(), ContainerSpec(f"removed {os.getpid()}", docker_image=PYTHON)
+    async with factory(spec) as box:
+        await run(box, "echo x > /file")
+        changes = StoredChanges(await capture(box, objects), objects)
+    async with factory(replace(spec, changes=changes)) as first:
+        name = inspected(api, first)["Config"]["Image"]
+        await asyncio.to_thread(api.remove_image, name, force=True)
+        async with factory(replace(spec, changes=changes)) as second:
+            assert await run(second, "cat /file") == "x\n"
+            assert inspected(api, second)["Config"]["Image"] == name
+    assert not api.images(name)
+
+
 async def test_a_container_that_was_killed(objects: ObjectStore, api: docker.APIClient) -> None:
     for way in ("upper", "archive"):
         async with DockerContainerFactory(capture=way)(ContainerSpec("killed", docker_image=PYTHON)) as box:

@@ -96,6 +96,13 @@ async def test_what_every_box_has_can_be_deleted_and_replaced(objects: ObjectSto
     assert await seen(delta, objects, command) == "file\n/srv\n/var/lock\n"
 
 
+async def test_a_restored_directory_can_be_renamed(objects: ObjectStore) -> None:
+    """By the system call: programs that do not copy what cannot be renamed work, too."""
+    delta = await after("mkdir -p /work/dir/inner", objects)
+    rename = "python3 -c \"import os; os.rename('/work/dir', '/work/moved')\" && find /work/*"
+    assert await seen(delta, objects, rename) == "/work/moved\n/work/moved/inner\n"
+
+
 async def test_what_is_mounted_is_not_in_it(objects: ObjectStore) -> None:
     async with local_container() as container:
         for n in range(3):
