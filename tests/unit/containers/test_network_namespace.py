@@ -40,6 +40,7 @@ def test_a_process_that_is_not_the_container() -> None:
         listen_in_namespace(os.getpid(), 1, ("127.0.0.1", 0))
 
 
+@pytest.mark.local
 def test_an_ordinary_user_is_told_why_not() -> None:
     code = "from ares_exp.containers.network_namespace import obstacle; print(obstacle())"
     done = as_ordinary_user("-c", code)
