@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from ares_exp.config.hydra_setup import HYDRA_RECORDS, NOTHING_TO_RESUME, is_fresh_dir, scrub_hydra_records
-from ares_exp.config.moved_targets import with_moved_targets
 from ares_exp.config.schema import validate
 from ares_exp.errors import ConfigError
 from ares_exp.policies.policy import RunReport
@@ -243,7 +242,7 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        values = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
+        values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
     except OmegaConfBaseException as error:
         raise ConfigError(f"`{error.full_key}`: {str(error).splitlines()[0]}") from None
-    return {str(key): value for key, value in with_moved_targets(values).items()}
+    return {str(key): value for key, value in values.items()}

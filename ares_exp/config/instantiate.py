@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ares_exp.config.added_arguments import added_defaults
-from ares_exp.config.moved_targets import with_moved_targets
 from ares_exp.config.targets import explain_target
 from ares_exp.errors import ConfigError, close_matches
 from ares_exp.records.secrets import scrub
@@ -103,7 +102,6 @@ def instantiate_node(config: DictConfig, group: str) -> Any:
         raise ConfigError(f"No option is chosen for `{group}`: set `{group}=…`; `--help` lists them.")
     if not OmegaConf.is_dict(node) or "_target_" not in node:
         raise ConfigError(f"The option chosen for `{group}` has no `_target_`: name the class that it makes.")
-    _name_anew(config, group)
     node = OmegaConf.select(config, group)
     _refuse_agent_as_factory(group, node)
     try:
@@ -133,15 +131,6 @@ def _refuse_agent_as_factory(group: str, node: DictConfig) -> None:
             "itself: it takes the `container` and the `llm_client` of an episode. Add the line `_partial_: true` to "
             "the option's file, which makes a factory of the class."
         )
-
-
-def _name_anew(config: DictConfig, group: str) -> None:
-    """Gives classes of the node that have moved their present names, in place."""
-    from omegaconf import OmegaConf
-
-    named: Any = OmegaConf.to_container(OmegaConf.select(config, group), resolve=False)
-    if (renamed := with_moved_targets(named)) != named:
-        OmegaConf.update(config, group, renamed, merge=False)
 
 
 def _unknown_argument(group: str, node: DictConfig) -> str | None:

@@ -21,7 +21,6 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSou
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
 from ares_exp.config.added_arguments import SCORER, added_defaults
-from ares_exp.config.moved_targets import MOVED_TARGETS
 from ares_exp.config.options import SCHEME, conf_dir, folder_url
 from ares_exp.config.plugins import PROVIDER, installed_plugins
 from ares_exp.errors import ConfigError
@@ -207,7 +206,7 @@ def constructor_defaults(target: str) -> dict[str, Any]:
             explains why.
     """
     try:
-        parameters = inspect.signature(resolve_name(MOVED_TARGETS.get(target, target))).parameters.values()
+        parameters = inspect.signature(resolve_name(target)).parameters.values()
     except Exception:  # the import of anybody's module may raise anything
         return {}
     named = [one for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]

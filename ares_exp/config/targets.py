@@ -16,7 +16,6 @@ from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any
 
-from ares_exp.config.moved_targets import MOVED_TARGETS
 from ares_exp.config.options import conf_dir, find_options
 from ares_exp.config.parts import import_name
 from ares_exp.config.plugins import OPTION_GROUPS, installed_plugins
@@ -34,7 +33,7 @@ def option_targets(group: str, config_dirs: Sequence[Path] = ()) -> dict[str, st
         with suppress(OSError, ValueError, yaml.YAMLError):
             node = yaml.safe_load(option.path.read_text())
             if isinstance(node, dict) and isinstance(target := node.get("_target_"), str):
-                found[option.name] = MOVED_TARGETS.get(target, target)
+                found[option.name] = target
     return found
 
 
@@ -46,7 +45,7 @@ def classes_of_options(config_dirs: Sequence[Path] = ()) -> frozenset[str]:
             for path in (folder / group).rglob("*.yaml"):
                 with suppress(OSError):
                     found.update(_CLASS.findall(path.read_text(encoding="utf-8", errors="replace")))
-    return frozenset(MOVED_TARGETS.get(name, name) for name in found)
+    return frozenset(found)
 
 
 def import_target(target: str) -> Any:
@@ -102,7 +101,7 @@ def find_part(group: str, name: str) -> Any:
     Returns:
         The class or function; `None` where no option is made from it.
     """
-    name, targets = MOVED_TARGETS.get(name, name), option_targets(group).values()
+    targets = option_targets(group).values()
     if name in targets:
         return import_target(name)
     for target in targets:  # a package may show its class under a shorter name than it has

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ares_exp.config.moved_targets import MOVED_TARGETS
 from ares_exp.config.options import BUILT_IN, Option, find_options
 from ares_exp.config.plugins import installed_plugins
 from ares_exp.config.targets import explain_target
@@ -80,7 +79,7 @@ def option_problem(option: Option) -> str | None:
         return f"{option.path}: expected `key: value` lines, got {type(node).__name__}."
     target = node.get("_target_")
     if isinstance(target, str):
-        why = None if target in MOVED_TARGETS else explain_target(target)
+        why = explain_target(target)
         return None if why is None else f"{option.path}: {why}"
     if option.group in WITHOUT_TARGET or "defaults" in node:
         return None

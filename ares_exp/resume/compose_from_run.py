@@ -20,7 +20,6 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ares_exp.config.moved_targets import with_moved_targets
 from ares_exp.config.options import config_dirs_of, folder_url
 from ares_exp.config.overrides import covers, key_set_by, leaves, listed, parse_overrides, quoted
 from ares_exp.config.schema import GROUPS
@@ -296,7 +295,7 @@ def keep_recorded(config: DictConfig, run_dir: RunDir, overrides: Sequence[str])
     changed = []
     composed: Any = OmegaConf.to_container(config, resolve=True)
     for name in (key for key in composed if key in recorded and key not in {*typed, *KEYS_THAT_MAY_CHANGE}):
-        was, now = recorded[name], scrub({name: with_moved_targets(composed[name])})[name]
+        was, now = recorded[name], scrub({name: composed[name]})[name]
         if now != was and _classes(now) == _classes(was) and not any(_is_no_value(one) for _, one in leaves(was)):
             with open_dict(config):
                 OmegaConf.update(config, name, was, merge=False)

@@ -11,7 +11,6 @@ from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from ares_exp.config.moved_targets import with_moved_targets
 from ares_exp.config.options import SCHEME
 from ares_exp.config.plugins import PROVIDER
 from ares_exp.errors import ConfigError, SnapshotError, TrajectoryFormatError, close_matches
@@ -252,7 +251,7 @@ class RecordedSweep(RecordedRun):
 
 
 def recorded_config(run_dir: Path) -> dict[str, Any]:
-    """Reads a run's config, as it was resolved when the run began; classes have their present names.
+    """Reads a run's config, as it was resolved when the run began.
 
     Raises:
         OSError: It cannot be read, or is no regular file.
@@ -262,7 +261,7 @@ def recorded_config(run_dir: Path) -> dict[str, Any]:
     found = read_yaml(path)
     if not isinstance(found, dict):
         raise broken(path, "a config", _kind(found))
-    return {str(key): value for key, value in with_moved_targets(found).items()}
+    return {str(key): value for key, value in found.items()}
 
 
 def last_attempts(run_dir: RunDir) -> int | None:

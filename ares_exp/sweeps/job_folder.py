@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ares_exp.config.hydra_setup import HYDRA_RECORDS
-from ares_exp.config.moved_targets import with_moved_targets
 from ares_exp.errors import ConfigError
 from ares_exp.records.record_files import read_yaml
 from ares_exp.records.recorded_summary import recorded_summary
@@ -101,7 +100,7 @@ class JobFolder:
             recorded = recorded_config(self.path)
         except OSError:
             return False
-        return _that_counts(recorded) == _that_counts(scrub(with_moved_targets(config)))
+        return _that_counts(recorded) == _that_counts(scrub(config))
 
 
 def job_folders(sweep_dir: Path, *, depth: int = DEPTH) -> Iterator[Path]:

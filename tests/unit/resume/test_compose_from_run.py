@@ -279,13 +279,6 @@ def test_a_class_of_an_option_of_ones_own_is_taken_over(recorded: Recorded, tmp_
     }
 
 
-def test_a_class_that_has_moved_is_found_where_it_is(recorded: Recorded) -> None:
-    recorded()
-    for name in ("config.yaml", ".hydra/config.yaml"):
-        rewrite(f"first/{name}", "ares_exp.running.retries.RetryRules", "ares_exp.retries.RetryRules")
-    assert composed("branch_from=first/fix@1")["retry"]["_target_"] == "ares_exp.running.retries.RetryRules"
-
-
 @pytest.mark.parametrize(
     "name", ["${oc.env:HOME}", "a ${ oc.env:HOME}", "${oc.decode:1}", "${agent._target_", "\\${x:y}", "\\\\${x}"]
 )

@@ -79,17 +79,6 @@ def test_what_a_file_does_not_decide(run_dir: RunDir, recorded: dict[str, Any]) 
     assert config["policy"] == POLICY
 
 
-def test_a_class_that_has_moved_is_the_same_one(run_dir: RunDir) -> None:
-    retry = {"_target_": "ares_exp.retries.RetryRules", "container_error": 1}
-    record(run_dir, env=retry)
-    changed, config = restored(run_dir, composed(env={**retry, "_target_": "ares_exp.running.retries.RetryRules"}))
-    assert changed == []
-    changed, config = restored(run_dir, composed(env={**retry, "container_error": 2}))
-    assert changed == ["env"]
-    kept = {"_target_": "ares_exp.running.retries.RetryRules", "container_error": 1}
-    assert config["env"] == kept
-
-
 def test_a_path_means_what_it_meant(run_dir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = Path.cwd()
     record(run_dir, env={"path": "tasks"})
