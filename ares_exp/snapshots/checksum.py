@@ -16,8 +16,6 @@ from ares_exp.errors import SnapshotCorruptError, SnapshotMetadataError
 from ares_exp.records.validation import briefly
 
 CHECKSUM = "checksum"
-FIRST_SCHEMA = (1, 1)
-"""The schema version from which on a document has one."""
 _NOT_INCLUDED = (CHECKSUM, "snapshot_dir")
 
 
@@ -28,21 +26,17 @@ def digest_of(content: Mapping[str, Any]) -> str:
 
 
 def with_checksum(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a document with the checksum of what it says; one of an earlier schema as it is."""
-    if not _has_one(data):
-        return dict(data)
+    """Returns a document with the checksum of its content."""
     return {**data, CHECKSUM: _checksum_of(data)}
 
 
 def check_checksum(data: Mapping[str, Any], where: str) -> None:
-    """Checks that a document says what its checksum is of. One of an earlier schema may have none.
+    """Checks that the content of a document matches its checksum.
 
     Raises:
         SnapshotCorruptError: It says something else.
         SnapshotMetadataError: It has none, or none of this form.
     """
-    if CHECKSUM not in data and not _has_one(data):
-        return
     found = data.get(CHECKSUM)
     if not isinstance(found, str) or not found.startswith("sha256:"):
         raise SnapshotMetadataError(f"{where}: expected `{CHECKSUM}` to be sha256:…, got {briefly(found)}.")
@@ -51,10 +45,6 @@ def check_checksum(data: Mapping[str, Any], where: str) -> None:
             f"{where}: its content is not the one of its `{CHECKSUM}`: it was changed or damaged after it was written. "
             "Use another snapshot, or an undamaged copy of this one."
         )
-
-
-def _has_one(data: Mapping[str, Any]) -> bool:
-    return tuple(data["schema"]) >= FIRST_SCHEMA
 
 
 def _checksum_of(data: Mapping[str, Any]) -> str:

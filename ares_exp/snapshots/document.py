@@ -111,7 +111,6 @@ class _Document(_Fields):
     lineage: Table
     writer: Table
     requires_reset: Annotated[bool, AfterValidator(_false)]
-    must_understand: Texts
 
 
 class _Place(_Fields):

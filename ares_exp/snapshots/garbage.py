@@ -73,8 +73,7 @@ def collect(
 def _needed(store: SnapshotStore, without: Collection[str]) -> set[str]:
     """Returns the digests that the snapshots need, and those of anything that looks like one.
 
-    Whatever has the form of a digest in the journal, the delta or the agent's state is taken for one: so that what a
-    later version writes into them is kept as well.
+    Anything in the journal, the delta or the agent's state that has the form of a digest counts as one.
     """
     needed: set[str] = set()
     seen: set[str] = set()

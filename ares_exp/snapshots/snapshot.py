@@ -8,24 +8,20 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
-from ares_exp.errors import SnapshotCorruptError, SnapshotError, SnapshotNotFoundError, SnapshotVersionError
+from ares_exp.errors import SnapshotCorruptError, SnapshotError, SnapshotNotFoundError
 from ares_exp.filesystem.objects import ObjectStore
 from ares_exp.records.run_dir import atomic_file, dump_json
 from ares_exp.records.validation import briefly
 from ares_exp.snapshots.checked_json import MAX_FILE_BYTES, check_json, read_json_object
-from ares_exp.snapshots.checksum import CHECKSUM, FIRST_SCHEMA, check_checksum, digest_of, with_checksum
+from ares_exp.snapshots.checksum import CHECKSUM, check_checksum, digest_of, with_checksum
 from ares_exp.snapshots.document import check_document, place_of
-from ares_exp.snapshots.schema_versions import SCHEMA, schema_of, upgrade
+from ares_exp.snapshots.schema_versions import SCHEMA, check_schema
 from ares_exp.snapshots.snapshot_id import check_id
 
 SNAPSHOT_FILE = "snapshot.json"
 OBJECTS = "objects"
 MAX_MESSAGES_BYTES = 256 * 2**20
-_ABOUT_THE_FILE = ("snapshot_dir", "unknown")
-"""Fields that are no keys of the JSON."""
-_NO_FIELDS = ("snapshot_dir", CHECKSUM)
-"""Keys of the JSON that are no content."""
-_LISTS = ("message_objects", "journal", "filesystem", "must_understand")
+_LISTS = ("schema", "message_objects", "journal", "filesystem")
 _NOT_IN_DIGEST = ("snapshot_id", "created_at", "lineage", CHECKSUM)
 
 
@@ -62,9 +58,7 @@ class EnvironmentSnapshot:
         lineage: Where it comes from: `root`, `parent`, `step`, `branch`, …; may be empty.
         writer: Versions of what wrote it.
         requires_reset: Always false: the next call is `step()`.
-        schema: The version of the JSON it was read from, or will be written in.
-        must_understand: Keys that a reader has to know; else it must not read on.
-        unknown: What a later minor version has added to the JSON. It is kept as it is.
+        schema: The schema version of the JSON.
     """
 
     snapshot_id: str
@@ -93,12 +87,10 @@ class EnvironmentSnapshot:
     writer: Mapping[str, Any] = field(default_factory=dict)
     requires_reset: bool = False
     schema: tuple[int, int] = SCHEMA
-    must_understand: tuple[str, ...] = ()
-    unknown: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the content of its snapshot.json: everything but its place."""
-        return with_checksum({name: getattr(self, name) for name in _KEYS} | dict(self.unknown))
+        return with_checksum({name: getattr(self, name) for name in _KEYS})
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, where: str | Path, snapshot_dir: Path | None = None) -> Self:
@@ -110,28 +102,18 @@ class EnvironmentSnapshot:
             snapshot_dir: Its directory in its store; `None`: what `data` says.
 
         Raises:
-            SnapshotVersionError: It was written in a schema that this version does not know.
+            SnapshotVersionError: Its schema version is not the current one.
             SnapshotMetadataError: A field is missing, has another type, or is out of its bounds.
             SnapshotCorruptError: Its content is not the one of its checksum.
         """
-        where, written = str(where), data
+        where = str(where)
         check_json(data, where)
-        data = upgrade(data, where)
-        schema = schema_of(data, where)
+        check_schema(data, where)
         check_document(data, where)
-        if strange := [name for name in data["must_understand"] if name not in _KEYS]:
-            raise SnapshotVersionError(
-                f"{where}: it cannot be read rightly without `{briefly(strange[0])[1:-1]}`, which schema {SCHEMA[0]}."
-                f"{SCHEMA[1]} does not have (it says {schema[0]}.{schema[1]}). Update ares_exp to read it."
-            )
         check_id(data["snapshot_id"], where)
-        check_checksum(written, where)
+        check_checksum(data, where)
         values: dict[str, Any] = {name: tuple(data[name]) if name in _LISTS else data[name] for name in _KEYS}
-        return cls(
-            **{**values, "schema": schema},
-            snapshot_dir=snapshot_dir or place_of(data, where),
-            unknown={name: value for name, value in data.items() if name not in (*_KEYS, *_NO_FIELDS)},
-        )
+        return cls(**values, snapshot_dir=snapshot_dir or place_of(data, where))
 
     def save_to_file(self, path: str | Path) -> None:
         """Writes the JSON, whole or not at all. In another place than its own it says where its objects are.
@@ -163,7 +145,7 @@ class EnvironmentSnapshot:
 
         Raises:
             SnapshotNotFoundError: There is none.
-            SnapshotVersionError: A later version has written it.
+            SnapshotVersionError: Its schema version is not the current one.
             SnapshotMetadataError: It is no such file, or broken; with the line or the field.
             SnapshotCorruptError: It was changed or damaged after it was written.
         """
@@ -195,11 +177,6 @@ class EnvironmentSnapshot:
         return digest_of({name: value for name, value in self.to_dict().items() if name not in _NOT_IN_DIGEST})
 
     @property
-    def has_checksum(self) -> bool:
-        """Whether its snapshot.json has a checksum: those of earlier versions have none."""
-        return self.schema >= FIRST_SCHEMA
-
-    @property
     def is_restorable(self) -> bool:
         """Whether an episode can go on from it: it has the agent's journal or state, and not the files alone."""
         return bool(self.journal) or self.agent.get("state") is not None
@@ -217,7 +194,7 @@ class EnvironmentSnapshot:
         return tuple(dict.fromkeys(named))
 
 
-_KEYS = tuple(item.name for item in fields(EnvironmentSnapshot) if item.name not in _ABOUT_THE_FILE)
+_KEYS = tuple(item.name for item in fields(EnvironmentSnapshot) if item.name != "snapshot_dir")
 
 
 def _file_at(path: Path) -> Path:

@@ -14,7 +14,6 @@ from ares_exp.filesystem.objects import CHUNK_BYTES, ObjectStore
 from ares_exp.snapshots.snapshot import SNAPSHOT_FILE, EnvironmentSnapshot, decode_messages
 
 MAX_PROBLEMS = 20
-NO_CHECKSUM = "Its snapshot.json has no checksum, as an earlier version wrote it: changes of it cannot be noticed."
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +25,12 @@ class Verification:
         objects: How many objects it needs, those of its files included.
         bytes: How much of the disk they take, those shared with other snapshots included.
         problems: What is wrong, a sentence each, the first `MAX_PROBLEMS`; empty: it is whole.
-        notes: What could not be looked at, a sentence each.
     """
 
     snapshot_id: str
     objects: int = 0
     bytes: int = 0
     problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -63,8 +60,7 @@ def verify(snapshot: EnvironmentSnapshot, *, deep: bool = True) -> Verification:
             if deep and digest in chunks:
                 _check_chunk(objects, digest, chunks[digest])
     count = len({*snapshot.objects(), *chunks})
-    notes = () if snapshot.has_checksum else (NO_CHECKSUM,)
-    return Verification(snapshot.snapshot_id, count, size, tuple(dict.fromkeys(problems))[:MAX_PROBLEMS], notes)
+    return Verification(snapshot.snapshot_id, count, size, tuple(dict.fromkeys(problems))[:MAX_PROBLEMS])
 
 
 @contextmanager

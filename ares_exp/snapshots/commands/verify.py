@@ -13,7 +13,6 @@ EXIT_OK, EXIT_DAMAGED = 0, 1
 
 DESCRIPTION = """\
 Reads everything that snapshots need, and compares it with what its name, their metadata and their checksums say.
-Snapshots of earlier versions have no checksum; that is told.
 """
 EPILOG = """\
 Examples:
@@ -42,6 +41,6 @@ def run(arguments: argparse.Namespace) -> int:
             damaged += not found.ok
             says = f"whole  {found.objects:,} objects, {format_size(found.bytes)}" if found.ok else "DAMAGED"
             sys.stdout.write(f"{one_line(name)}  {says}\n")
-            sys.stdout.writelines(f"  {printable(line)}\n" for line in (*found.problems, *found.notes))
+            sys.stdout.writelines(f"  {printable(line)}\n" for line in found.problems)
     sys.stdout.write(f"{count - damaged} of {count} snapshots are whole.\n")
     return EXIT_DAMAGED if damaged else EXIT_OK

@@ -12,6 +12,7 @@ from ares_exp.errors import ConfigError
 from ares_exp.resume.episode_ref import EpisodeRef
 from ares_exp.resume.recorded_run import RecordedRun, begins_where_started
 from ares_exp.trajectories.files.episode_file import dump_episode
+from tests.unit.snapshots.golden_store import GOLDEN
 from tests.unit.trajectories.chats import chat, write
 
 HYDRA = """\
@@ -62,7 +63,7 @@ def test_episodes_of_rows_trajectories_and_snapshots(run: Path) -> None:
 
 def test_an_episode_that_left_nothing_but_snapshots(tmp_path: Path) -> None:
     (tmp_path / "episodes.jsonl").touch()
-    shutil.copytree(Path(__file__).parents[1] / "snapshots" / "golden" / "schema_1", tmp_path / "snapshots")
+    shutil.copytree(GOLDEN, tmp_path / "snapshots")
     (tmp_path / "snapshots" / "broken__0__aa@1").mkdir()
     [episode] = RecordedRun(tmp_path).episodes()
     assert (episode.episode_id, episode.task_name, episode.last_step) == ("hello__0__3f2a91bc", "hello", 3)

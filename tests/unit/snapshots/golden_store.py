@@ -7,10 +7,10 @@ from ares_exp.snapshots.store import SnapshotStore
 from ares_exp.snapshots.store_lock import LOCK_FILE
 from tests.unit.snapshots.stores import add
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parent / "golden" / "_".join(("schema", *map(str, SCHEMA)))
 
 if __name__ == "__main__":
-    store = SnapshotStore(GOLDEN / f"schema_{SCHEMA[0]}")
+    store = SnapshotStore(GOLDEN)
     for step in (0, 3):
         add(store, step=step)
     (store.path / LOCK_FILE).unlink()

@@ -24,7 +24,7 @@ from tests.examples import examples
 from tests.unit.snapshots.golden_store import GOLDEN
 from tests.unit.snapshots.stores import EPISODE, is_harmless
 
-STORE = SnapshotStore(GOLDEN / "schema_1")
+STORE = SnapshotStore(GOLDEN)
 VALID = json.loads((STORE.path / f"{EPISODE}@3" / "snapshot.json").read_text())
 NASTY = [
     "", "..", "../..", "/etc/passwd", "a/../../b", "objects", "\0", "a\0b", "\x1b[2J", "\ud800", "x" * 5000, "\n",

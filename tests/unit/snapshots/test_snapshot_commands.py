@@ -154,7 +154,9 @@ def test_nothing_that_a_terminal_obeys_gets_through(run_dir: Path, capsys: pytes
     assert is_harmless(shown)
     assert "\\x1b" in shown
     assert "  symlink                        /x\\x1b[2J\\ny -> a\\x1b]0;owne\n" in shown
-    (store.path / "evil" / "snapshot.json").write_text(json.dumps({"schema": [1, 0], "must_understand": [evil]}))
+    (store.path / "evil" / "snapshot.json").write_text(
+        json.dumps({"schema": [1, 1], "snapshot_id": evil, "step_count": evil})
+    )
     (store.path / f"dir{evil[:-2]}").mkdir()
     errors = failed(capsys, 1, "list", run_dir) + failed(capsys, 2, "show", run_dir / "evil")
     assert is_harmless(errors)
