@@ -66,8 +66,6 @@ ANSWERS_USED_UP = frozenset({Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.ABAND
 """Outcomes after which the answer log may be deleted: the attempt has a result, or starts from the beginning."""
 
 
-_LIMIT_REACHED = "limit reached: "
-
 HOST_IMAGE = "host"
 """What stands for the image of a container whose files are this host's own."""
 
@@ -96,7 +94,7 @@ class ErrorInfo:
         name = limit or "unknown"
         if name == "agent_exit" and note:
             return cls(AgentExitError.__name__, _bounded(note), name)
-        return cls("limit", _bounded(f"{_LIMIT_REACHED}{name}{f': {note}' if note else ''}"), name)
+        return cls("limit", _bounded(f"limit reached: {name}{f': {note}' if note else ''}"), name)
 
     def to_dict(self) -> dict[str, str]:
         """Returns the JSON-ready form; `limit` only where there is one."""
@@ -106,8 +104,7 @@ class ErrorInfo:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Inverts `to_dict`. Raises `KeyError` when a field is missing."""
-        data = _with_limit(data)
-        limit = data["limit"]
+        limit = data.get("limit")
         return cls(str(data["type"]), str(data["message"]), None if limit is None else str(limit))
 
     @classmethod
@@ -349,8 +346,6 @@ class EpisodeResult:
         global _validator
         if _validator is None:
             _validator = TypeAdapter(cls)
-        if isinstance(data, Mapping) and isinstance(error := data.get("error"), Mapping):
-            data = {**data, "error": _with_limit(error)}
         try:
             return cast("Self", _validator.validate_python(data))
         except ValidationError as error:
@@ -362,15 +357,6 @@ _FIELDS = tuple(field.name for field in fields(EpisodeResult))
 _validator: TypeAdapter[EpisodeResult] | None = None
 _MAPPINGS = frozenset({"rewards", "phase_sec", "replayed", "environment_usage", "agent"})
 """Fields of a row with keys or fields of their own, some of them `None`: they become columns where they have some."""
-
-
-def _with_limit(error: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Adds `limit` to the record of an error: records older than that field have it in the message alone."""
-    if "limit" in error:
-        return error
-    message = str(error.get("message"))
-    is_limit = error.get("type") == "limit" and message.startswith(_LIMIT_REACHED)
-    return {**error, "limit": message.removeprefix(_LIMIT_REACHED) if is_limit else None}
 
 
 def final_results(results: Iterable[EpisodeResult]) -> tuple[EpisodeResult, ...]:

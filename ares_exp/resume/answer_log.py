@@ -6,12 +6,11 @@ the first identifies the episode (`LoggedEpisode`), every other one is an encode
 request as its observation and the answer as its action: `null` if there was no answer before the environment's time
 was up. In a task with several stages, `stage` is the number of finished ones, if any. After the end of the
 episode, a last line has its result (`{"result": …}`), which becomes its row if its process dies before the row is
-written. Older logs have none of these three: in them, a request without an answer has no line.
+written.
 
 An answer that was asked for ahead of its turn has a line of its own when it comes, which numbers it (`"ahead": 3`);
 `{"applied": 3}` stands where its turn came. One whose turn never came is in `ahead`, also when this log begins with it
-because an earlier try paid for it (`"taken_over": true`). The version in the first line is 2 since then; older logs
-have none, and are read. Since version 3 a request may have an `origin`, with its lane.
+because an earlier try paid for it (`"taken_over": true`).
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ares_exp.errors import StorageError
+from ares_exp.errors import ConfigError, StorageError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.appended_file import AppendedFile
@@ -36,7 +35,7 @@ from ares_exp.records.recorded_results import MAX_COUNT, checked_result, is_coun
 from ares_exp.records.results import ANSWERS_USED_UP, EpisodeResult
 from ares_exp.records.run_dir import RunDir, atomic_file, dump_json
 from ares_exp.records.run_storage import RunStorage
-from ares_exp.records.validation import Text, explain_validation
+from ares_exp.records.validation import Text, briefly, explain_validation
 from ares_exp.resume.spare_files import SpareFiles
 from ares_exp.trajectories.files.line_file import read_lines
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
@@ -48,6 +47,7 @@ from ares_exp.trajectories.records import (
 )
 
 SUFFIX = ".jsonl"
+SCHEMA_VERSION = 3
 _CONTENT = {"exchanges", "ahead", "ahead_taken_over", "result"}
 """What of a `LoggedEpisode` its first line leaves out."""
 
@@ -118,11 +118,12 @@ class LoggedEpisode:
         Raises:
             OSError: It cannot be read.
             ValueError: Not even its first line can.
+            ConfigError: It has another schema version.
         """
         found = _Exchanges()
         result: EpisodeResult | None = None
         with read_lines(path) as lines:
-            head = _head(next(lines).text)
+            head = _head(next(lines).text, path)
             if head["episode_id"] != path.stem:
                 raise ValueError(f"expected the log of {path.stem}, got that of {head['episode_id']!r:.80}")
             try:
@@ -220,7 +221,7 @@ class AnswerLog:
         """
         self._encoder, self._count, self._ahead, self._failure = StepEncoder(), 0, len(ahead), None
         head = {name: getattr(self._episode, name) for name in _HEAD_FIELDS}
-        head |= {"taken_over": len(taken_over), "schema_version": 3}
+        head |= {"taken_over": len(taken_over), "schema_version": SCHEMA_VERSION}
         lines = [dump_json(head), *map(self._line, taken_over)]
         lines += [self._line(one, ahead=number, taken_over=True) for number, one in enumerate(ahead)]
         text = "".join(f"{line}\n" for line in lines)
@@ -401,11 +402,17 @@ class _Head(BaseModel):
     started_at: Annotated[float, Field(ge=0, lt=MAX_COUNT)]
     parent: Text | None
     taken_over: Count
-    schema_version: Literal[1, 2, 3] = 1
+    schema_version: int
 
 
-def _head(line: str) -> dict[str, Any]:
+def _head(line: str, path: Path) -> dict[str, Any]:
+    data = json.loads(line)
+    if isinstance(data, dict) and (version := data.get("schema_version", SCHEMA_VERSION)) != SCHEMA_VERSION:
+        raise ConfigError(
+            f"{path}: expected schema_version {SCHEMA_VERSION}, got {briefly(version)}. Resume the run with the "
+            "version of ares_exp that wrote the file, or remove the file to request its responses again."
+        )
     try:
-        return _Head.model_validate(json.loads(line)).model_dump(exclude={"schema_version"})
+        return _Head.model_validate(data).model_dump(exclude={"schema_version"})
     except ValidationError as error:
         raise ValueError(explain_validation(error)) from None

@@ -219,7 +219,6 @@ class ResumableEpisodeMaker(EpisodeMaker):
 
     def _start(self, episode: RunningEpisode) -> EpisodeStart | None:
         """Returns the start: a snapshot of the earlier try, or the branching point; `None` for the beginning."""
-        from ares_exp.environments.episode_facts import EpisodeFacts
         from ares_exp.environments.restoring import Continuation
 
         planned, branching = episode.planned, self._parts.branching
@@ -229,15 +228,11 @@ class ResumableEpisodeMaker(EpisodeMaker):
             store, last = self._run_dir.snapshots, first + len(exchanges)
             try:
                 found = nearest_snapshot(store, planned.earlier.episode_id, last)
-                unanswered = EpisodeFacts(found).unanswered if found is not None else 0
             except SnapshotError as error:
                 logger.warning("Episode %s is played again from its beginning: %s", planned.episode_id, error)
                 found = None
             if found is not None:
-                if isinstance(start, Continuation):
-                    unanswered -= EpisodeFacts(start.snapshot).unanswered
-                unlogged = max(0, unanswered - sum(exchange.answer is None for exchange in exchanges))  # old logs
-                episode.from_snapshot = max(0, found.step_count - first - unlogged)
+                episode.from_snapshot = max(0, found.step_count - first)
                 for answer in answers(exchanges[: episode.from_snapshot]):
                     episode.usage.add(answer)
                 return Continuation(found)

@@ -19,7 +19,7 @@ from ares_exp.containers.owned_directory import OwnedDirectory, name_prefix
 from ares_exp.containers.ownership import owner_mark
 
 PURPOSE = "box"
-"""Part of the directory names; the owner mark follows. Unchanged, so that leftovers of older versions are found."""
+"""Part of the directory names; the owner mark follows."""
 
 _T = TypeVar("_T")
 _IN_MEMORY = Path("/dev/shm")

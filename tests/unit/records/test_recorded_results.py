@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,13 +95,6 @@ def test_fields_of_a_later_version_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
     path.write_bytes(_row(colour="blue"))
     assert read_results(path).results == (RESULT,)
-
-
-def test_rows_of_an_earlier_version_do_not_tell_what_the_environment_spent(tmp_path: Path) -> None:
-    path = tmp_path / "episodes.jsonl"
-    old = {name: value for name, value in RESULT.to_dict().items() if name != "environment_usage"}
-    path.write_bytes(json.dumps(old).encode() + b"\n")
-    assert read_results(path).results == (replace(RESULT, environment_usage=None),)
 
 
 def test_no_file_is_no_run(tmp_path: Path) -> None:

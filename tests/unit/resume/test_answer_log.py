@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ares_exp.errors import StorageError
+from ares_exp.errors import ConfigError, StorageError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage
 from ares_exp.records.results import EpisodeResult, Outcome
@@ -110,18 +110,14 @@ def test_a_turn_of_nothing(tmp_path: Path, line: dict[str, Any]) -> None:
     assert [one.answer for one in LoggedEpisode.read(path).exchanges] == ANSWERS[:2]
 
 
-def test_a_log_without_a_version_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [2, 4])
+def test_log_of_another_version_is_rejected(tmp_path: Path, version: int) -> None:
     path = written(tmp_path, 2)
-    head, *lines = path.read_text().rstrip("\n").split("\n")
-    data = json.loads(head)
-    assert data.pop("schema_version") == 3
-    path.write_text("\n".join([json.dumps(data), *lines]) + "\n")
-    assert [one.answer for one in LoggedEpisode.read(path).exchanges] == ANSWERS[:2]
-    path.write_text("\n".join([json.dumps(data | {"schema_version": 2}), *lines]) + "\n")
-    assert [one.answer for one in LoggedEpisode.read(path).exchanges] == ANSWERS[:2]
-    path.write_text("\n".join([json.dumps(data | {"schema_version": 4}), *lines]) + "\n")
-    with pytest.raises(ValueError, match="schema_version"):
-        LoggedEpisode.read(path)
+    path.write_text(path.read_text().replace('"schema_version": 3', f'"schema_version": {version}'))
+    with pytest.raises(
+        ConfigError, match=f"{path.name}: expected schema_version 3, got {version}. Resume the run with"
+    ):
+        logged_episodes(tmp_path)
 
 
 RESULT = EpisodeResult("fix__0__aa", "fix", 0, 7, Outcome.TRUNCATED, 0.5, rewards={"lines": 3.0}, retry=1)
