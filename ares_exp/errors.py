@@ -83,6 +83,7 @@ AresExpError
 ├── StorageError                  the run can no longer be recorded; its episodes are cancelled
 ├── EpisodeStateError (RuntimeError)  step() before reset(), after LAST, or while another call is under way
 ├── TrajectoryFormatError (ValueError) a trajectory file cannot be read
+│   └── TrajectoryVersionError
 └── UntrainableError (ValueError)  an episode's calls are no tokens sampled from the policy
 ```
 
@@ -486,7 +487,7 @@ class SnapshotNotFoundError(SnapshotMetadataError, LookupError):
 
 
 class SnapshotVersionError(SnapshotMetadataError):
-    """A snapshot was written in a schema that this version does not know."""
+    """A snapshot has another schema version than the current one."""
 
 
 class SnapshotCorruptError(SnapshotMetadataError):
@@ -519,6 +520,10 @@ class RestoreError(SnapshotError):
 
 class TrajectoryFormatError(AresExpError, ValueError):
     """A trajectory file cannot be read; the message names the path and the place."""
+
+
+class TrajectoryVersionError(TrajectoryFormatError):
+    """A trajectory file has another schema version than the current one."""
 
 
 class UntrainableError(AresExpError, ValueError):

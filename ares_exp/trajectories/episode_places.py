@@ -55,12 +55,8 @@ def is_partial(path: Path) -> bool:
 
 
 def finished_path(path: Path) -> Path:
-    """Returns the name of a partial file after its episode has ended.
-
-    Older versions called that of an export `ID.parquet.partial`: what can be finished of it is a record.
-    """
-    finished = path.with_name(path.name.removesuffix(PARTIAL))
-    return finished if format_of(finished).is_record else finished.with_name(f"{id_by_name(path)}.json")
+    """Returns the name of a partial file after its episode has ended."""
+    return path.with_name(path.name.removesuffix(PARTIAL))
 
 
 def id_by_name(path: Path) -> str:

@@ -107,8 +107,8 @@ def files_page() -> str:
             _fields(Replayed),
             "\nEach of `stages`:\n\n",
             _fields(StageResult),
-            "\n## Versions of formats\n\nFiles of older versions are read, or refused with the remedy; see the "
-            "[changelog](../changelog.md). The fields of a trajectory are in "
+            "\n## Versions of formats\n\nTrajectories and snapshots of another version are rejected; the error names "
+            "both versions. The fields of a trajectory are in "
             "[trajectories.md](../trajectories.md#the-json-file-field-by-field).\n\n",
             table(("format", "version"), versions().items()),
         )

@@ -32,9 +32,6 @@ can make a record (JSON, JSON Lines) of the file; nothing else reads it.
 | `messages_added` | the messages of this request that no earlier one of the episode had, JSON text |
 | `commands` | what the agent ran in the container: `command`, `exit_code`, `duration_sec`, `timed_out` |
 | `step_json` | the step as `step_encoding` writes it, JSON text |
-
-Version 3 had no columns `lane`, `request_lane` and `policy_version`, version 2 no `rewards`, version 1 none of
-`cached_tokens`, `reasoning_tokens` and `reasoning`.
 """
 
 from __future__ import annotations
@@ -51,6 +48,7 @@ from ares_exp.records.run_dir import atomic_file, dump_json
 from ares_exp.records.secrets import mask_known_secrets
 from ares_exp.trajectories.checks import BROKEN, what_broke
 from ares_exp.trajectories.files.episode_file import closing_fields, opening_fields
+from ares_exp.trajectories.files.schema_versions import check_version
 from ares_exp.trajectories.files.step_encoding import StepEncoder
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, lane_of
 
@@ -115,6 +113,8 @@ def read_parquet(path: Path) -> Iterator[EpisodeTrajectory]:
 
     try:
         with parquet.ParquetFile(path, read_dictionary=JSON_COLUMNS[:1], page_checksum_verification=True) as file:
+            if VERSION_KEY.encode() in (metadata := file.schema_arrow.metadata or {}):
+                check_version(json.loads(metadata[VERSION_KEY.encode()]), SCHEMA_VERSION)
             rows = (
                 row
                 for batch in file.iter_batches(ROWS_PER_BATCH, columns=JSON_COLUMNS, use_threads=False)

@@ -27,7 +27,7 @@ from ares_exp.trajectories.checks import BROKEN, what_broke
 from ares_exp.trajectories.ending import ending
 from ares_exp.trajectories.files.checked_records import episode_fields
 from ares_exp.trajectories.files.line_file import Line, TextTooLongError, first_and_last_line, read_lines, read_rest
-from ares_exp.trajectories.files.schema_versions import SCHEMA_VERSION, check_step_encoded
+from ares_exp.trajectories.files.schema_versions import SCHEMA_VERSION, check_version
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, total_reward
 
@@ -104,7 +104,7 @@ def dump_episode(trajectory: EpisodeTrajectory) -> Iterator[str]:
 
 
 def load_episode(path: Path) -> EpisodeTrajectory:
-    """Reads the file of one episode, whole, of any schema version; see `EpisodeTrajectory.load`."""
+    """Reads the file of one episode, whole; see `EpisodeTrajectory.load`."""
     reader = _EpisodeReader()
     try:
         return reader.read(path)
@@ -212,12 +212,12 @@ class _EpisodeReader:
 
 
 def _head(first_line: str) -> dict[str, Any] | None:
-    """Reads the first line of a file in our layout; `None` for another layout, or schema version 1."""
+    """Reads the first line of a file in our layout; `None` for another layout."""
     text = first_line.rstrip()
     if not text.endswith(STEPS):
         return None
     head: dict[str, Any] = json.loads(f"{text}]}}")
-    check_step_encoded(head.get("schema_version"))
+    check_version(head.get("schema_version"))
     return head
 
 

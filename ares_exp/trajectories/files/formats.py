@@ -163,13 +163,14 @@ def suffix_of(path: Path) -> str | None:
     """Returns the suffix that tells a file's format, e.g. `.atif.json`; `None` for an unknown one."""
     name = path.name.removesuffix(PARTIAL)
     suffixes = [suffix for item in _FORMATS for suffix in item.suffixes if name.endswith(suffix) and name != suffix]
-    return max(suffixes, key=len, default=None)
+    suffix = max(suffixes, key=len, default=None)
+    return None if path.name.endswith(PARTIAL) and suffix not in FORMATS["json"].suffixes else suffix
 
 
 def format_of(path: Path) -> EpisodeFormat:
     """Returns the format of a file, by its name.
 
-    A `….partial` file is that of an episode under way, or of a run that died: json, whatever it was to become.
+    A `….json.partial` file contains an episode that has not ended.
 
     Raises:
         TrajectoryFormatError: The name tells none.
@@ -178,6 +179,4 @@ def format_of(path: Path) -> EpisodeFormat:
     if suffix is None:
         known = ", ".join(suffix for item in _FORMATS for suffix in item.suffixes)
         raise TrajectoryFormatError(f"{path}: expected the name of an episode file to end with one of {known}.")
-    if path.name.endswith(PARTIAL):
-        return FORMATS["json"]
     return next(item for item in _FORMATS if suffix in item.suffixes)

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ares_exp.errors import TrajectoryFormatError
+from ares_exp.errors import TrajectoryFormatError, TrajectoryVersionError
 from ares_exp.records.run_dir import dump_json
 from ares_exp.trajectories.checks import BROKEN, what_broke
 from ares_exp.trajectories.files.checked_records import episode_fields
 from ares_exp.trajectories.files.episode_file import BegunEpisode, closing_fields, end_unfinished, opening_fields
 from ares_exp.trajectories.files.line_file import Line, read_lines
-from ares_exp.trajectories.files.schema_versions import check_step_encoded
+from ares_exp.trajectories.files.schema_versions import check_version
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
 
@@ -66,6 +66,7 @@ def read_jsonl(
 
     Raises:
         TrajectoryFormatError: The file cannot be read, or something in it is wrong and there is no `problems`.
+        TrajectoryVersionError: The file has another schema version and there is no `problems`.
     """
     open_episodes: dict[str, _OpenEpisode] = {}
     line = Line(0, 1, "")
@@ -85,6 +86,8 @@ def read_jsonl(
                     if (episode := _take(json.loads(line.text), open_episodes)) is not None:
                         yield episode
                 except BROKEN as error:
+                    if problems is None and isinstance(error, TrajectoryVersionError):
+                        raise TrajectoryVersionError(f"{path} {line.place}: {error}.") from None
                     tell(what_broke(error))
     except OSError as error:
         raise TrajectoryFormatError(f"{path}: {error.strerror or error}.") from error
@@ -125,7 +128,7 @@ def _take(data: Any, open_episodes: dict[str, _OpenEpisode]) -> EpisodeTrajector
     if not isinstance(episode_id, str):
         raise TypeError(f"expected `episode_id` to be a string, got {episode_id!r:.80}")
     if kind == "begin":
-        check_step_encoded(data.get("schema_version"))
+        check_version(data.get("schema_version"))
         end_unfinished(data, [])  # refuses a head that is not sound
         open_episodes[episode_id] = _OpenEpisode(data)
         return None

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ares_exp.errors import TrajectoryFormatError
+from ares_exp.errors import TrajectoryFormatError, TrajectoryVersionError
 from ares_exp.trajectories.checks import BROKEN, what_broke
 from ares_exp.trajectories.files.checked_records import episode_fields
 from ares_exp.trajectories.files.line_file import Line, read_lines
+from ares_exp.trajectories.files.schema_versions import check_version
 
 MAX_PROBLEMS = 10
 """Wrong lines of a file that are described; further ones are counted: it may be a long file of another kind."""
@@ -69,6 +70,8 @@ def index_jsonl(path: Path, *, problems: list[str] | None = None) -> Iterator[In
                     if (episode := _take(line, open_episodes)) is not None:
                         yield episode
                 except BROKEN as error:
+                    if problems is None and isinstance(error, TrajectoryVersionError):
+                        raise TrajectoryVersionError(f"{path} {line.place}: {error}.") from None
                     if line.text.endswith("\n"):  # else it is being written just now, or was when a machine crashed
                         tell(what_broke(error))
     except OSError as error:
@@ -90,6 +93,7 @@ def _take(line: Line, open_episodes: dict[str, IndexedEpisode]) -> IndexedEpisod
         data = json.loads(line.text)
         kind, episode_id = data["type"], data["episode_id"]
     if kind == "begin":
+        check_version(data.get("schema_version"))
         open_episodes[episode_id] = IndexedEpisode(data)
     if (episode := open_episodes.get(episode_id)) is None:
         raise ValueError(f"episode {episode_id!r:.80} has not begun")

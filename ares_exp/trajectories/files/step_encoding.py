@@ -1,4 +1,4 @@
-"""The encoding of a step (from schema version 2 on): its record, without what the file has already.
+"""The encoding of a step: its record, without what the file has already.
 
 An encoded step is a JSON object with the fields of `StepRecord`, those at their default left out, except that
 

@@ -21,7 +21,7 @@ from tests.examples import examples
 from tests.unit.trajectories.chats import chat
 from tests.unit.trajectories.strategies import linear_trajectories, trajectories
 
-GOLDEN = Path(__file__).parent / "golden" / "version_2.jsonl"
+GOLDEN = Path(__file__).parent / "golden" / "version_3.jsonl"
 MANY = examples(15, suppress_health_check=list(HealthCheck))
 
 
@@ -329,6 +329,7 @@ def test_every_format_is_known_by_its_suffixes() -> None:
             assert format_of(Path(f"a.b{suffix}")) is item
             assert suffix_of(Path(f"a.b{suffix}")) == suffix
     assert FORMATS["atif"].suffixes == (ATIF_SUFFIX,)
-    assert format_of(Path("x.parquet.partial")).name == "json"
+    assert format_of(Path("x.json.zst.partial")).name == "json"
+    assert [suffix_of(Path(f"x{suffix}.partial")) for suffix in (".jsonl", ".parquet", ".atif.json")] == [None] * 3
     assert suffix_of(Path("summary.txt")) is None
     assert suffix_of(Path(".json")) is None

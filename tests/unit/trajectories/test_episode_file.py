@@ -10,46 +10,49 @@ from ares_exp.trajectories.files.episode_file import dump_episode, load_episode,
 from ares_exp.trajectories.files.jsonl_file import jsonl_lines, load_jsonl
 from ares_exp.trajectories.files.line_file import write_lines
 from ares_exp.trajectories.records import EpisodeTrajectory
+from ares_exp.trajectories.stored_episodes import load
 from tests.examples import examples
 from tests.unit.trajectories.strategies import trajectories
 
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def expected(version: int) -> EpisodeTrajectory:
-    return EpisodeTrajectory.from_dict(json.loads((GOLDEN / f"version_{version}.expected.json").read_text()))
+def expected() -> EpisodeTrajectory:
+    return EpisodeTrajectory.from_dict(json.loads((GOLDEN / "version_3.expected.json").read_text()))
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
-def test_every_version_keeps_loading(version: int) -> None:
-    loaded = EpisodeTrajectory.load(GOLDEN / f"version_{version}.json")
-    assert loaded == expected(version)
+def test_golden_files_are_read() -> None:
+    loaded = EpisodeTrajectory.load(GOLDEN / "version_3.json")
+    assert loaded == expected()
+    assert loaded.limit == "steps"
     assert loaded.steps[2].observation is not None
     assert loaded.steps[2].observation["messages"][0]["content"] == "(history shortened)"
+    assert load_jsonl(GOLDEN / "version_3.jsonl") == [expected()]
+
+
+@pytest.mark.parametrize("version", ["1", "2", "4", "true", '"3"'])
+@pytest.mark.parametrize("name", ["e.json", "e.jsonl"])
+def test_file_of_another_version_is_rejected(tmp_path: Path, name: str, version: str) -> None:
+    golden = (GOLDEN / f"version_3{Path(name).suffix}").read_text()
+    (tmp_path / name).write_text(golden.replace('"schema_version": 3', f'"schema_version": {version}'))
+    rejected = r"expected schema_version 3, got .*: use the version of ares_exp that wrote the file\.$"
+    with pytest.raises(TrajectoryFormatError, match=rejected):
+        EpisodeTrajectory.load(tmp_path / name) if name == "e.json" else load_jsonl(tmp_path / name)
+    with pytest.raises(TrajectoryFormatError, match=rejected):
+        load(tmp_path / name)
+
+
+def test_object_of_another_version_is_rejected(tmp_path: Path) -> None:
+    data = json.loads((GOLDEN / "version_3.json").read_text()) | {"schema_version": 1}
+    (tmp_path / "e.json").write_text(json.dumps(data))
+    with pytest.raises(TrajectoryFormatError, match="expected schema_version 3, got 1: use the version of ares_exp"):
+        EpisodeTrajectory.load(tmp_path / "e.json")
 
 
 def test_the_current_version_is_written_as_it_always_was() -> None:
     """A change here needs a new schema version: files of this one are on people's disks."""
-    assert "".join(dump_episode(expected(3))) == (GOLDEN / "version_3.json").read_text()
-    assert "".join(jsonl_lines(expected(3))) == (GOLDEN / "version_3.jsonl").read_text()
-
-
-def test_the_version_before_had_no_reasoning() -> None:
-    action, before = (expected(version).steps[1].action for version in (3, 2))
-    assert action is not None
-    assert before is not None
-    assert action["data"] == ({"thinking": "First I look around.", "signature": "c2VhbA=="}, *before["data"])
-    assert action["usage"] == {**before["usage"], "cached_tokens": 4, "reasoning_tokens": 3}
-
-
-def test_the_limit_is_known_of_files_of_before_it_was_a_field() -> None:
-    for name in ("version_1.json", "version_2.json"):  # from version 3 on it always was
-        assert EpisodeTrajectory.load(GOLDEN / name).limit == "steps"
-
-
-def test_jsonl_keeps_loading() -> None:
-    for version in (2, 3):
-        assert load_jsonl(GOLDEN / f"version_{version}.jsonl") == [expected(version)]
+    assert "".join(dump_episode(expected())) == (GOLDEN / "version_3.json").read_text()
+    assert "".join(jsonl_lines(expected())) == (GOLDEN / "version_3.jsonl").read_text()
 
 
 @pytest.mark.parametrize("name", ["e.json", "e.json.zst"])
@@ -69,14 +72,14 @@ def test_the_file_is_one_json_object_also_when_it_was_laid_out_anew(episode: Epi
 
 
 def test_compressed_is_smaller(tmp_path: Path) -> None:
-    lines = list(dump_episode(expected(2)))
+    lines = list(dump_episode(expected()))
     write_lines(tmp_path / "e.json.zst", lines)
     assert (tmp_path / "e.json.zst").stat().st_size < sum(map(len, lines)) / 2
 
 
 def test_a_file_cut_anywhere_is_told_and_salvaged(tmp_path: Path) -> None:
-    data = (GOLDEN / "version_2.json").read_bytes()
-    whole = expected(2)
+    data = (GOLDEN / "version_3.json").read_bytes()
+    whole = expected()
     path = tmp_path / "e.json"
     head = data.index(b"\n") + 1
     kept = set()
@@ -98,7 +101,7 @@ def test_a_file_cut_anywhere_is_told_and_salvaged(tmp_path: Path) -> None:
 
 
 def test_a_broken_step_is_named_by_its_place(tmp_path: Path) -> None:
-    lines = (GOLDEN / "version_2.json").read_text().splitlines(keepends=True)
+    lines = (GOLDEN / "version_3.json").read_text().splitlines(keepends=True)
     path = tmp_path / "e.json"
     path.write_text("".join([*lines[:2], lines[2].replace('"conversation": 2', '"conversation": 99'), *lines[3:]]))
     with pytest.raises(TrajectoryFormatError) as caught:
@@ -119,7 +122,6 @@ def test_a_broken_step_is_named_by_its_place(tmp_path: Path) -> None:
         (lambda text: text.replace('"num_steps": 4', '"num_steps": 5'), "expected 5 steps, got 4"),
         (lambda text: text.replace('"outcome": "truncated"', '"outcome": "great"'), "great"),
         (lambda text: text.replace('"end_time": 1003.5', '"end_time": "late"'), "end_time"),
-        (lambda text: text.replace('"schema_version": 2', '"schema_version": 4'), "update ares_exp"),
         (lambda text: '{"schema_version": "ATIF-v1.6", "steps": []}', "name it ….atif.json"),
         (lambda text: text.replace('"task_name"', '"name"'), "task_name"),
         (lambda text: text.replace("\n,{", "\n{", 1).replace("{", "", 1), "."),
@@ -128,7 +130,7 @@ def test_a_broken_step_is_named_by_its_place(tmp_path: Path) -> None:
 )
 def test_other_mistakes_are_told(tmp_path: Path, change: object, what: str) -> None:
     path = tmp_path / "e.json"
-    path.write_text(change((GOLDEN / "version_2.json").read_text()))  # type: ignore[operator]
+    path.write_text(change((GOLDEN / "version_3.json").read_text()))  # type: ignore[operator]
     with pytest.raises(TrajectoryFormatError, match=what):
         load_episode(path)
 
@@ -144,18 +146,9 @@ def test_garbage_is_told(tmp_path: Path, name: str, data: bytes) -> None:
         EpisodeTrajectory.load(tmp_path / name)
 
 
-@pytest.mark.parametrize("ranges", [[[0, 999]], [[-1, 1]], [[1, 0]], [[0]], "x", [["a", "b"]], 3])
-def test_hostile_message_ranges_of_version_1_are_refused(tmp_path: Path, ranges: object) -> None:
-    data = json.loads((GOLDEN / "version_1.json").read_text())
-    data["steps"][0]["observation"]["message_ranges"] = ranges
-    (tmp_path / "e.json").write_text(json.dumps(data))
-    with pytest.raises(TrajectoryFormatError):
-        EpisodeTrajectory.load(tmp_path / "e.json")
-
-
 def test_a_truncated_compressed_file_is_told_and_salvaged(tmp_path: Path) -> None:
     path = tmp_path / "e.json.zst"
-    write_lines(path, dump_episode(expected(2)))
+    write_lines(path, dump_episode(expected()))
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(TrajectoryFormatError, match=r"e\.json\.zst"):
         load_episode(path)

@@ -14,7 +14,7 @@ from ares_exp.trajectories.records import EpisodeTrajectory
 from tests.examples import examples
 from tests.unit.trajectories.strategies import trajectories
 
-GOLDEN = Path(__file__).parent / "golden" / "version_2.jsonl"
+GOLDEN = Path(__file__).parent / "golden" / "version_3.jsonl"
 
 
 @examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

@@ -11,7 +11,7 @@ from ares_exp.trajectories.files.episode_file import salvage_episode
 from ares_exp.trajectories.files.jsonl_file import load_jsonl
 from ares_exp.trajectories.records import EpisodeTrajectory
 
-STEPS = load_jsonl(Path(__file__).parent / "golden" / "version_2.jsonl")[0].steps
+STEPS = load_jsonl(Path(__file__).parent / "golden" / "version_3.jsonl")[0].steps
 
 
 @pytest.mark.parametrize("durability", ["none", "episode", "step"])
@@ -44,7 +44,7 @@ def test_an_export_that_cannot_be_written_leaves_the_record(tmp_path: Path) -> N
 
 
 def test_the_id_of_an_export_is_taken(tmp_path: Path) -> None:
-    (tmp_path / "e.parquet").write_bytes(b"of an older version")
+    (tmp_path / "e.parquet").write_bytes(b"of another run")
     with pytest.raises(FileExistsError, match=r"e\.parquet is there already"):
         ParquetTrajectoryCollector(tmp_path).begin_episode(task_name="t", episode_id="e")
 

@@ -171,10 +171,17 @@ def test_rewards_by_name_can_be_queried(tmp_path: Path) -> None:
     assert found == [(scored.episode_id, 0.5), ("plain", None)]
 
 
-def test_files_of_the_first_version_keep_loading() -> None:
-    """`version_1.parquet` never changes; a new version gets a file of its own."""
+def test_golden_file_is_read() -> None:
     golden = Path(__file__).parent / "golden"
-    assert list(read_parquet(golden / "version_1.parquet")) == load_jsonl(golden / "version_2.jsonl")
+    assert list(read_parquet(golden / "version_4.parquet")) == load_jsonl(golden / "version_3.jsonl")
+
+
+def test_file_of_another_version_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(parquet_export, "SCHEMA_VERSION", 3)
+        path = written(tmp_path, episode())
+    with pytest.raises(TrajectoryFormatError, match="expected schema_version 4, got 3: use the version of ares_exp"):
+        list(read_parquet(path))
 
 
 def test_values_that_no_column_can_hold_are_null_there_and_come_back(tmp_path: Path) -> None:

@@ -193,14 +193,6 @@ def test_a_jsonl_file_keeps_its_good_episodes(tmp_path: Path, capsys: pytest.Cap
     assert len(load(tmp_path)) == 3
 
 
-@pytest.mark.parametrize("name", ["a1.parquet", "a1.atif.json"])
-def test_a_partial_file_of_an_older_version_becomes_a_record(tmp_path: Path, name: str) -> None:
-    [recovery] = recover([partial(tmp_path, name)])
-    assert recovery.action is RecoveryAction.RECOVERED
-    assert [path.name for path in tmp_path.iterdir()] == ["a1.json"]
-    assert load_episode(tmp_path / "a1.json").steps == chat(length=6).steps[:2]
-
-
 def test_exports_are_not_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "a1.json", chat("a1"))
     for name in ("a1.parquet", "a1.atif.json", "b2.parquet"):

@@ -296,9 +296,7 @@ def test_an_episode_by_its_id(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["parquet/a1.parquet", "atif/a1.atif.json"])
-def test_a_run_of_an_older_version_that_has_only_exports(
-    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_has_only_exports(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / name, chat("a1"))
     assert main(["show", str(tmp_path / name)]) == 2
     assert main(["show", str(tmp_path)]) == 0
