@@ -37,7 +37,7 @@ class MachinePaths:
         self._lock = threading.Lock()
 
     def claim(self, path: str) -> None:
-        """Reserves a directory that the task fills. It must be missing or empty, and is not created here.
+        """Reserves a directory that the task fills. It must be missing or empty. `settle` creates it.
 
         Raises:
             ContainerStartError: It exists and is not empty.
@@ -52,11 +52,17 @@ class MachinePaths:
                 self._write(top, is_kept=False)
 
     def settle(self) -> None:
-        """Records which file or directory a reserved path is, once it exists."""
+        """Creates the reserved directories that are still missing, and records the identity of all reserved paths.
+
+        Raises:
+            OSError: A directory cannot be created.
+        """
         with self._lock:
-            for path in [path for path in self._unsettled if os.path.lexists(path)]:
-                self._unsettled.discard(path)
+            for path in sorted(self._unsettled):
+                if not os.path.lexists(path):
+                    Path(path).mkdir()
                 self._write(path, is_kept=False)
+            self._unsettled.clear()
 
     def make_room(self, source: Path, target: str) -> None:
         """Records what an upload will create.
@@ -78,7 +84,6 @@ class MachinePaths:
                     self._create_first_missing(path, is_directory=is_folder)
         except OSError as error:
             raise TransferError(f"Cannot copy {source} to {target} on this machine: {error}.") from error
-        self.settle()
 
     def _create_first_missing(self, path: str, *, is_directory: bool) -> None:
         if os.path.lexists(path):

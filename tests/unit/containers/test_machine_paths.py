@@ -40,6 +40,17 @@ def test_claim_records_the_topmost_missing_directory(directory: Path, tmp_path: 
     assert not (tmp_path / "app").exists()
 
 
+def test_settle_creates_the_missing_directories(directory: Path, tmp_path: Path) -> None:
+    paths = MachinePaths(directory)
+    paths.claim(str(tmp_path / "logs"))
+    paths.claim(str(tmp_path / "new/tests"))
+    paths.settle()
+    assert recorded(directory) == [("logs", False, True), ("new", False, True)]
+    (tmp_path / "logs/file").touch()
+    assert remove_made(directory, is_certain=False) == []
+    assert sorted(tmp_path.iterdir()) == [directory]
+
+
 def test_claim_of_an_empty_directory_keeps_it(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "app").mkdir()
     MachinePaths(directory).claim(str(tmp_path / "app"))
