@@ -11,7 +11,7 @@ import os
 import posixpath
 import stat
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 
 from ares_exp.containers.container import ContainerSpec
@@ -74,14 +74,11 @@ class MachinePaths:
         Raises:
             TransferError: A directory above `target` cannot be made.
         """
-        is_directory = source.is_dir()
-        needed = [(target, is_directory)]
-        if is_directory:
-            needed += [(posixpath.join(target, child.name), child.is_dir()) for child in source.iterdir()]
         try:
             with self._lock:
-                for path, is_folder in needed:
-                    self._create_first_missing(path, is_directory=is_folder)
+                self._create_first_missing(target, is_directory=source.is_dir())
+                for path, is_directory in _contents(source, target):
+                    self._create_first_missing(path, is_directory=is_directory)
         except OSError as error:
             raise TransferError(f"Cannot copy {source} to {target} on this machine: {error}.") from error
 
@@ -161,12 +158,28 @@ def _occupied(path: str) -> str:
     return f"{path} exists and is not an empty directory"
 
 
-def _replaced(step: CopyStep, context: Path) -> Iterable[str]:
-    """Returns the files of this machine that a COPY would replace."""
+def _replaced(step: CopyStep, context: Path) -> Iterator[str]:
+    """Yields the files and links of this machine that a COPY would replace."""
     into = step.target.endswith("/") or Path(step.target).is_dir()
     for source in find_sources(step, context):
         if source.is_dir():
-            targets = [posixpath.join(step.target, child.name) for child in source.iterdir() if not child.is_dir()]
+            targets = _contents(source, step.target)
         else:
-            targets = [posixpath.join(step.target, source.name) if into else step.target]
-        yield from (target for target in targets if os.path.lexists(target))
+            targets = iter([(posixpath.join(step.target, source.name) if into else step.target, False)])
+        for target, is_directory in targets:
+            if os.path.lexists(target) and not (is_directory and _is_directory(Path(target))):
+                yield target
+
+
+def _contents(source: Path, target: str) -> Iterator[tuple[str, bool]]:
+    """Yields the paths that a copy of the directory `source` has below `target`, and whether they are directories.
+
+    Directories precede their contents.
+    """
+    for path in sorted(source.rglob("*")):
+        yield posixpath.join(target, path.relative_to(source)), _is_directory(path)
+
+
+def _is_directory(path: Path) -> bool:
+    """Returns whether a path is a directory. A link to a directory is not."""
+    return path.is_dir() and not path.is_symlink()

@@ -36,7 +36,7 @@ from ares_exp.containers.local import HostContainerFactory
 async def main():
     spec = ContainerSpec("held", context_dir=Path(sys.argv[1]), directories=("/tests", "/logs"))
     async with HostContainerFactory()(spec) as box:
-        await box.exec("mkdir -p /logs/agent; echo text >/logs/file; (setsid sleep 4401 &) & env -i setsid sleep 4402 &")
+        await box.exec("echo text >/logs/file; (setsid sleep 4401 &) & env -i setsid sleep 4402 &")
         print("held", flush=True)
         await asyncio.sleep(600)
 

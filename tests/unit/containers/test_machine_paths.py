@@ -89,10 +89,29 @@ def test_upload_makes_only_recorded_paths(directory: Path, tmp_path: Path) -> No
     assert not (tmp_path / "new").exists()
 
 
+def test_upload_records_new_paths_at_any_depth(directory: Path, tmp_path: Path) -> None:
+    source, existing = tmp_path / "source", tmp_path / "existing"
+    (source / "etc/new/sub").mkdir(parents=True)
+    (source / "etc/new/sub/file").touch()
+    (source / "etc/file").touch()
+    (source / "etc/link").symlink_to(directory)
+    (existing / "etc").mkdir(parents=True)
+    (existing / "etc/mine").touch()
+    MachinePaths(directory).make_room(source, str(existing))
+    assert recorded(directory) == [("file", False, True), ("link", False, True), ("new", False, True)]
+    assert not (existing / "etc/link").is_dir()
+    assert remove_made(directory, is_certain=False) == []
+    assert [path.name for path in (existing / "etc").iterdir()] == ["mine"]
+
+
 def spec_of(tmp_path: Path, dockerfile: str, *directories: str) -> ContainerSpec:
     (context := tmp_path / "environment").mkdir()
     (context / "Dockerfile").write_text(f"FROM any\n{dockerfile}\n")
     (context / "data").touch()
+    (context / "root/sub/deep").mkdir(parents=True)
+    (context / "root/sub/deep/hosts").touch()
+    (context / "root/lib").mkdir()
+    (context / "root/sub/link").symlink_to("deep")
     return ContainerSpec("task", context_dir=context, directories=directories)
 
 
@@ -104,12 +123,19 @@ def spec_of(tmp_path: Path, dockerfile: str, *directories: str) -> ContainerSpec
         ("COPY data {}/full/", "full/data exists"),
         ("COPY data {}/full", "full/data exists"),
         ("COPY . {}/full", "full/data exists"),
+        ("COPY root/ {}/full", "full/sub/deep/hosts exists"),
+        ("COPY root/ {}/full", "full/sub/link exists"),
+        ("COPY root/ {}/full", "full/lib exists"),
         ("COPY data {}/tests/data", "its Dockerfile fills .*/tests"),
     ],
 )
 def test_check_names_the_occupied_paths(tmp_path: Path, dockerfile: str, problem: str) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full/data").touch()
+    (tmp_path / "full/sub/deep").mkdir(parents=True)
+    (tmp_path / "full/sub/deep/hosts").touch()
+    (tmp_path / "full/sub/link").mkdir()
+    (tmp_path / "full/lib").symlink_to("sub")  # an upload would replace it with a directory
     spec = spec_of(tmp_path, dockerfile.format(tmp_path), f"{tmp_path}/tests")
     with pytest.raises(UnsupportedTaskError, match=f"container=host uses the paths of this machine, and .*{problem}"):
         check_paths(spec, read_task_dockerfile(spec, backend="host"))
@@ -117,7 +143,9 @@ def test_check_names_the_occupied_paths(tmp_path: Path, dockerfile: str, problem
 
 def test_check_accepts_missing_and_empty_paths(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
+    (tmp_path / "nested/sub/deep").mkdir(parents=True)
     files = f"WORKDIR /\nWORKDIR {tmp_path}/app\nCOPY data {tmp_path}/app/\nCOPY data {tmp_path}/empty/new"
+    files += f"\nCOPY root/ {tmp_path}/nested"
     spec = spec_of(tmp_path, files, f"{tmp_path}/tests", f"{tmp_path}/empty")
     with pytest.raises(UnsupportedTaskError, match=r"its Dockerfile fills .*/empty"):
         check_paths(spec, read_task_dockerfile(spec, backend="host"))
