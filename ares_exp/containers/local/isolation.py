@@ -31,7 +31,7 @@ class Machine:
 
     Attributes:
         isolation: The isolation of local containers.
-        problem: The reason why not all namespaces work, in bubblewrap's words; else empty.
+        problem: The reason why not all namespaces work, in bubblewrap's words; otherwise empty.
     """
 
     isolation: Isolation
@@ -40,17 +40,29 @@ class Machine:
 
 @functools.cache
 def find_isolation() -> Machine:
-    """Returns the best isolation that works. Blocking; tests it once, in some milliseconds."""
-    problem = ""
+    """Returns the best isolation that works. Blocking; tests it once, in some milliseconds.
+
+    Raises:
+        PreflightError: The test itself failed. The next call repeats it.
+    """
     try:
         bwrap = find_bwrap()
+    except PreflightError as error:
+        return Machine("none", str(error))
+    problem = ""
+    try:
         for isolation in ("namespaces", "shared processes"):
             found = _try(bwrap, share_processes=isolation == "shared processes")
             if found is None:
                 return Machine(isolation, problem)
             problem = problem or found
-    except (PreflightError, OSError, subprocess.TimeoutExpired) as error:
-        problem = str(error)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        late = isinstance(error, subprocess.TimeoutExpired)  # its message is the whole command line
+        reason = f"bubblewrap did not end within {_PROBE_SEC:.0f} s" if late else str(error)
+        raise PreflightError(
+            f"The test of container=local failed: {reason}. Run again when the machine is less busy, or use "
+            "container=host or container=docker."
+        ) from error
     return Machine("none", problem)
 
 

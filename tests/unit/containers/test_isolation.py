@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.local import HostContainerFactory, LocalContainerFactory
+from ares_exp.containers.local import HostContainerFactory, LocalContainerFactory, isolation
 from ares_exp.containers.local.host_container import HostContainer
 from ares_exp.containers.local.isolation import Isolation, Machine, evidence
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
@@ -48,12 +52,45 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_local_uses_the_host_in_a_container_without_namespaces(machine: pytest.MonkeyPatch) -> None:
+def test_local_without_namespaces_uses_the_host(machine: pytest.MonkeyPatch) -> None:
     factory = LocalContainerFactory()
     assert isinstance(factory(ContainerSpec("t")), HostContainer)
     assert (factory.max_containers, factory.is_isolated) == (1, False)
     with pytest.raises(ConfigError, match="container=host works in this machine's own files"):
         factory.check_snapshots()
+
+
+_FAILURES = {
+    "busy": BlockingIOError(errno.EAGAIN, "busy"),
+    "did not end within 20 s": subprocess.TimeoutExpired("bwrap", 20),
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it needs Linux")
+@pytest.mark.parametrize("failure", _FAILURES)
+def test_busy_machine_is_an_error_and_tested_again(monkeypatch: pytest.MonkeyPatch, failure: str) -> None:
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise _FAILURES[failure]
+
+    isolation.find_isolation.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "run", fail)
+        patch.setattr(isolation, "find_bwrap", lambda: Path("/usr/bin/bwrap"))
+        with pytest.raises(PreflightError, match=f"The test of container=local failed: .*{failure}.*less busy, or use"):
+            isolation.find_isolation()
+    assert failure not in isolation.find_isolation().problem
+
+
+def test_missing_bubblewrap_allows_no_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> NoReturn:
+        raise PreflightError("no bubblewrap")
+
+    isolation.find_isolation.cache_clear()
+    monkeypatch.setattr(isolation, "find_bwrap", fail)
+    try:
+        assert isolation.find_isolation() == Machine("none", "no bubblewrap")
+    finally:
+        isolation.find_isolation.cache_clear()
 
 
 @pytest.mark.parametrize("lacking", ["evidence", "root", "need"])
