@@ -50,6 +50,8 @@ class HostContainer(LocalContainer):
         self._paths: MachinePaths | None = None
 
     async def _start(self) -> None:
+        if self._spec.changes is not None:
+            raise SnapshotUnsupportedError(NO_SNAPSHOTS)
         dockerfile, env = self._read_task()
         spec = self._spec
         if shutil.which("python3", path=SEARCH_PATH) is None:
@@ -82,10 +84,10 @@ class HostContainer(LocalContainer):
             shutil.copytree(mount.source, mount.target, symlinks=True, dirs_exist_ok=True)
 
     async def capture_changes(self, objects: ObjectStore) -> Delta:
-        """Refuses.
+        """Rejects snapshots: the files of this machine cannot be captured.
 
         Raises:
-            SnapshotUnsupportedError: Always.
+            SnapshotUnsupportedError: Rejects every call.
         """
         raise SnapshotUnsupportedError(NO_SNAPSHOTS)
 

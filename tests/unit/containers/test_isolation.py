@@ -16,7 +16,9 @@ from ares_exp.containers.local import HostContainerFactory, LocalContainerFactor
 from ares_exp.containers.local.host_container import HostContainer
 from ares_exp.containers.local.isolation import Isolation, Machine, evidence
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
-from ares_exp.errors import ConfigError, PreflightError, UnsupportedTaskError
+from ares_exp.errors import ConfigError, PreflightError, SnapshotUnsupportedError, UnsupportedTaskError
+from ares_exp.filesystem.delta import Delta, StoredChanges
+from ares_exp.filesystem.objects import ObjectStore
 
 _FACTORY = "ares_exp.containers.local.factory"
 
@@ -134,6 +136,12 @@ async def test_host_needs_root_and_names_the_ways_out(machine: pytest.MonkeyPatc
 def test_host_refuses_what_it_cannot_provide(unsupported: dict[str, object]) -> None:
     with pytest.raises(UnsupportedTaskError, match=r"container=(host|docker)"):
         HostContainerFactory().check(ContainerSpec("t", **unsupported))  # type: ignore[arg-type]
+
+
+async def test_host_rejects_the_files_of_a_snapshot(tmp_path: Path) -> None:
+    changes = StoredChanges(Delta("host:any", {}), ObjectStore(tmp_path))
+    with pytest.raises(SnapshotUnsupportedError, match="Set `snapshot=none`"):
+        await HostContainer(ContainerSpec("t", changes=changes)).start()
 
 
 def test_host_warns_of_limits_and_networks() -> None:
