@@ -168,22 +168,22 @@ def _remove(path: Path, *, is_kept: bool, inode: list[int] | None, is_certain: b
         return True
     if not is_same and not is_certain:
         return False
-    if is_kept:
-        for child in path.iterdir():
-            _delete(child)
-        return not any(path.iterdir())
-    if is_directory:
-        _delete(path)
-    else:
-        path.unlink(missing_ok=True)
-    return not os.path.lexists(path)
+    if not is_kept:
+        return _delete(path)
+    try:
+        return not [child for child in path.iterdir() if not _delete(child)]
+    except OSError:
+        return False
 
 
-def _delete(path: Path) -> None:
+def _delete(path: Path) -> bool:
+    """Deletes a file or directory; returns whether it is gone. An immutable file or a busy mount remains."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return not os.path.lexists(path)
 
 
 def _descendants(root: int) -> set[int]:

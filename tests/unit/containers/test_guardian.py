@@ -154,7 +154,7 @@ def test_directory_that_existed_is_emptied_and_kept(tmp_path: Path) -> None:
     assert list(existing.iterdir()) == []
 
 
-def test_link_in_place_of_a_kept_directory_is_not_followed(tmp_path: Path) -> None:
+def test_link_replacing_kept_directory_is_not_followed(tmp_path: Path) -> None:
     (directory := tmp_path / "container").mkdir()
     (existing := tmp_path / "existing").mkdir()
     (precious := tmp_path / "precious").mkdir()
@@ -164,6 +164,26 @@ def test_link_in_place_of_a_kept_directory_is_not_followed(tmp_path: Path) -> No
     existing.symlink_to(precious)
     assert remove_made(directory, is_certain=True) == []
     assert (precious / "file").exists()
+
+
+@pytest.mark.root
+def test_busy_mounts_do_not_stop_the_removal(tmp_path: Path) -> None:
+    (directory := tmp_path / "container").mkdir()
+    (busy := tmp_path / "busy").touch()
+    (existing := tmp_path / "existing").mkdir()
+    (existing / "busy").touch()
+    (existing / "other").touch()
+    (made := tmp_path / "made").touch()
+    for path in (busy, existing, made):
+        record(directory, path, is_kept=path == existing)
+    remove = "import sys; from pathlib import Path; from ares_exp.containers.local.guardian import remove_made"
+    remove += "; print(*remove_made(Path(sys.argv[1]), is_certain=True))"
+    mount = 'mount --bind "$1" "$1" && mount --bind "$2" "$2" && exec "$3" -c "$4" "$5"'
+    words = ("unshare", "--mount", "/bin/sh", "-c", mount, "sh", busy, existing / "busy")
+    done = subprocess.run((*words, sys.executable, remove, directory), capture_output=True, text=True, check=False)
+    assert done.stdout.split() == [str(busy), str(existing)], done.stderr
+    assert not made.exists()
+    assert [path.name for path in existing.iterdir()] == ["busy"]
 
 
 def test_torn_record_does_not_stop_removal(tmp_path: Path) -> None:
