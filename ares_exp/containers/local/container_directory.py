@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import secrets
 import subprocess
@@ -20,6 +21,8 @@ from ares_exp.containers.ownership import owner_mark
 
 PURPOSE = "box"
 """Part of the directory names; the owner mark follows."""
+
+_logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _IN_MEMORY = Path("/dev/shm")
@@ -139,13 +142,21 @@ def delete(path: Path, *, is_certain: bool = False) -> bool:
 
     Args:
         path: The directory.
-        is_certain: As `remove_made`.
+        is_certain: Whether the container has just ended; see `remove_made`.
 
     Returns:
         Whether all are gone. `False`: a process is still alive, or a path could not be removed.
     """
-    if (path / MADE).exists() and (not end_marked(path.name) or remove_made(path, is_certain=is_certain)):
-        return False
+    if (path / MADE).exists():
+        if not end_marked(path.name):
+            return False
+        for replaced in remove_made(path, is_certain=is_certain):
+            _logger.warning(
+                "%s was used by a run that was killed, and may have been replaced since. Remove it if it is not yours.",
+                replaced,
+            )
+        if (path / MADE).exists():
+            return False
     if not remove_groups(path):
         return False  # a later cleanup finds them by it
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):

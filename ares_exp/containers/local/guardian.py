@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 MADE = "made"
 """The file in the directory of a guarded container that lists the paths that it made, one JSON object per line."""
@@ -128,7 +129,9 @@ def end_marked(name: str) -> bool:
 
 
 def remove_made(directory: Path, *, is_certain: bool) -> list[str]:
-    """Removes the paths that a container made on this machine, and then the list of them. Blocking.
+    """Removes the paths that a container made on this machine, and their records. Blocking.
+
+    The records of paths that could not be removed remain.
 
     Args:
         directory: The container's directory.
@@ -136,42 +139,47 @@ def remove_made(directory: Path, *, is_certain: bool) -> list[str]:
             a user may have made it since.
 
     Returns:
-        The paths that remain.
+        The paths that were kept because they may have been replaced.
     """
     try:
         lines = (directory / MADE).read_text().splitlines()
     except FileNotFoundError:
         return []
-    made: dict[str, tuple[bool, list[int] | None]] = {}
+    made: dict[str, dict[str, Any]] = {}
     for line in lines:
         with contextlib.suppress(ValueError):  # a last line that was not written in full
             record = json.loads(line)
-            made[record["path"]] = (record["is_kept"], record["id"])
-    remaining = [
-        path
-        for path, (is_kept, inode) in made.items()
-        if not _remove(Path(path), is_kept=is_kept, inode=inode, is_certain=is_certain)
-    ]
-    if not remaining:
+            made[record["path"]] = record
+    replaced, remaining = [], []
+    for path, record in made.items():
+        try:
+            found = Path(path).lstat()
+        except OSError:
+            continue
+        is_same = [found.st_dev, found.st_ino] == record["id"]
+        if record["is_kept"]:
+            # A link in its place may lead anywhere.
+            is_gone = _empty(Path(path)) if is_same and stat.S_ISDIR(found.st_mode) else True
+        elif is_same or is_certain:
+            is_gone = _delete(Path(path))
+        else:
+            replaced.append(path)
+            continue
+        if not is_gone:
+            remaining.append(record)
+    if remaining:
+        fresh = directory / f"{MADE}.new"
+        fresh.write_text("".join(f"{json.dumps(record)}\n" for record in remaining))
+        fresh.replace(directory / MADE)
+    else:
         (directory / MADE).unlink(missing_ok=True)
-    return remaining
+    return replaced
 
 
-def _remove(path: Path, *, is_kept: bool, inode: list[int] | None, is_certain: bool) -> bool:
-    """Removes a path, or only the contents of a directory that existed before; returns whether they are gone."""
+def _empty(directory: Path) -> bool:
+    """Deletes the contents of a directory; returns whether it is empty."""
     try:
-        found = path.lstat()
-    except OSError:
-        return True
-    is_directory, is_same = stat.S_ISDIR(found.st_mode), [found.st_dev, found.st_ino] == inode
-    if is_kept and not (is_same and is_directory):  # a link may lead anywhere
-        return True
-    if not is_same and not is_certain:
-        return False
-    if not is_kept:
-        return _delete(path)
-    try:
-        return not [child for child in path.iterdir() if not _delete(child)]
+        return not [child for child in directory.iterdir() if not _delete(child)]
     except OSError:
         return False
 

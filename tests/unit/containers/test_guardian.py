@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers.local import guardian
+from ares_exp.containers.local.container_directory import delete
 from ares_exp.containers.local.guardian import MADE, MARK, end_marked, remove_made
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it needs Linux")
@@ -139,9 +140,22 @@ def test_replaced_path_is_kept_unless_container_just_ended(tmp_path: Path) -> No
     record(directory, mine, replaced=True)
     assert remove_made(directory, is_certain=False) == [str(mine)]
     assert mine.exists()
-    assert (directory / MADE).exists()
+    assert not (directory / MADE).exists()
+    record(directory, mine, replaced=True)
     assert remove_made(directory, is_certain=True) == []
     assert not mine.exists()
+
+
+def test_replaced_path_is_reported_by_name_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (directory := tmp_path / "container").mkdir()
+    (mine := tmp_path / "mine").mkdir()
+    record(directory, mine, replaced=True)
+    assert delete(directory)
+    assert [one.getMessage() for one in caplog.records] == [
+        f"{mine} was used by a run that was killed, and may have been replaced since. Remove it if it is not yours."
+    ]
+    assert mine.exists()
+    assert not directory.exists()
 
 
 def test_directory_that_existed_is_emptied_and_kept(tmp_path: Path) -> None:
@@ -177,11 +191,12 @@ def test_busy_mounts_do_not_stop_the_removal(tmp_path: Path) -> None:
     for path in (busy, existing, made):
         record(directory, path, is_kept=path == existing)
     remove = "import sys; from pathlib import Path; from ares_exp.containers.local.guardian import remove_made"
-    remove += "; print(*remove_made(Path(sys.argv[1]), is_certain=True))"
+    remove += "; remove_made(Path(sys.argv[1]), is_certain=True)"
     mount = 'mount --bind "$1" "$1" && mount --bind "$2" "$2" && exec "$3" -c "$4" "$5"'
     words = ("unshare", "--mount", "/bin/sh", "-c", mount, "sh", busy, existing / "busy")
-    done = subprocess.run((*words, sys.executable, remove, directory), capture_output=True, text=True, check=False)
-    assert done.stdout.split() == [str(busy), str(existing)], done.stderr
+    subprocess.run((*words, sys.executable, remove, directory), check=True)
+    remaining = [json.loads(line)["path"] for line in (directory / MADE).read_text().splitlines()]
+    assert remaining == [str(busy), str(existing)]
     assert not made.exists()
     assert [path.name for path in existing.iterdir()] == ["busy"]
 
