@@ -322,12 +322,13 @@ class ContainerProcess:
 
     async def kill(self) -> None:
         """Ends the container, waits (milliseconds) for its processes to end, and closes every stream. Idempotent."""
+        grace = _GRACE_SEC + (guardian.KILL_SEC if self._how.is_guarded else 0.0)
         self._control.close()
         if self.is_running:
             self._process.send_signal(signal.SIGCONT)  # the container may have stopped a guardian
         try:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._exited.wait(), _GRACE_SEC)
+                await asyncio.wait_for(self._exited.wait(), grace)
         finally:
             for stream in self._streams:
                 stream.close()

@@ -29,10 +29,12 @@ MADE = "made"
 MARK = "ARES_CONTAINER"
 """The environment variable of every process of a guarded container, with the name of its directory."""
 
+KILL_SEC = 10.0
+"""Bound on the end of the container's processes after SIGKILL."""
+
 _SUBREAPER = 36
 _IGNORED = (*(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM), signal.SIGPIPE, signal.SIGXFSZ)
 _LOOK_EVERY_SEC = 0.002
-_KILL_SEC = 10.0
 
 
 def main(directory: Path, held: int | None, command: list[str]) -> int:
@@ -97,7 +99,7 @@ def _reap() -> dict[int, int]:
 def end_descendants() -> None:
     """Kills all descendants of this process, which adopts orphans, until it has no child left."""
     stopped: set[int] = set()
-    deadline = time.monotonic() + _KILL_SEC  # the kernel may not let a process end, while its disk does not answer, say
+    deadline = time.monotonic() + KILL_SEC  # the kernel may not let a process end, while its disk does not answer, say
     with contextlib.suppress(ChildProcessError):
         while time.monotonic() < deadline:
             found = _descendants(os.getpid())
@@ -119,7 +121,7 @@ def end_marked(name: str) -> bool:
     Returns:
         Whether none is left.
     """
-    mark, deadline = f"{MARK}={name}".encode(), time.monotonic() + _KILL_SEC
+    mark, deadline = f"{MARK}={name}".encode(), time.monotonic() + KILL_SEC
     while found := {pid for pid in _processes() if mark in _environment(pid)}:
         if time.monotonic() > deadline:
             return False

@@ -16,6 +16,7 @@ import pytest
 
 from ares_exp.containers.local import guardian
 from ares_exp.containers.local.container_directory import delete
+from ares_exp.containers.local.container_process import ContainerProcess, Launch
 from ares_exp.containers.local.guardian import MADE, MARK, end_marked, remove_made
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it needs Linux")
@@ -199,6 +200,17 @@ def test_busy_mounts_do_not_stop_the_removal(tmp_path: Path) -> None:
     assert remaining == [str(busy), str(existing)]
     assert not made.exists()
     assert [path.name for path in existing.iterdir()] == ["busy"]
+
+
+async def test_runner_waits_for_a_slow_guardian(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = "import pathlib, subprocess, sys, time; subprocess.call(sys.argv[3:]); time.sleep(1.5)"
+    (script := tmp_path / "slow.py").write_text(f"{slow}; pathlib.Path(sys.argv[1], 'finished').touch()")
+    (tmp_path / "channels").mkdir()
+    monkeypatch.setattr(guardian, "__file__", str(script))
+    process = await ContainerProcess.launch(Launch(tmp_path, is_guarded=True, env={"PATH": os.defpath}))
+    await process.kill()
+    assert not process.is_running
+    assert (tmp_path / "finished").exists()
 
 
 def test_torn_record_does_not_stop_removal(tmp_path: Path) -> None:
