@@ -110,7 +110,7 @@ class ContainerSpec:
         changes: Changed files that the container starts with, from `SnapshottableContainer.capture_changes`.
         mounts: Directories of the host that it sees. No part of its changes.
         directories: Absolute paths that the episode fills, besides those of the Dockerfile (tests and logs, say). A
-            backend whose containers are not separate from the machine refuses to use them if they are not empty.
+            backend whose containers are not separate from the machine rejects the task if they are not empty.
     """
 
     name: str

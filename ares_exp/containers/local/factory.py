@@ -141,7 +141,7 @@ class LocalContainerFactory(ContainerFactoryBase):
             ) from error
 
     def check_snapshots(self) -> None:
-        """Passes, if local containers have files of their own.
+        """Accepts snapshots, unless this machine itself is the container.
 
         Raises:
             ConfigError: This machine allows no namespaces; see `HostContainerFactory`.

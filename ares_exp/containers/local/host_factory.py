@@ -66,7 +66,7 @@ class HostContainerFactory(ContainerFactoryBase):
         """Checks that commands can run as root on this machine, and removes leftovers of killed runs.
 
         Raises:
-            PreflightError: They cannot, or another run uses the machine; with the remedies.
+            PreflightError: This user cannot run them, or another run uses the machine. The message names the ways out.
         """
         if sys.platform != "linux":
             raise PreflightError(f"container=host needs Linux, and this is {sys.platform}. Use container=docker.")
@@ -83,10 +83,10 @@ class HostContainerFactory(ContainerFactoryBase):
             raise PreflightError(f"container=host cannot run commands on this machine: {error}") from error
 
     def check_snapshots(self) -> None:
-        """Refuses: the files of this machine cannot be captured.
+        """Rejects snapshots: the files of this machine cannot be captured.
 
         Raises:
-            ConfigError: Always.
+            ConfigError: Rejects every call.
         """
         raise ConfigError(NO_SNAPSHOTS)
 

@@ -40,7 +40,7 @@ class MachinePaths:
         """Reserves a directory that the task fills. It must be missing or empty. `settle` creates it.
 
         Raises:
-            ContainerStartError: It exists and is not empty.
+            ContainerStartError: The path exists and is not an empty directory.
         """
         if is_occupied(path):
             raise ContainerStartError(f"{_occupied(path)}.")
@@ -113,7 +113,7 @@ def check_paths(spec: ContainerSpec, dockerfile: Dockerfile | None) -> None:
     """Checks that a task's files do not meet files of this machine.
 
     Raises:
-        UnsupportedTaskError: They do; with the paths.
+        UnsupportedTaskError: Some paths exist. The message names them.
     """
     found = [_occupied(path) for path in task_directories(spec, dockerfile) if is_occupied(path)]
     if dockerfile is not None and spec.context_dir is not None:
