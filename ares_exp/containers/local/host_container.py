@@ -94,9 +94,12 @@ class HostContainer(LocalContainer):
     async def upload(self, source: str | Path, target: str | Path) -> None:
         """As `Container.upload`; records the paths that it creates."""
         paths, path = self._paths, self._absolute(target)
-        if paths is not None and Path(source).exists():
-            await in_thread(lambda: paths.make_room(Path(source), path))
+        if paths is None or not Path(source).exists():
+            await super().upload(source, target)
+            return
+        files = await in_thread(lambda: paths.make_room(Path(source), path))
         await super().upload(source, target)
+        await in_thread(lambda: paths.renew(files))
 
     def _known_user(self, user: User | None) -> User:
         return self._user if user is None else user

@@ -6,12 +6,13 @@ remove them after any end of this process.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import posixpath
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ares_exp.containers.container import ContainerSpec
@@ -64,36 +65,47 @@ class MachinePaths:
                 self._write(path, is_kept=False)
             self._unsettled.clear()
 
-    def make_room(self, source: Path, target: str) -> None:
+    def make_room(self, source: Path, target: str) -> list[str]:
         """Records what an upload will create.
 
         Args:
             source: A file, or a directory whose contents are copied into the directory `target`.
             target: An absolute path.
 
+        Returns:
+            The files that it has created, which the upload replaces.
+
         Raises:
             TransferError: A directory above `target` cannot be made.
         """
         try:
             with self._lock:
-                self._create_first_missing(target, is_directory=source.is_dir())
-                for path, is_directory in _contents(source, target):
-                    self._create_first_missing(path, is_directory=is_directory)
+                needed = [(target, source.is_dir()), *_contents(source, target)]
+                return [path for path, is_directory in needed if self._create_first_missing(path, is_directory)]
         except OSError as error:
             raise TransferError(f"Cannot copy {source} to {target} on this machine: {error}.") from error
 
-    def _create_first_missing(self, path: str, *, is_directory: bool) -> None:
+    def renew(self, files: Iterable[str]) -> None:
+        """Records the identity of files that an upload has replaced."""
+        with self._lock, contextlib.suppress(FileNotFoundError):  # the container was stopped during the upload
+            for path in files:
+                self._write(path, is_kept=False)
+
+    def _create_first_missing(self, path: str, is_directory: bool) -> bool:
+        """Creates and records the topmost missing part of a path; returns whether it is a file."""
         if os.path.lexists(path):
-            return
+            return False
         top = _first_missing(path)
         if self._covers(top) and top not in self._unsettled:
-            return
-        if is_directory or top != path:
-            Path(top).mkdir()
-        else:  # the upload replaces it
+            return False
+        is_file = top == path and not is_directory
+        if is_file:
             Path(top).touch()
+        else:
+            Path(top).mkdir()
         self._unsettled.discard(top)
         self._write(top, is_kept=False)
+        return is_file
 
     def _covers(self, path: str) -> bool:
         return any(str(one) in self._known for one in (Path(path), *Path(path).parents))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -109,7 +110,10 @@ class TestHostPaths:
             await box.upload(tool / "run", "/usr/local/bin/uploaded")
             await box.exec("mkdir -p /logs/verifier; rm -r /app; mkdir -p /app/new")
             assert Path("/tests/run").read_text() == "text"
-            assert Path("/usr/local/bin/uploaded").exists()
+            uploaded = Path("/usr/local/bin/uploaded").lstat()
+            [made] = Path("/tmp").glob(f"ares_exp-box-*/{MADE}")
+            records = {line["path"]: line["id"] for line in map(json.loads, made.read_text().splitlines())}
+            assert records["/usr/local/bin/uploaded"] == [uploaded.st_dev, uploaded.st_ino]
         assert left() == ["/tests"]
         assert list(Path("/tests").iterdir()) == []
         assert not Path("/opt/tool").exists()
