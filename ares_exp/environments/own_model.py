@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from ares_exp.cancellation import in_thread
-from ares_exp.errors import PreflightError, RefusalError, VerifierError
+from ares_exp.errors import PreflightError, RefusalError, StorageError, VerifierError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec, Policy, as_policy
-from ares_exp.records.environment_answers import Asked, append_asked, read_asked
+from ares_exp.records.environment_answers import RECORD, Asked, append_asked, read_asked
 from ares_exp.records.recorded_results import is_countable
 from ares_exp.records.results import EnvironmentUsage
+from ares_exp.records.run_storage import RunStorage
 
 MAX_SAID_CHARS = 2_000
 """Bound on the text of an answer in the record."""
@@ -106,6 +107,11 @@ class OwnModel:
         self._lock = threading.Lock()
         self._calls, self._used = 0, EnvironmentUsage()
         self._elsewhere: ModelsElsewhere | None = None
+        self._storage: RunStorage | None = None
+
+    def record_in(self, storage: RunStorage) -> None:
+        """Sends no request after the first failed write of a run, and ends the run if a record cannot be written."""
+        self._storage = storage
 
     def ask_elsewhere(self, elsewhere: ModelsElsewhere) -> None:
         """Has the model asked, and its answers recorded, by another process. To be called before `open`."""
@@ -183,14 +189,31 @@ class OwnModel:
         return await asyncio.to_thread(read_asked, files)
 
     async def append_asked(self, files: Path, asked: Asked) -> None:
-        """Adds a question to the record of an episode, on Ctrl-C, too: it is paid for."""
+        """Adds a question to the record of an episode, also on Ctrl-C: it is paid for.
+
+        Raises:
+            StorageError: The question could not be written, and the run ends.
+            OSError: The question could not be written, and there is no run.
+        """
         if self._elsewhere is not None:
             await self._elsewhere.append(self.key, files, asked)
         else:
-            await in_thread(lambda: append_asked(files, [asked]))
+            await in_thread(lambda: self._append(files, asked))
+
+    def _append(self, files: Path, asked: Asked) -> None:
+        if self._storage is None:
+            append_asked(files, [asked])
+        else:
+            self._storage.write(lambda: append_asked(files, [asked]), files / RECORD)
 
     async def call(self, client: LLMClient, request: LLMRequest) -> LLMResponse:
-        """Asks an episode's client for one answer. Raises whatever it raises."""
+        """Asks an episode's client for one answer. Raises whatever it raises.
+
+        Raises:
+            StorageError: The answer could not be recorded, so the client was not asked.
+        """
+        if self._storage is not None:
+            self._storage.check()
 
         async def ask() -> LLMResponse:
             return await client(request)
@@ -262,7 +285,8 @@ class EpisodeModel:
 
         Raises:
             VerifierError: The client failed, gave no answer in time, or none that can be read.
-            OSError: The record of the answer could not be written.
+            StorageError: The answer could not be recorded, and the run ends.
+            OSError: The answer could not be recorded, and there is no run.
         """
         question = writable(question)
         if (known := await self._known(question, reading)) is not None:
@@ -272,7 +296,7 @@ class EpisodeModel:
         try:
             async with asyncio.timeout(self._model.timeout_sec) as limit:
                 answer = await self._ask(request, reading, responses)
-        except self._model.error:
+        except (self._model.error, StorageError):
             raise
         except (Exception, SystemExit) as error:
             if limit.expired():
@@ -283,10 +307,10 @@ class EpisodeModel:
             recorded = reading.to_record(answer) if answer is not None else None
             try:
                 await self._write(question, responses, recorded, time.perf_counter() - began)
-            except OSError as error:
+            except (OSError, StorageError) as error:
                 if answer is not None:
                     raise
-                logger.warning("The record of a question could not be written: %s", error)
+                logger.debug("The record of a question could not be written: %s", error)
         if answer is None:
             raise self._model.unreadable(reading.expected, [response.text for response in responses])
         return answer

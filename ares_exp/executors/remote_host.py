@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
-from ares_exp.cancellation import finish, in_thread
+from ares_exp.cancellation import finish
 from ares_exp.environment import EpisodeReport
 from ares_exp.environments.own_model import OwnModel
 from ares_exp.errors import EpisodeStateError, HostLostError
@@ -34,7 +34,7 @@ from ares_exp.executors.wire import (
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec
-from ares_exp.records.environment_answers import Asked, append_asked, read_asked
+from ares_exp.records.environment_answers import Asked, read_asked
 
 NEWS_SEC = 5.0
 """How long the host may keep a question for news, while there are none."""
@@ -311,7 +311,7 @@ class RemoteHost:
                 if (guest := self.guests.get(environment)) is not None:
                     guest.asked(asked)
                 if (files := self._files(environment)) is not None:
-                    await in_thread(lambda: append_asked(files, [asked]))
+                    await self._models[key].append_asked(files, asked)
         return None
 
     def _files(self, environment: str) -> Path | None:

@@ -157,6 +157,8 @@ class Experiment:
         """
         began, self._loop = time.monotonic(), asyncio.get_running_loop()
         await asyncio.to_thread(self._storage.open, concurrency=self._settings.concurrency)
+        for model in self._parts.source.own_models:
+            model.record_in(self._storage)
         earlier = earlier or PreviousSessions()
         trainer = self._parts.trainer
         self._planned = planned = [] if trains(trainer) else planned_episodes(self._parts, self._settings, task_names)

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -18,8 +18,9 @@ from ares_exp.agents.code_agent import as_agent_factory
 from ares_exp.containers.container import as_container_factory
 from ares_exp.environment import EpisodeReport, TimeStep, restart, termination, transition
 from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.own_model import OwnModel
 from ares_exp.environments.source import as_source
-from ares_exp.errors import AgentError, ConfigError, PreflightError, UserError
+from ares_exp.errors import AgentError, ConfigError, PreflightError, UserError, VerifierError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.policies.oracle import OraclePolicy
@@ -76,6 +77,7 @@ async def no_trouble(where: str) -> None:
 
 class Source:
     path = None
+    own_models: Sequence[OwnModel] = ()
 
     def __init__(self, count: int, trouble: Callable[[str], Any]) -> None:
         self.count, self.trouble = count, trouble
@@ -446,6 +448,30 @@ async def test_deleted_run_directory_ends_run(tmp_path: Path) -> None:
     assert [result.outcome for result in summary.results] == [Outcome.COMPLETED, Outcome.CANCELLED]
     assert (summary.exit_code, summary.unwritten_rows) == (1, 1)
     assert f"its directory {tmp_path}/run was deleted, moved or unmounted" in str(summary.ended_by)
+
+
+async def test_own_model_of_an_unrecorded_run_is_not_asked(tmp_path: Path) -> None:
+    class Judge(Answers):
+        asked = 0
+
+        async def __call__(self, request: LLMRequest) -> LLMResponse:
+            self.asked += 1
+            return await super().__call__(request)
+
+    async def trouble(where: str) -> None:
+        if where != "step":
+            return
+        await model.call(judge, request)
+        shutil.rmtree(tmp_path / "run")
+        await model.call(judge, request)
+
+    judge, request = Judge(), LLMRequest(messages=[{"role": "user", "content": "Is it solved?"}])
+    model = OwnModel(judge, name="The judge", key="env.judge", error=VerifierError)
+    source = Source(6, trouble)
+    source.own_models = [model]
+    summary = await play(experiment(tmp_path, source=source), tmp_path)
+    assert judge.asked == 1
+    assert f"its directory {tmp_path}/run was deleted" in str(summary.ended_by)
 
 
 async def test_an_interrupt_is_bounded_and_leaves_a_row_for_every_episode(
