@@ -59,6 +59,7 @@ SLOW = (
 """Folders and files whose tests have the marker `slow`."""
 
 MARKED = {
+    "(root or docker": re.compile(r"\bmark\.(root|docker)\b"),
     "slow and ": re.compile(r"\bmark\.(slow|browser)\b"),
     "train": re.compile(r"\bmark\.train\b"),
     "nightly": re.compile(r"\bmark\.nightly\b|\bby_night\b"),
@@ -100,7 +101,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if WITHOUT_SLOW.match(asked) and is_slow(collection_path):
         return True
     marked = [says for begins, says in MARKED.items() if asked.startswith(begins)]
-    if not marked or collection_path.name == "conftest.py" or ("slow" in asked and is_slow(collection_path)):
+    if not marked or collection_path.name == "conftest.py" or (asked.startswith("slow") and is_slow(collection_path)):
         return None
     return None if marked[0].search(collection_path.read_text(encoding="utf-8")) else True
 
