@@ -164,7 +164,7 @@ class EndpointPolicy(Policy):
     max_concurrency: Count = 64
     max_concurrency_per_episode: Count = 16
     max_answer_bytes: Count = 64 * 2**20
-    preflight_timeout_sec: Seconds = 10.0
+    preflight_timeout_sec: Seconds = 30.0
     prices: Mapping[str, ModelPrice] | None = None
     extra_body: ExtraBody | None = None
     on_refusal: OnRefusal = "answer"
