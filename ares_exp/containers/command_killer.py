@@ -56,7 +56,7 @@ class CommandKiller:
         if self._shells.is_closed:
             return
         root = run.pid or channel.shell.pid  # the latter has the script, and might still begin it
-        if not run.begun:
+        if not run.pid:
             channel.close()  # else the kill could hit the channel's next command
         try:
             async with asyncio.timeout(END_SEC):

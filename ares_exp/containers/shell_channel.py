@@ -19,7 +19,7 @@ _MAX_COMPLAINT = 500
 _SETTLE_SEC = 0.05
 
 Script = Callable[[str, ShellInfo], str]
-"""A function that makes the source of a script for a channel with this key and this shell."""
+"""A function that makes the source of a script for the key and the shell of a channel."""
 
 
 class StreamLostError(OSError):
@@ -81,20 +81,6 @@ class ScriptRun:
         self.sink: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.answered = asyncio.Event()
         self.word = ""
-
-    @property
-    def begun(self) -> bool:
-        """Whether the script has begun."""
-        return self.pid != 0
-
-    @property
-    def lost(self) -> bool:
-        """Whether the script began but reported no exit code (valid once `answered` is set)."""
-        return self.begun and not self.word
-
-    def exit_code(self) -> int:
-        """Returns the reported exit code; 137 when the command killed the reporting shell."""
-        return int(self.word) if self.word else 137
 
     def answer(self, word: str = "") -> None:
         """Records the exit code, or that there will be none, and wakes the waiters."""
@@ -199,12 +185,13 @@ class Channel:
             await self._stream.write(server(self._key).encode())
             while data := await self._stream.read():
                 for output, mark in self._parser.feed(data):
-                    self._take_in(output)
-                    word, _, rest = (mark or "").partition(" ")
-                    if word:
+                    if output:
+                        self._take_in(output)
+                    if mark:
+                        word, _, rest = mark.partition(" ")
                         self._note(word, rest)
-                    if word in ("hello", "start"):  # not earlier: a shell reads ahead while it parses its source
-                        await self._stream.write(f"{self._key}\n".encode())
+                        if word in ("hello", "start"):  # not earlier: a shell reads ahead while it parses its source
+                            await self._stream.write(f"{self._key}\n".encode())
         except StreamLostError as error:
             self._lost = error
         except (OSError, ValueError):
@@ -213,7 +200,7 @@ class Channel:
     def _take_in(self, output: bytes) -> None:
         if self.run is None:  # before the first script: the engine's message when it could not start the shell
             self.complaint = (self.complaint + output.decode("utf-8", "replace"))[:_MAX_COMPLAINT].strip()
-        elif self.run.begun and not self.run.word:
+        elif self.run.pid and not self.run.word:
             self.run.output.add(output)
 
     def _note(self, word: str, rest: str) -> None:
@@ -235,7 +222,7 @@ class Channel:
         elif word == "sink":
             if run is not None and not run.sink.done():
                 run.sink.set_result(parse_number(rest))
-        elif run is None or not run.begun:
+        elif run is None or not run.pid:
             self.close()  # the process forked for the next script has ended early (`pkill bash`)
         else:
             parse_number(word)

@@ -49,8 +49,8 @@ class BoundedOutput:
 
     def __init__(self, limit: int) -> None:
         """Args: limit: Bytes to keep, at least 0."""
-        self._head_limit = (limit + 1) // 2
-        self._tail_limit = limit - self._head_limit
+        self._limit = limit
+        self._tail_limit = limit // 2
         self._head = bytearray()
         self._tail = bytearray()
         self._total = 0
@@ -58,25 +58,22 @@ class BoundedOutput:
     @property
     def elided_bytes(self) -> int:
         """Bytes dropped between head and tail."""
-        return self._total - len(self._head) - min(len(self._tail), self._tail_limit)
+        return max(0, self._total - self._limit)
 
     def add(self, data: bytes) -> None:
-        """Appends `data`."""
+        """Appends bytes."""
         self._total += len(data)
-        room = self._head_limit - len(self._head)
+        room = self._limit - self._tail_limit - len(self._head)
         if room > 0:
             self._head += data[:room]
             data = data[room:]
         self._tail += data
         if len(self._tail) > 2 * self._tail_limit + 65536:  # rarely, so that the copying stays linear
-            self._trim()
+            del self._tail[: len(self._tail) - self._tail_limit]
 
     def text(self) -> str:
         """Returns head and tail, decoded as UTF-8; invalid bytes become U+FFFD."""
-        self._trim()
-        if not self.elided_bytes:
+        if self._total <= self._limit:
             return (self._head + self._tail).decode("utf-8", "replace")
-        return self._head.decode("utf-8", "replace") + self._tail.decode("utf-8", "replace")
-
-    def _trim(self) -> None:
-        del self._tail[: max(0, len(self._tail) - self._tail_limit)]
+        tail = self._tail[max(0, len(self._tail) - self._tail_limit) :]
+        return self._head.decode("utf-8", "replace") + tail.decode("utf-8", "replace")
