@@ -82,7 +82,7 @@ class CommandRunner:
         shell: Shell | None = None,
         separate_stderr: bool = False,
     ) -> ExecResult:
-        """As `Container.exec`. A command that kills the shell around it has exit code 137."""
+        """Runs a command as `Container.exec` does. The exit code of one that kills its own shell is 137."""
         check_arguments(command, cwd, env or {})
         stays = cwd is None and self._starts_there
         if self._workdir is not None:

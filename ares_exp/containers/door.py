@@ -34,7 +34,7 @@ the connection is being served, and closes the socket in the end."""
 class Opened(Protocol):
     """What is opened in a container, and ends with it."""
 
-    async def close(self) -> None: ...  # noqa: D102
+    async def close(self) -> None: ...
 
 
 _O = TypeVar("_O", bound=Opened)

@@ -331,11 +331,9 @@ class RelayDoor:
         self._running = asyncio.create_task(self._run(), name="relay of a door")
 
     async def lost(self) -> str:
-        """As `Door.lost`."""
         return await asyncio.shield(self._lost)
 
     async def close(self) -> None:
-        """As `Door.close`."""
         self._lose("The door was closed.")
         if not self._running.done():
             self._relay.end()

@@ -102,6 +102,5 @@ class SandboxScripts:
             yield cast(IO[bytes], gzip.GzipFile(fileobj=file, mode="rb")) if is_compressed else file
 
     async def send(self, file: IO[bytes], path: str) -> None:
-        """As `Send`."""
         await asyncio.to_thread(file.seek, 0)
         await self._send(file, path)

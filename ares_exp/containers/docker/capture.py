@@ -71,13 +71,6 @@ class Capture:
         self._is_closed = False
 
     async def run(self, objects: ObjectStore) -> Delta:
-        """As `SnapshottableContainer.capture_changes`.
-
-        Raises:
-            CaptureError, SnapshotUnsupportedError: As there.
-            EngineError, docker.errors.DockerException, requests.exceptions.RequestException: The engine refused or is
-                gone.
-        """
         async with self._one_at_a_time, _captures(os.getpid()).slot():
             inspected = await self._inspect()
             notes = list(_unkept_mounts(inspected))

@@ -74,13 +74,6 @@ class ChangedFiles:
         self._capture = Capture(engine, self._container, self._way, changes if is_derived else None)
 
     async def capture(self, objects: ObjectStore) -> Delta:
-        """As `SnapshottableContainer.capture_changes`; raises `CaptureError` for a dead container.
-
-        Raises:
-            CaptureError: The files could not be read.
-            SnapshotUnsupportedError: The way of the option `capture` is not possible here.
-            ContainerDiedError: It has not started.
-        """
         if self._capture is None:
             raise ContainerDiedError("The container has not been started.")
         try:

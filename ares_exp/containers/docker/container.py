@@ -93,7 +93,6 @@ class DockerContainer(Container):
         self._stopped = False
 
     async def start(self) -> None:
-        """As `Container.start`."""
         refuse_second_start(begun=self._engine is not None or self._stopped)
         what = f"The container of {self._spec.name}"
         failures: tuple[type[Exception], ...] = (*engine_errors(), PreflightError, UnsupportedTaskError)
@@ -173,42 +172,16 @@ class DockerContainer(Container):
             raise
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
-        """As `Container.exec`.
-
-        Raises:
-            ContainerDiedError: The container ended or no longer answers.
-            ContainerError: It has no such user.
-            ValueError: As `Container.exec`.
-        """
         options["env"] = {**self._network.env, **(options.get("env") or {})}
         return await self._started.exec(command, **options)
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
-        """As `Container.upload`.
-
-        Raises:
-            TransferError: With the path and the reason.
-            ContainerDiedError: The container is gone.
-        """
         await self._started.upload(source, target)
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        """As `Container.download`.
-
-        Raises:
-            TransferError: With the path and the reason; a missing `source` included.
-            ContainerDiedError: The container is gone.
-        """
         await self._started.download(source, target)
 
     async def capture_changes(self, objects: ObjectStore) -> Delta:
-        """As `SnapshottableContainer.capture_changes`; see the module `capture`.
-
-        Raises:
-            CaptureError: The files could not be read.
-            SnapshotUnsupportedError: The way of the option `capture` is not possible here.
-            ContainerDiedError: The container is gone.
-        """
         running = self._started
         running.raise_if_closed()
         try:
@@ -220,24 +193,15 @@ class DockerContainer(Container):
     async def open_terminal(
         self, *, columns: int, lines: int, user: User | None = None, env: Mapping[str, str] | None = None
     ) -> Terminal:
-        """As `TerminalContainer.open_terminal`."""
         variables = {**self._network.env, **(env or {})}
         return await self._started.open_terminal(columns=columns, lines=lines, user=user, env=variables)
 
     async def open_door(self, serve: Serve, *, port: int = DOOR_PORT) -> Door:
-        """As `ServingContainer.open_door`."""
         running = self._started
         assert self._engine is not None
         return await self._doors.open(self._engine, self.container_name, running, serve, port)
 
     async def set_network(self, policy: NetworkPolicy) -> None:
-        """As `Container.set_network`.
-
-        Raises:
-            ContainerDiedError: The container is gone.
-            ContainerError: The policy could not be put in force.
-            ValueError: As `Container.set_network`.
-        """
         running = self._started
         running.raise_if_closed()
         try:
@@ -253,7 +217,6 @@ class DockerContainer(Container):
         return self._running
 
     async def stop(self) -> None:
-        """As `Container.stop`."""
         self._stopped = True
         try:
             await self._doors.close()

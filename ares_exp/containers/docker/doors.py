@@ -27,19 +27,6 @@ class ContainerDoors:
         self._open = OpenDoors()
 
     async def open(self, engine: Engine, container: str, running: RunningContainer, serve: Serve, port: int) -> Door:
-        """As `ServingContainer.open_door`.
-
-        Args:
-            engine: The engine.
-            container: The container's name.
-            running: The same container.
-            serve: As there.
-            port: As there.
-
-        Raises:
-            DoorUnavailableError: As there.
-            ContainerDiedError: The container is gone.
-        """
         running.raise_if_closed()
         failures: tuple[type[Exception], ...] = (ContainerError, *engine_errors())
         try:

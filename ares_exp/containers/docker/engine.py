@@ -173,7 +173,7 @@ _lock = threading.Lock()
 
 
 def connect_blocking(host: str | None = None) -> Engine:
-    """As `connect`, for a thread."""
+    """Connects to the engine, in the calling thread. See `connect`."""
     address = host or os.environ.get("DOCKER_HOST", "")
     with _lock:
         return _connected(os.getpid(), address, os.environ.get("DOCKER_CONTEXT", ""))

@@ -152,11 +152,6 @@ class DockerContainerFactory(ContainerFactoryBase):
         await in_thread(lambda: remove_stale(engine), lane="removals")
 
     def check_snapshots(self) -> None:
-        """As `ContainerFactoryBase.check_snapshots`.
-
-        Raises:
-            ConfigError: The base images of snapshots would be removed with their containers.
-        """
         if not self._options.keep_image:
             raise ConfigError(
                 "Snapshots hold changes to a container's image, but container.keep_image=false removes the "
@@ -165,7 +160,6 @@ class DockerContainerFactory(ContainerFactoryBase):
 
     @classmethod
     def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:
-        """As `ContainerFactoryBase.find_leftovers`."""
         yield from find_locks()
         try:
             engine = asyncio.run(connect(cls.default_host()))
@@ -174,14 +168,6 @@ class DockerContainerFactory(ContainerFactoryBase):
             raise ContainerServiceError(f"The Docker engine cannot list its containers: {reason(error)}.") from error
 
     def check(self, spec: ContainerSpec) -> list[str]:
-        """As `ContainerFactory.check`.
-
-        Raises:
-            UnsupportedTaskError: The task needs GPUs that the engine lacks, or an allow-list that cannot be enforced
-                from here; or its compose file violates the security policy, or needs directories of this machine on an
-                engine elsewhere, or there is no compose program.
-            TaskError: It has neither an image nor a Dockerfile, or the Dockerfile or the compose file is malformed.
-        """
         check_mounts(spec, self._options.host)
         if spec.compose_file is not None:
             not_done = check_compose(spec, self._options)

@@ -171,7 +171,6 @@ class ContainerNetwork:
                 ) from error
 
     async def set(self, policy: NetworkPolicy) -> None:
-        """As `Container.set_network`."""
         if policy not in self._spec.networks:
             raise ValueError(f"Expected one of the container's network policies, got {policy}.")
         wanted = self._options.in_force(policy)

@@ -95,13 +95,6 @@ class RunningContainer:
             raise
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
-        """As `Container.exec`.
-
-        Raises:
-            ContainerDiedError: The container ended or no longer answers.
-            ContainerError: It has no such user.
-            ValueError: As `Container.exec`.
-        """
         if self._channels is None:
             raise ContainerDiedError(f"The {self._what} has not been started.")
         if str(options.get("user")) == self._default_user:
@@ -137,7 +130,6 @@ class RunningContainer:
         return EngineStream(*connection)
 
     async def open_terminal(self, *, columns: int, lines: int, user: User | None, env: Mapping[str, str]) -> Terminal:
-        """As `TerminalContainer.open_terminal`."""
         engine, name, as_user = self._engine, self._container, "" if user is None else str(user)
         self.raise_if_closed()
         try:
@@ -176,12 +168,6 @@ class RunningContainer:
         return True
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
-        """As `Container.upload`.
-
-        Raises:
-            TransferError: With the path and the reason.
-            ContainerDiedError: The container is gone.
-        """
         source, path = Path(source), posixpath.join(self._workdir, str(target))
         directory, name = (path, "") if source.is_dir() else posixpath.split(path)
         made = await self.exec(
@@ -192,12 +178,6 @@ class RunningContainer:
         await self._transfer(lambda api: put(api, self._container, source, directory, name), f"upload to {path}")
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        """As `Container.download`.
-
-        Raises:
-            TransferError: With the path and the reason; a missing `source` included.
-            ContainerDiedError: The container is gone.
-        """
         path = posixpath.join(self._workdir, str(source))
         await self._transfer(lambda api: get(api, self._container, path, Path(target)), f"download of {path}")
 

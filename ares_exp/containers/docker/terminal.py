@@ -60,16 +60,13 @@ class DockerTerminal:
             raise
 
     async def read(self) -> bytes:
-        """As `Terminal.read`."""
         return await self._reader.read(_CHUNK_BYTES)
 
     async def write(self, data: bytes) -> None:
-        """As `Terminal.write`."""
         self._writer.write(data)
         await self._writer.drain()
 
     async def close(self) -> None:
-        """As `Terminal.close`."""
         if not self._closed:
             self._closed = True
             self._writer.close()

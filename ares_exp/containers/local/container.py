@@ -212,13 +212,6 @@ class LocalContainer(Container):
         return private_mounts(parts)
 
     async def capture_changes(self, objects: ObjectStore) -> Delta:
-        """As `SnapshottableContainer.capture_changes`.
-
-        Raises:
-            CaptureError: The files could not be read; with the path and the reason.
-            SnapshotUnsupportedError: No folder on this machine can hold readable files of a container.
-            ContainerDiedError: The container is gone.
-        """
         _, directory, files = self._running, self._directory, self._files
         assert directory is not None
         if files is None:
@@ -262,13 +255,6 @@ class LocalContainer(Container):
         return f"\n(The Dockerfile was applied without a network: {remedy})"
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
-        """As `Container.exec`.
-
-        Raises:
-            ContainerDiedError: The container ended or no longer answers.
-            ContainerError: There is no such user in the container (an ordinary user's container has only root).
-            ValueError: As `Container.exec`.
-        """
         if self._channels is None:
             raise ContainerDiedError("The container has not been started, or has been stopped.")
         try:
@@ -302,22 +288,10 @@ class LocalContainer(Container):
         return type(error)(f"{error} Possible reason: in the local container of {name}, {lack}.") if lack else None
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
-        """As `Container.upload`.
-
-        Raises:
-            TransferError: With the path and the reason.
-            ContainerDiedError: The container is gone.
-        """
         path = self._absolute(target)
         await self._transfer(lambda stream: send(stream, Path(source), path), f"upload of {source} to {path}")
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        """As `Container.download`.
-
-        Raises:
-            TransferError: With the path and the reason; a missing `source` included.
-            ContainerDiedError: The container is gone.
-        """
         path = self._absolute(source)
         await self._transfer(lambda stream: receive(stream, path, Path(target)), f"download of {path} to {target}")
 
@@ -334,7 +308,6 @@ class LocalContainer(Container):
     async def open_terminal(
         self, *, columns: int, lines: int, user: User | None = None, env: Mapping[str, str] | None = None
     ) -> Terminal:
-        """As `TerminalContainer.open_terminal`."""
         process, user = self._running, self._known_user(user)
         try:
             return await process.open_terminal(user, columns=columns, lines=lines, env=env or {}, workdir=self._workdir)
@@ -342,12 +315,7 @@ class LocalContainer(Container):
             raise await self._explained(error) or error from error
 
     async def open_door(self, serve: Serve, *, port: int = DOOR_PORT) -> Door:
-        """As `ServingContainer.open_door`. With the host's network, the port is any free one of the host's loopback.
-
-        Raises:
-            DoorUnavailableError: All ports that are tried are taken.
-            ContainerDiedError: The container is gone.
-        """
+        """Opens a door. With the host's network, its port is any free one of the host's loopback."""
         process = self._running
 
         def listen() -> socket.socket:
@@ -362,11 +330,7 @@ class LocalContainer(Container):
             raise await self._explained(failure) or failure from error
 
     async def set_network(self, policy: NetworkPolicy) -> None:
-        """As `Container.set_network`: a no-op, as all phases have the network of the start.
-
-        Raises:
-            ValueError: As `Container.set_network`.
-        """
+        """Only checks the policy: all phases have the network of the start."""
         if policy not in self._spec.networks:
             raise ValueError(f"Expected one of the container's network policies, got {policy}.")
 

@@ -71,12 +71,12 @@ class LocalContainerFactory(ContainerFactoryBase):
 
     @property
     def is_isolated(self) -> bool:
-        """As `ContainerFactoryBase.is_isolated`: yes, if this machine allows all namespaces."""
+        """Whether this machine allows all namespaces."""
         return find_isolation().isolation == "namespaces"
 
     @property
     def max_containers(self) -> int | None:
-        """As `ContainerFactoryBase.max_containers`: one, if this machine itself is the container."""
+        """One if this machine itself is the container."""
         return self._host.max_containers if self._host is not None else None
 
     def __call__(self, spec: ContainerSpec) -> LocalContainer:
@@ -151,7 +151,6 @@ class LocalContainerFactory(ContainerFactoryBase):
 
     @classmethod
     def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:
-        """As `ContainerFactoryBase.find_leftovers`."""
         if sys.platform == "linux":
             yield from find()
 

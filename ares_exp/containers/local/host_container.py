@@ -92,7 +92,7 @@ class HostContainer(LocalContainer):
         raise SnapshotUnsupportedError(NO_SNAPSHOTS)
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
-        """As `Container.upload`; records the paths that it creates."""
+        """Copies, and records the paths that the copy creates."""
         paths, path = self._paths, self._absolute(target)
         if paths is None or not Path(source).exists():
             await super().upload(source, target)

@@ -68,15 +68,12 @@ class LocalTerminal:
         self._watching = asyncio.create_task(self._watch())
 
     async def read(self) -> bytes:
-        """As `Terminal.read`."""
         return await self._stream.read()
 
     async def write(self, data: bytes) -> None:
-        """As `Terminal.write`."""
         await self._stream.write(data)
 
     async def close(self) -> None:
-        """As `Terminal.close`."""
         self._watching.cancel()
         await asyncio.wait({self._watching})
 

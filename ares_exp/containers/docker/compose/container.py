@@ -113,7 +113,6 @@ class ComposeContainer(Container):
         return self._project.name
 
     async def start(self) -> None:
-        """As `Container.start`."""
         refuse_second_start(begun=self._engine is not None or self._stopped)
         what = f"The container of {self._spec.name}"
         failures: tuple[type[Exception], ...] = (*engine_errors(), PreflightError, TaskError)
@@ -166,7 +165,6 @@ class ComposeContainer(Container):
             raise ContainerStartError(f"The container of {spec.name} started, but runs no commands. {error}") from error
 
     def service(self, name: str) -> ServiceContainer:
-        """As `ComposedContainer.service`."""
         engine, containers = self._engine, self._project.containers
         if engine is None or self._running is None or self._stopped:
             raise ContainerDiedError("The container has not been started, or has been stopped.")
@@ -178,37 +176,32 @@ class ComposeContainer(Container):
         return self._services[name]
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
-        """As `Container.exec`."""
         running = self._started
         assert self._network is not None
         options["env"] = {**self._network.env, **(options.get("env") or {})}
         return await running.exec(command, **options)
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
-        """As `Container.upload`."""
         await self._started.upload(source, target)
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        """As `Container.download`."""
         await self._started.download(source, target)
 
     async def open_terminal(
         self, *, columns: int, lines: int, user: User | None = None, env: Mapping[str, str] | None = None
     ) -> Terminal:
-        """As `TerminalContainer.open_terminal`."""
         running = self._started
         assert self._network is not None
         variables = {**self._network.env, **(env or {})}
         return await running.open_terminal(columns=columns, lines=lines, user=user, env=variables)
 
     async def open_door(self, serve: Serve, *, port: int = DOOR_PORT) -> Door:
-        """As `ServingContainer.open_door`."""
         running = self._started
         assert self._engine is not None
         return await self._doors.open(self._engine, self._project.containers[MAIN], running, serve, port)
 
     async def set_network(self, policy: NetworkPolicy) -> None:
-        """As `Container.set_network`, between policies that do not change the services' networks."""
+        """Switches between policies that do not change the services' networks."""
         running = self._started
         running.raise_if_closed()
         assert self._network is not None
@@ -231,7 +224,6 @@ class ComposeContainer(Container):
         return self._running
 
     async def stop(self) -> None:
-        """As `Container.stop`."""
         self._stopped = True
         try:
             await self._doors.close()
@@ -275,7 +267,6 @@ class Service:
         self._opening = asyncio.Lock()
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
-        """As `ServiceContainer.exec`."""
         async with self._opening:
             if not self._is_open:
                 try:
@@ -286,11 +277,9 @@ class Service:
         return await self._running.exec(command, **options)
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        """As `ServiceContainer.download`."""
         await self._running.download(source, target)
 
     async def stop(self) -> None:
-        """As `ServiceContainer.stop`."""
         api = self._engine.api
         problem = await in_thread(lambda: why_it_stays(lambda: api.kill(self._container)), lane="removals")
         if problem and "is not running" not in problem:
