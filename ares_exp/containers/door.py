@@ -86,7 +86,6 @@ class OpenDoors:
     """The doors (or terminals) of one container, open or being opened, which end with it."""
 
     def __init__(self) -> None:
-        """There is none yet."""
         self._doors: list[Opened] = []
         self._openings: set[asyncio.Task[Any]] = set()
         self._closed = False

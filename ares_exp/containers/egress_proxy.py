@@ -98,7 +98,6 @@ class EgressProxy:
         await self._drop_connections()
 
     async def close(self) -> None:
-        """Stops listening and cuts every connection. Idempotent."""
         if self._server is not None:
             self._server.close()
         await self._drop_connections()

@@ -47,7 +47,6 @@ class ProxyRequest:
 
     @property
     def is_tunnel(self) -> bool:
-        """Whether it was a `CONNECT`."""
         return not self.head
 
 

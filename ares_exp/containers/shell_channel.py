@@ -75,7 +75,6 @@ class ScriptRun:
     """
 
     def __init__(self, output: BoundedOutput) -> None:
-        """Args: output: Where its output goes."""
         self.output = output
         self.pid = 0
         self.sink: asyncio.Future[int] = asyncio.get_running_loop().create_future()

@@ -23,7 +23,6 @@ class ContainerDoors:
     """The doors of one container, which are closed with it."""
 
     def __init__(self) -> None:
-        """There is none yet."""
         self._open = OpenDoors()
 
     async def open(self, engine: Engine, container: str, running: RunningContainer, serve: Serve, port: int) -> Door:
@@ -57,7 +56,6 @@ class ContainerDoors:
         return None
 
     async def close(self) -> None:
-        """Closes all of them. Idempotent."""
         await self._open.close()
 
 

@@ -58,7 +58,6 @@ class ExitWatch:
         return dead or self._cause
 
     def close(self) -> None:
-        """Stops watching."""
         self._task.cancel()
 
     async def _watch(self, first_process: FirstProcess) -> None:

@@ -193,7 +193,6 @@ class ContainerNetwork:
             self._policy = wanted
 
     async def close(self) -> None:
-        """Closes the proxy. Idempotent."""
         if self._proxy is not None:
             await self._proxy.close()
 

@@ -72,7 +72,6 @@ class Reaper:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the process is there."""
         return self._process.poll() is None
 
     def dismiss(self) -> None:

@@ -47,7 +47,6 @@ class Demand:
                 self._release = None
 
     def end(self) -> None:
-        """Ends the demand."""
         with self._lock:
             self._over.set()
             if self._release is not None:

@@ -122,11 +122,6 @@ class Launch:
         return CHANNELS if self.bwrap is not None else str(self.directory / "channels")
 
     def command(self, options: Sequence[str]) -> list[str | Path]:
-        """Returns the command line.
-
-        Args:
-            options: bubblewrap's.
-        """
         words: list[str | Path] = ["/bin/bash", f"{self.channels}/serve"]
         if self.bwrap is not None:
             first = () if self.is_guarded else ("--as-pid-1",)
@@ -213,7 +208,6 @@ class ContainerProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended yet."""
         return not self._exited.is_set()
 
     def listen(self, address: tuple[str, int]) -> socket.socket:

@@ -94,7 +94,6 @@ class LocalContainerFactory(ContainerFactoryBase):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The constructor's options, JSON-ready."""
         return {"network": self._network, "shell": self._shell, "pids_limit": self._pids_limit}
 
     async def preflight(self) -> None:

@@ -49,7 +49,6 @@ class HostContainerFactory(ContainerFactoryBase):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The constructor's options, JSON-ready."""
         return {"shell": self._shell}
 
     @property

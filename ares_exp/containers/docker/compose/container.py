@@ -109,7 +109,6 @@ class ComposeContainer(Container):
 
     @property
     def project_name(self) -> str:
-        """The compose project's name."""
         return self._project.name
 
     async def start(self) -> None:
@@ -208,11 +207,6 @@ class ComposeContainer(Container):
         await self._network.set(policy)
 
     async def capture_changes(self, objects: ObjectStore) -> Delta:
-        """Refuses.
-
-        Raises:
-            SnapshotUnsupportedError: Always.
-        """
         raise SnapshotUnsupportedError(
             f"The container of {self._spec.name} cannot be captured: {NO_SNAPSHOTS}. Play this task with snapshot=none."
         )
