@@ -39,7 +39,6 @@ class RelayStream:
     """
 
     def __init__(self, relay: ShellRelay, position: OutputPosition, *, is_answered: bool = True) -> None:
-
         self.position = position
         self.is_answered = is_answered
         self.is_resting = False

@@ -65,7 +65,6 @@ class SandboxScripts:
     """Scripts and file transfer of one sandbox, for capture and restore."""
 
     def __init__(self, run: Run, fetch: Fetch, send: Send) -> None:
-
         self._run, self._fetch, self._send = run, fetch, send
 
     async def run(self, script: str) -> str:

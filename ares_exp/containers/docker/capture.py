@@ -237,7 +237,6 @@ class BaseFiles:
     """Entries of one image, asked of a container that is never started. Blocking; calls must not overlap."""
 
     def __init__(self, engine: Engine, image: str) -> None:
-
         self._engine = engine
         self._image = image
         self._container: str | None = None

@@ -64,7 +64,6 @@ class DerivedImage:
     """
 
     def __init__(self, engine: Engine, key: tuple[int, str, str], image: _Image) -> None:
-
         self.name = image.name
         self._engine = engine
         self._key = key

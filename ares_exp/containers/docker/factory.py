@@ -14,14 +14,13 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from ares_exp.containers.container import Container, ContainerFactoryBase, ContainerSpec, Shell
-from ares_exp.containers.docker.capabilities import Capabilities
+from ares_exp.containers.docker.capabilities import Capabilities, unenforced
 from ares_exp.containers.docker.capture import CaptureWay
 from ares_exp.containers.docker.compose.container import ComposeContainer, check_compose
 from ares_exp.containers.docker.container import DockerContainer, DockerOptions
 from ares_exp.containers.docker.engine import connect, engine_errors, in_thread, reason
 from ares_exp.containers.docker.image_build import check_buildable
 from ares_exp.containers.docker.leftovers import find, find_locks, remove_stale
-from ares_exp.containers.docker.limits import unenforced
 from ares_exp.containers.docker.mounts import check_mounts
 from ares_exp.containers.docker.network import NetworkOptions, check_network
 from ares_exp.containers.leftover import Leftover

@@ -19,7 +19,6 @@ class Demand:
     """The demand for a piece of work; the working thread polls it."""
 
     def __init__(self) -> None:
-
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._release: Callable[[], None] | None = None

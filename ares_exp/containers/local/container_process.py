@@ -136,7 +136,6 @@ class ContainerProcess:
     """The first process of a container and the shells in it. Made by `launch`, ended by `kill`."""
 
     def __init__(self, process: subprocess.Popen[bytes], control: FifoStream, how: Launch) -> None:
-
         self._process = process
         self._control = control
         self._how = how

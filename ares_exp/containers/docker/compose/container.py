@@ -5,34 +5,20 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Unpack
 
-from ares_exp.containers.container import (
-    Container,
-    ContainerSpec,
-    ExecOptions,
-    ExecResult,
-    ServiceContainer,
-    User,
-    bounded_start,
-    refuse_second_start,
-)
+from ares_exp.containers.container import ContainerSpec, ExecOptions, ExecResult, ServiceContainer
 from ares_exp.containers.docker.compose.project import ComposeProject
 from ares_exp.containers.docker.compose.project_file import MAIN, Ours
 from ares_exp.containers.docker.compose.security_policy import Bounds, check_file
 from ares_exp.containers.docker.compose.tool import find_compose
-from ares_exp.containers.docker.container import WHEN_SLOW, DockerOptions, unique_name
+from ares_exp.containers.docker.container import DockerOptions, EngineContainer, unique_name
 from ares_exp.containers.docker.container_lifetime import FirstProcess, why_it_stays
-from ares_exp.containers.docker.doors import ContainerDoors
-from ares_exp.containers.docker.engine import Engine, connect, engine_errors, in_thread, reason
-from ares_exp.containers.docker.network import ContainerNetwork
+from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
 from ares_exp.containers.docker.running import RunningContainer
-from ares_exp.containers.door import DOOR_PORT, Door, Serve
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.containers.ownership import owner_labels
-from ares_exp.containers.terminal import Terminal
 from ares_exp.errors import (
     ContainerDiedError,
     ContainerError,
@@ -40,7 +26,6 @@ from ares_exp.errors import (
     EnvironmentStartTimeoutError,
     PreflightError,
     SnapshotUnsupportedError,
-    TaskError,
     UnsupportedTaskError,
 )
 from ares_exp.filesystem.delta import Delta
@@ -87,51 +72,33 @@ def _is_closed(policy: NetworkPolicy, options: DockerOptions) -> bool:
     return options.network.in_force(policy).mode != "public"
 
 
-class ComposeContainer(Container):
+class ComposeContainer(EngineContainer):
     """The service `main` of a compose project; a `ComposedContainer`."""
 
-    image: str | None = None
-
     def __init__(self, spec: ContainerSpec, options: DockerOptions) -> None:
-
-        self._spec = spec
-        self._options = options
+        super().__init__(spec, options)
         self._project = ComposeProject(
             unique_name(spec.name).lower(), spec, bounds=_bounds(options), keep_image=options.keep_image
         )
-        self._engine: Engine | None = None
-        self._first_process: FirstProcess | None = None
-        self._network: ContainerNetwork | None = None
-        self._running: RunningContainer | None = None
-        self._doors = ContainerDoors()
         self._services: dict[str, Service] = {}
-        self._stopped = False
 
     @property
     def project_name(self) -> str:
         return self._project.name
 
     async def start(self) -> None:
-        refuse_second_start(begun=self._engine is not None or self._stopped)
-        what = f"The container of {self._spec.name}"
-        failures: tuple[type[Exception], ...] = (*engine_errors(), PreflightError, TaskError)
         try:
-            async with bounded_start(what, self._spec.start_timeout_sec, stop=self.stop, remedy=WHEN_SLOW):
-                try:
-                    await self._start()
-                except failures as error:
-                    raise ContainerStartError(f"{what} could not be started: {reason(error)}.") from error
+            await super().start()
         except EnvironmentStartTimeoutError as error:
             if not self._project.unready:
                 raise
             services = ", ".join(self._project.unready)
             raise EnvironmentStartTimeoutError(f"{error} Services that were not ready: {services}.") from error
 
-    async def _start(self) -> None:
+    async def _start(self, engine: Engine) -> None:
         spec, options = self._spec, self._options
         if spec.changes is not None:
             raise ContainerStartError(f"The container of {spec.name} cannot start from a snapshot: {NO_SNAPSHOTS}.")
-        engine = self._engine = await connect(options.host)
         ours = Ours(
             labels=owner_labels(),
             env=options.env,
@@ -147,21 +114,9 @@ class ComposeContainer(Container):
         main = self._project.containers[MAIN]
         found = await in_thread(lambda: engine.api.inspect_container(main), abandon=True)
         self.image = found["Config"]["Image"]
-        first_process = self._first_process = await FirstProcess.attach(engine, main)
-        network = self._network = ContainerNetwork(spec, options.network, neighbours=self._project.addresses)
-        await network.start(engine, main)
-        running = self._running = RunningContainer(
-            engine,
-            main,
-            what=f"container of {spec.name}",
-            shell=options.shell,
-            workdir=spec.workdir,
-            first_process=first_process,
-        )
-        try:
-            await running.open()
-        except ContainerError as error:
-            raise ContainerStartError(f"The container of {spec.name} started, but runs no commands. {error}") from error
+        self._first_process = await FirstProcess.attach(engine, main)
+        await self._network.start(engine, main, neighbours=self._project.addresses)
+        await self._open(engine, main)
 
     def service(self, name: str) -> ServiceContainer:
         engine, containers = self._engine, self._project.containers
@@ -174,65 +129,13 @@ class ComposeContainer(Container):
             self._services[name] = Service(engine, containers[name], name)
         return self._services[name]
 
-    async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
-        running = self._started
-        assert self._network is not None
-        options["env"] = {**self._network.env, **(options.get("env") or {})}
-        return await running.exec(command, **options)
-
-    async def upload(self, source: str | Path, target: str | Path) -> None:
-        await self._started.upload(source, target)
-
-    async def download(self, source: str | Path, target: str | Path) -> None:
-        await self._started.download(source, target)
-
-    async def open_terminal(
-        self, *, columns: int, lines: int, user: User | None = None, env: Mapping[str, str] | None = None
-    ) -> Terminal:
-        running = self._started
-        assert self._network is not None
-        variables = {**self._network.env, **(env or {})}
-        return await running.open_terminal(columns=columns, lines=lines, user=user, env=variables)
-
-    async def open_door(self, serve: Serve, *, port: int = DOOR_PORT) -> Door:
-        running = self._started
-        assert self._engine is not None
-        return await self._doors.open(self._engine, self._project.containers[MAIN], running, serve, port)
-
-    async def set_network(self, policy: NetworkPolicy) -> None:
-        """Switches between policies that do not change the services' networks."""
-        running = self._started
-        running.raise_if_closed()
-        assert self._network is not None
-        await self._network.set(policy)
-
     async def capture_changes(self, objects: ObjectStore) -> Delta:
         raise SnapshotUnsupportedError(
             f"The container of {self._spec.name} cannot be captured: {NO_SNAPSHOTS}. Play this task with snapshot=none."
         )
 
-    @property
-    def _started(self) -> RunningContainer:
-        if self._running is None:
-            raise ContainerDiedError("The container has not been started, or has been stopped.")
-        return self._running
-
-    async def stop(self) -> None:
-        self._stopped = True
-        try:
-            await self._doors.close()
-            if self._running is not None:
-                await self._running.close()
-            await asyncio.gather(*(service.close() for service in self._services.values()))
-            if self._engine is not None:
-                await self._remove(self._engine)
-        finally:
-            if self._first_process is not None:
-                self._first_process.close()
-            if self._network is not None:
-                await self._network.close()
-
     async def _remove(self, engine: Engine) -> None:
+        await asyncio.gather(*(service.close() for service in self._services.values()))
         if problem := await self._project.remove(engine):
             _logger.warning("The compose project %s could not be removed completely: %s.", self._project.name, problem)
         for image in () if self._options.keep_image else sorted(self._project.built):

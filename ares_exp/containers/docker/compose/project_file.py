@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.docker.capabilities import Capabilities
+from ares_exp.containers.docker.capabilities import Capabilities, gpu_request
 from ares_exp.containers.docker.container_lifetime import FIRST_COMMAND
-from ares_exp.containers.docker.limits import gpu_request
 from ares_exp.errors import ContainerStartError
 
 MAIN = "main"
