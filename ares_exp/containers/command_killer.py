@@ -12,8 +12,7 @@ import logging
 from functools import partial
 
 from ares_exp.containers.container import User
-from ares_exp.containers.shell_channel import Channel, ScriptRun
-from ares_exp.containers.shell_output import BoundedOutput
+from ares_exp.containers.shell_channel import BoundedOutput, Channel, ScriptRun
 from ares_exp.containers.shell_pool import ShellPool
 from ares_exp.containers.shell_script import kill_script
 from ares_exp.errors import ContainerDiedError, ContainerError

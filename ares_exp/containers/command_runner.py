@@ -18,8 +18,7 @@ from collections.abc import Callable, Mapping
 from ares_exp.cancellation import finish
 from ares_exp.containers.command_killer import CommandKiller
 from ares_exp.containers.container import MAX_OUTPUT_BYTES, ExecResult, Shell, User
-from ares_exp.containers.shell_channel import Channel, Script, ScriptRun
-from ares_exp.containers.shell_output import BoundedOutput
+from ares_exp.containers.shell_channel import BoundedOutput, Channel, Script, ScriptRun
 from ares_exp.containers.shell_pool import MAX_IDLE, OpenStream, ShellPool
 from ares_exp.containers.shell_script import check_arguments, command_script, end_of_sink, sink_script
 from ares_exp.errors import ContainerDiedError

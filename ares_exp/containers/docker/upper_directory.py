@@ -37,9 +37,8 @@ def find_upper_directory(inspected: Mapping[str, Any], proc: Path = Path("/proc"
         ids = (process / "uid_map").read_text().split()
     except OSError:
         raise SnapshotUnsupportedError("its processes are not visible here: the engine runs elsewhere") from None
-    if not any(
-        inspected["Id"] in mount.root for mount in table
-    ):  # the engine mounts files from a directory with this name
+    # The engine mounts files from a directory with this name.
+    if not any(inspected["Id"] in mount.root for mount in table):
         raise SnapshotUnsupportedError(
             f"process {process.name} is not this container's here: the engine runs elsewhere"
         )

@@ -6,9 +6,8 @@ import glob
 import posixpath
 import shlex
 import shutil
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
 
 from ares_exp.containers.container import ExecResult
 from ares_exp.containers.dockerfile.instructions import ignored_patterns
@@ -18,15 +17,9 @@ from ares_exp.errors import ContainerStartError, TaskError, UnsupportedTaskError
 _LAST_LINES = 20
 
 
-class RunInContainer(Protocol):
-    """A function that runs one command in the container with exactly the given variables."""
-
-    async def __call__(
-        self, command: str, *, env: Mapping[str, str] = ..., cwd: str = ..., user: str = ...
-    ) -> ExecResult:
-        """As `Container.exec`; by default as root, in `/`, with only the container's PATH."""
-        ...
-
+RunInContainer = Callable[..., Awaitable[ExecResult]]
+"""Runs one command, with the keywords `env`, `cwd` and `user` of `Container.exec`, and no variables but these. By
+default as root, in `/`, with only the container's PATH."""
 
 UploadToContainer = Callable[[Path, str], Awaitable[None]]
 """A function that copies as `Container.upload`."""

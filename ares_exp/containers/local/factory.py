@@ -15,13 +15,13 @@ from ares_exp.containers.container import ContainerFactoryBase, ContainerSpec, S
 from ares_exp.containers.dockerfile.steps import check_sources
 from ares_exp.containers.leftover import Leftover
 from ares_exp.containers.local.bubblewrap import find_bwrap, is_privileged
-from ares_exp.containers.local.cgroup_path import usable_cgroup_paths
+from ares_exp.containers.local.cgroup import usable_cgroup_paths
 from ares_exp.containers.local.container import LocalContainer
+from ares_exp.containers.local.container_directory import find, remove_stale
 from ares_exp.containers.local.container_process import ROOT_NAMES
 from ares_exp.containers.local.container_storage import find_storage
 from ares_exp.containers.local.host_factory import WAYS_OUT, HostContainerFactory, container_note
 from ares_exp.containers.local.isolation import container_evidence, find_isolation
-from ares_exp.containers.local.leftovers import find, remove_stale
 from ares_exp.containers.local.task_dockerfile import ONLY_ROOT, read_task_dockerfile
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC
 from ares_exp.errors import ContainerError, PreflightError, UnsupportedTaskError
