@@ -124,7 +124,11 @@ class EgressProxy:
         ):
             raise RefusedError("403 Forbidden", f"{host} is not in the allowed_hosts of this task.")
         known = literal or self._known_hosts.get(host)
-        found = [_unmapped(address) for address in ([known] if known else await self._look_up(host))]
+        try:
+            async with asyncio.timeout(RESOLVE_TIMEOUT_SEC):
+                found = [_unmapped(address) for address in ([known] if known else await self._resolve(host))]
+        except OSError:
+            raise RefusedError("502 Bad Gateway", f"The name {host} cannot be resolved.") from None
         allowed = [
             address
             for address in found
@@ -195,13 +199,6 @@ class EgressProxy:
                 last = error
         _logger.debug("The egress proxy cannot reach %s: %r", request.host, last)
         raise RefusedError("502 Bad Gateway", f"{request.host} port {request.port} cannot be reached.")
-
-    async def _look_up(self, name: str) -> Sequence[IPAddress]:
-        try:
-            async with asyncio.timeout(RESOLVE_TIMEOUT_SEC):
-                return await self._resolve(name)
-        except OSError:
-            raise RefusedError("502 Bad Gateway", f"The name {name} cannot be resolved.") from None
 
     async def _relay(
         self,

@@ -73,8 +73,11 @@ class Capture:
     async def run(self, objects: ObjectStore) -> Delta:
         async with self._one_at_a_time, _captures(os.getpid()).slot():
             inspected = await self._inspect()
-            notes = list(_unkept_mounts(inspected))
-            skip = functools.partial(self._skip, _mount_points(inspected))
+            points = frozenset(mount["Destination"] for mount in inspected["Mounts"])
+            points |= frozenset(inspected["HostConfig"].get("Tmpfs") or {})
+            mounted_again = {mount["Target"] for mount in inspected["HostConfig"].get("Mounts") or ()}
+            notes = [f"{point!r} is not kept: it is a mount." for point in sorted(points - mounted_again)]
+            skip = functools.partial(self._skip, points)
             entries = await self._read(inspected, objects, notes, skip)
             await self._inspect()  # files of a container that ended meanwhile may be missing
             if self._lower is None:
@@ -110,7 +113,7 @@ class Capture:
     def _skip(self, mount_points: frozenset[str], path: str) -> bool:
         if self._is_closed:
             raise CaptureError("The changed files cannot be read: the container has been stopped.")
-        return _is_of_the_engine(mount_points, path)
+        return path in _ENGINE_FILES or any(path == point or path.startswith(f"{point}/") for point in mount_points)
 
     def _steady(self, upper: Path, objects: ObjectStore, notes: list[str], skip: Skip) -> dict[str, Entry]:
         """Reads until two readings agree. Blocking."""
@@ -160,21 +163,6 @@ def _captures(pid: int) -> Throttle:
     return Throttle(max(2, os.cpu_count() or 1))
 
 
-def _mount_points(inspected: Mapping[str, Any]) -> frozenset[str]:
-    return frozenset(mount["Destination"] for mount in inspected["Mounts"]) | frozenset(
-        inspected["HostConfig"].get("Tmpfs") or {}
-    )
-
-
-def _is_of_the_engine(mount_points: frozenset[str], path: str) -> bool:
-    return path in _ENGINE_FILES or any(path == point or path.startswith(f"{point}/") for point in mount_points)
-
-
-def _unkept_mounts(inspected: Mapping[str, Any]) -> list[str]:
-    ours = {mount["Target"] for mount in inspected["HostConfig"].get("Mounts") or ()}  # are mounted again
-    return [f"{point!r} is not kept: it is a mount." for point in sorted(_mount_points(inspected) - ours)]
-
-
 def stacked(
     lower: Mapping[str, Entry], upper: Mapping[str, Entry], base_has: Callable[[str], bool]
 ) -> dict[str, Entry]:
@@ -196,17 +184,13 @@ def stacked(
             found[path] = replace(entry, opaque=hides)
             continue
         if old is not None and old.kind == "directory":
-            _drop_below(found, path)
+            for below in [other for other in found if other.startswith(f"{path}/")]:
+                del found[below]
         if entry.kind != "whiteout" or (_is_seen(found, path) and (old is None or base_has(path))):
             found[path] = entry
         else:
             found.pop(path, None)
     return _linked_anew(sorted_by_path(found), upper)
-
-
-def _drop_below(entries: dict[str, Entry], path: str) -> None:
-    for below in [other for other in entries if other.startswith(f"{path}/")]:
-        del entries[below]
 
 
 def _is_seen(entries: Mapping[str, Entry], path: str) -> bool:

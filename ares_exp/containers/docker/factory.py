@@ -167,25 +167,16 @@ class DockerContainerFactory(ContainerFactoryBase):
             raise ContainerServiceError(f"The Docker engine cannot list its containers: {reason(error)}.") from error
 
     def check(self, spec: ContainerSpec) -> list[str]:
-        check_mounts(spec, self._options.host)
+        host, context, warnings = self._options.host, spec.context_dir, list[str]()
+        check_mounts(spec, host)
         if spec.compose_file is not None:
-            not_done = check_compose(spec, self._options)
-            return [
-                *not_done,
-                *check_network(spec, self._options.network, self._options.host),
-                *unenforced(spec, self._capabilities),
-            ]
-        context = spec.context_dir
-        if spec.docker_image is None and not (context is not None and (context / "Dockerfile").is_file()):
-            where = f"in {context}" if context is not None else "anywhere (it has no environment directory)"
-            raise TaskError(
-                f"Task {spec.name}: expected a Dockerfile or a docker_image, found no Dockerfile {where}. Add one, or "
-                "set docker_image in the [environment] table of its task.toml."
-            )
-        if spec.docker_image is None and context is not None:
+            warnings = check_compose(spec, self._options)
+        elif spec.docker_image is None:
+            if context is None or not (context / "Dockerfile").is_file():
+                where = f"in {context}" if context is not None else "anywhere (it has no environment directory)"
+                raise TaskError(
+                    f"Task {spec.name}: expected a Dockerfile or a docker_image, found no Dockerfile {where}. Add one, "
+                    "or set docker_image in the [environment] table of its task.toml."
+                )
             check_buildable(context / "Dockerfile")
-        return self._not_done(spec)
-
-    def _not_done(self, spec: ContainerSpec) -> list[str]:
-        host = self._options.host
-        return [*check_network(spec, self._options.network, host), *unenforced(spec, self._capabilities)]
+        return [*warnings, *check_network(spec, self._options.network, host), *unenforced(spec, self._capabilities)]

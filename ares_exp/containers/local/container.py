@@ -40,7 +40,7 @@ from ares_exp.containers.local.container_process import ROOT_NAMES, ContainerPro
 from ares_exp.containers.local.container_storage import UNREADABLE, find_storage
 from ares_exp.containers.local.container_transfer import receive, send
 from ares_exp.containers.local.fifo_stream import FifoStream
-from ares_exp.containers.local.host_root import Part, mount_parts, root_parts, write_layer
+from ares_exp.containers.local.host_root import mount_parts, root_parts, write_layer
 from ares_exp.containers.local.isolation import find_isolation
 from ares_exp.containers.local.task_dockerfile import BASE_ENV, ONLY_ROOT, read_task_dockerfile
 from ares_exp.containers.network_policy import NetworkPolicy
@@ -174,7 +174,13 @@ class LocalContainer(Container):
         write_layer(layer, share_network=self._share_network)
         make_groups(directory, self._limits)
         parts = [*root_parts(layer, privileged=self._privileged), *mount_parts(self._spec.mounts)]
-        return self._make_files(directory, parts) if is_readable else self._private_files(parts)
+        if is_readable:
+            self._files = ContainerFiles(directory, parts, privileged=self._privileged)
+            self._files.make(self._spec.changes)
+            return self._files.mounts()
+        if self._spec.changes is not None:
+            raise SnapshotUnsupportedError(f"The files of {self._spec.name} cannot be restored. {UNREADABLE}")
+        return private_mounts(parts)
 
     async def _launch(
         self, bwrap: Path, mounts: list[str], env: Mapping[str, str], *, share_network: bool
@@ -199,17 +205,6 @@ class LocalContainer(Container):
             )
         )
         return self._process
-
-    def _make_files(self, directory: Path, parts: list[Part]) -> list[str]:
-        """Creates the files that the container starts with. Returns the arguments of `bwrap` that mount it."""
-        self._files = ContainerFiles(directory, parts, privileged=self._privileged)
-        self._files.make(self._spec.changes)
-        return self._files.mounts()
-
-    def _private_files(self, parts: list[Part]) -> list[str]:
-        if self._spec.changes is not None:
-            raise SnapshotUnsupportedError(f"The files of {self._spec.name} cannot be restored. {UNREADABLE}")
-        return private_mounts(parts)
 
     async def capture_changes(self, objects: ObjectStore) -> Delta:
         _, directory, files = self._running, self._directory, self._files
@@ -240,19 +235,14 @@ class LocalContainer(Container):
             for step in dockerfile.steps:
                 await apply_step(step, context, run, self.upload)
         except ContainerStartError as error:
-            raise ContainerStartError(f"{error}{'' if with_network else self._why_no_network()}") from error
+            remedy = "container.network=build gives it the host's, and agents none."
+            if self._build_network:
+                remedy = f"its container has none, and it cannot be applied in another. {UNREADABLE}"
+            note = "" if with_network else f"\n(The Dockerfile was applied without a network: {remedy})"
+            raise ContainerStartError(f"{error}{note}") from error
         finally:
             await channels.close()
             await in_thread(lambda: shutil.rmtree(stage, ignore_errors=True))
-
-    def _why_no_network(self) -> str:
-        """Returns why the Dockerfile was applied without a network, and the remedy, in parentheses."""
-        remedy = (
-            f"the container of this task has none, and its Dockerfile cannot be applied in another. {UNREADABLE}"
-            if self._build_network
-            else "container.network=build gives it the host's, and agents none."
-        )
-        return f"\n(The Dockerfile was applied without a network: {remedy})"
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
         if self._channels is None:

@@ -20,7 +20,6 @@ import pydantic
 
 from ares_exp.cancellation import in_thread
 from ares_exp.containers.container import ContainerFactoryBase, ContainerSpec, Shell, User
-from ares_exp.containers.dockerfile.reading import Dockerfile
 from ares_exp.containers.dockerfile.steps import check_sources
 from ares_exp.containers.local.container import LocalContainer
 from ares_exp.containers.local.container_directory import ContainerDirectory, remove_stale
@@ -188,7 +187,7 @@ class HostContainer(LocalContainer):
                 self._directory = directory = ContainerDirectory(Path(tempfile.gettempdir()))
                 self._paths = paths = MachinePaths(directory.path)
                 (directory.path / "channels").mkdir()
-                await in_thread(lambda: self._claim(paths, dockerfile))
+                await in_thread(lambda: [paths.claim(path) for path in task_directories(spec, dockerfile)])
                 self._process = await ContainerProcess.launch(
                     Launch(directory.path, is_guarded=True, env=env, held=lock)
                 )
@@ -201,10 +200,6 @@ class HostContainer(LocalContainer):
                 raise
             raise ContainerStartError(f"{spec.name} did not start on this machine: {error}.") from error
         self._open_channels()
-
-    def _claim(self, paths: MachinePaths, dockerfile: Dockerfile | None) -> None:
-        for path in task_directories(self._spec, dockerfile):
-            paths.claim(path)
 
     def _copy_mounts(self) -> None:
         for mount in self._spec.mounts:

@@ -7,7 +7,6 @@ import functools
 import json
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ares_exp import cancellation
@@ -21,7 +20,7 @@ from ares_exp.containers.docker.container_lifetime import remove, why_it_stays
 from ares_exp.containers.docker.creation import starts
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
 from ares_exp.containers.docker.reaper import watch_over_us
-from ares_exp.containers.owned_directory import OwnedDirectory, short_lived_directory
+from ares_exp.containers.owned_directory import working_directory
 from ares_exp.errors import ContainerStartError, UnsupportedTaskError
 
 if TYPE_CHECKING:
@@ -134,38 +133,18 @@ class ComposeProject:
 
     async def _read(self, tool: ComposeTool, env: Mapping[str, str]) -> dict[str, Any]:
         """Reads the task's file, merged on top of ours, with variables and extended files filled in."""
-        base = _TemporaryFile(base_document(self._spec))
-        try:
-            await cancellation.in_thread(base.write)
-            arguments = [*self._arguments(), "-f", str(base.path), "-f", str(self._file), "config"]
+        async with working_directory("build") as folder:
+            base = folder / "base.json"
+            await asyncio.to_thread(lambda: base.write_text(json.dumps(base_document(self._spec)), encoding="utf-8"))
+            arguments = [*self._arguments(), "-f", str(base), "-f", str(self._file), "config"]
             arguments += ["--format", "json"] if tool.says_json else []
             answer = await tool.run(arguments, env=env, directory=self._file.parent)
-        finally:
-            await cancellation.in_thread(base.remove)
         if answer.exit_code != 0:
             raise UnsupportedTaskError(f"{self._file}: Docker Compose {tool.version} refuses it: {answer.complaint}")
         document = await asyncio.to_thread(_parse, answer.output)
         if not tool.says_json:  # version 1 also prints services of inactive profiles
             document["services"] = {name: one for name, one in document["services"].items() if not one.get("profiles")}
         return document
-
-
-class _TemporaryFile:
-    """A compose file of ours, in a temporary directory."""
-
-    def __init__(self, document: Mapping[str, Any]) -> None:
-        self._document = document
-        self._directory: OwnedDirectory | None = None
-        self.path = Path()
-
-    def write(self) -> None:
-        self._directory = short_lived_directory("build")
-        self.path = self._directory.path / "base.json"
-        self.path.write_text(json.dumps(self._document), encoding="utf-8")
-
-    def remove(self) -> None:
-        if self._directory is not None:
-            self._directory.remove()
 
 
 def _parse(text: str) -> dict[str, Any]:

@@ -130,7 +130,11 @@ def _complete_service(service: dict[str, Any], ours: Ours) -> None:
                 network: {**(options or {}), "aliases": [*((options or {}).get("aliases") or ()), name]}
                 for network, options in joined.items()
             }
-    _move_limits(service)
+    # Compose version 1 ignores limits in `deploy`; both versions read these keys.
+    limits = ((service.get("deploy") or {}).get("resources") or {}).pop("limits", None) or {}
+    for key, name in (("cpus", "cpus"), ("memory", "mem_limit"), ("pids", "pids_limit")):
+        if limits.get(key) is not None:
+            service.setdefault(name, float(limits[key]) if key == "cpus" else limits[key])
     service.setdefault("pids_limit", ours.pids_limit)
     if ours.no_new_privileges:
         service["security_opt"] = [*(service.get("security_opt") or ()), "no-new-privileges:true"]
@@ -140,14 +144,6 @@ def _complete_service(service: dict[str, Any], ours: Ours) -> None:
         service["extra_hosts"] = [*lines, *(f"{name}:{address}" for name, address in ours.extra_hosts.items())]
     if ours.closed and not service.get("network_mode"):
         service |= _NO_RESOLVER
-
-
-def _move_limits(service: dict[str, Any]) -> None:
-    """Moves limits from `deploy`, which Compose version 1 ignores, to the keys that both versions read."""
-    limits = ((service.get("deploy") or {}).get("resources") or {}).pop("limits", None) or {}
-    for key, name in (("cpus", "cpus"), ("memory", "mem_limit"), ("pids", "pids_limit")):
-        if limits.get(key) is not None:
-            service.setdefault(name, float(limits[key]) if key == "cpus" else limits[key])
 
 
 def _bound_memory(service: dict[str, Any], memory_mb: int, swap_mb: int) -> None:
@@ -175,14 +171,11 @@ def _complete_main(main: dict[str, Any], spec: ContainerSpec, ours: Ours) -> Non
     if spec.storage_mb is not None and ours.capabilities.disk_quota:
         main.setdefault("storage_opt", {"size": f"{spec.storage_mb}m"})
     if spec.gpus:
-        _reserve_gpus(main, gpu_request(spec.name, spec.gpus, ours.capabilities))
-
-
-def _reserve_gpus(main: dict[str, Any], request: Mapping[str, Any]) -> None:
-    resources = main.setdefault("deploy", {}).setdefault("resources", {})
-    device = {"driver": request["Driver"] or "nvidia", "capabilities": ["gpu"]}
-    device |= {"device_ids": request["DeviceIDs"]} if request["DeviceIDs"] else {"count": request["Count"]}
-    resources.setdefault("reservations", {}).setdefault("devices", [device])
+        request = gpu_request(spec.name, spec.gpus, ours.capabilities)
+        resources = main.setdefault("deploy", {}).setdefault("resources", {})
+        device = {"driver": request["Driver"] or "nvidia", "capabilities": ["gpu"]}
+        device |= {"device_ids": request["DeviceIDs"]} if request["DeviceIDs"] else {"count": request["Count"]}
+        resources.setdefault("reservations", {}).setdefault("devices", [device])
 
 
 def _networks(service: Mapping[str, Any]) -> dict[str, Any]:

@@ -137,7 +137,7 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise TaskError(f"{path}: expected a compose file, but it cannot be read: {error}") from error
     services = found.get("services") if isinstance(found, dict) else None
-    if not isinstance(found, dict) or not isinstance(services, dict) or not all(map(_is_table, services.values())):
+    if not isinstance(services, dict) or not all(one is None or isinstance(one, dict) for one in services.values()):
         raise TaskError(f"{path}: expected a compose file, found no table `services` of tables.")
     return data.decode("utf-8", "replace"), found
 
@@ -178,7 +178,9 @@ class _Reading:
                     () if re.match(r"none$|private$|shareable$|service:", str(value)) else (f" ({value})",)
                 ),
                 "pid": lambda value: () if str(value).startswith("service:") else (f" ({value})",),
-                "security_opt": lambda value: () if all(_is_no_new_privileges(one) for one in value) else ("",),
+                "security_opt": lambda value: (
+                    () if all(str(one).startswith("no-new-privileges") for one in value) else ("",)
+                ),
                 "logging": lambda value: () if value.get("driver") in _LOG_DRIVERS else (".driver",),
                 "env_file": self._of_env_file,
                 "extends": lambda value: (
@@ -242,10 +244,6 @@ class _Reading:
         return (self._folder / text.replace("\0", "$")).resolve().is_relative_to(self._folder)
 
 
-def _is_table(value: object) -> bool:
-    return value is None or isinstance(value, dict)
-
-
 def _tables(value: object) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if isinstance(value, dict):
         yield from ((str(name), table) for name, table in value.items() if isinstance(table, dict))
@@ -281,10 +279,6 @@ def _of_deploy(deploy: Mapping[str, Any]) -> Iterator[str]:
 
 def _is_own_volume(key: str, value: object) -> bool:
     return key in ("labels", "name") or (key, value) == ("driver", "local") or str(key).startswith("x-")
-
-
-def _is_no_new_privileges(option: object) -> bool:
-    return str(option).startswith("no-new-privileges")
 
 
 def _excesses(document: Mapping[str, Any], bounds: Bounds) -> Iterator[str]:
