@@ -10,15 +10,13 @@ from typing import Unpack
 
 from ares_exp.containers.container import ContainerSpec, ExecOptions, ExecResult, ServiceContainer
 from ares_exp.containers.docker.compose.project import ComposeProject
-from ares_exp.containers.docker.compose.project_file import MAIN, Ours
-from ares_exp.containers.docker.compose.security_policy import Bounds, check_file
+from ares_exp.containers.docker.compose.project_file import MAIN, is_closed
+from ares_exp.containers.docker.compose.security_policy import check_file
 from ares_exp.containers.docker.compose.tool import find_compose
 from ares_exp.containers.docker.container import DockerOptions, EngineContainer, unique_name
 from ares_exp.containers.docker.container_lifetime import FirstProcess, why_it_stays
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
 from ares_exp.containers.docker.running import RunningContainer
-from ares_exp.containers.network_policy import NetworkPolicy
-from ares_exp.containers.ownership import owner_labels
 from ares_exp.errors import (
     ContainerDiedError,
     ContainerError,
@@ -52,8 +50,8 @@ def check_compose(spec: ContainerSpec, options: DockerOptions) -> list[str]:
         find_compose()
     except PreflightError as error:
         raise UnsupportedTaskError(f"Task {spec.name} has several services ({spec.compose_file}). {error}") from error
-    not_done = check_file(spec, _bounds(options))
-    if len({_is_closed(policy, options) for policy in spec.networks}) > 1:
+    not_done = check_file(spec, options)
+    if len({is_closed(policy, options) for policy in spec.networks}) > 1:
         raise UnsupportedTaskError(
             f"Task {spec.name} asks for a public network in one phase and for less in another, but container=docker "
             f"cannot switch the networks of several services ({spec.compose_file}). Play it under one network with "
@@ -62,24 +60,12 @@ def check_compose(spec: ContainerSpec, options: DockerOptions) -> list[str]:
     return not_done
 
 
-def _bounds(options: DockerOptions) -> Bounds | None:
-    if options.compose_trusted:
-        return None
-    return Bounds(options.compose_max_containers, options.compose_max_memory_mb, options.pids_limit)
-
-
-def _is_closed(policy: NetworkPolicy, options: DockerOptions) -> bool:
-    return options.network.in_force(policy).mode != "public"
-
-
 class ComposeContainer(EngineContainer):
     """The service `main` of a compose project; a `ComposedContainer`."""
 
     def __init__(self, spec: ContainerSpec, options: DockerOptions) -> None:
         super().__init__(spec, options)
-        self._project = ComposeProject(
-            unique_name(spec.name).lower(), spec, bounds=_bounds(options), keep_image=options.keep_image
-        )
+        self._project = ComposeProject(unique_name(spec.name).lower(), spec, options)
         self._services: dict[str, Service] = {}
 
     @property
@@ -96,21 +82,10 @@ class ComposeContainer(EngineContainer):
             raise EnvironmentStartTimeoutError(f"{error} Services that were not ready: {services}.") from error
 
     async def _start(self, engine: Engine) -> None:
-        spec, options = self._spec, self._options
+        spec = self._spec
         if spec.changes is not None:
             raise ContainerStartError(f"The container of {spec.name} cannot start from a snapshot: {NO_SNAPSHOTS}.")
-        ours = Ours(
-            labels=owner_labels(),
-            env=options.env,
-            extra_hosts=options.network.extra_hosts,
-            pids_limit=options.pids_limit,
-            memory_mb=None if options.compose_trusted else options.compose_max_memory_mb,
-            swap_mb=options.swap_mb,
-            no_new_privileges=options.no_new_privileges,
-            closed=_is_closed(spec.network, options),
-            capabilities=engine.capabilities,
-        )
-        await self._project.start(engine, ours)
+        await self._project.start(engine)
         main = self._project.containers[MAIN]
         found = await in_thread(lambda: engine.api.inspect_container(main), abandon=True)
         self.image = found["Config"]["Image"]

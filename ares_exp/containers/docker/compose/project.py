@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from ares_exp import cancellation
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker.compose.images import ProjectImages
-from ares_exp.containers.docker.compose.project_file import MAIN, Ours, base_document, complete, names_of
-from ares_exp.containers.docker.compose.security_policy import Bounds, check_file, refuse_violations
+from ares_exp.containers.docker.compose.project_file import MAIN, base_document, complete, names_of
+from ares_exp.containers.docker.compose.security_policy import check_file, refuse_violations
 from ares_exp.containers.docker.compose.tool import ComposeTool, find_compose
 from ares_exp.containers.docker.compose.variables import variables
+from ares_exp.containers.docker.container import DockerOptions
 from ares_exp.containers.docker.container_lifetime import remove, why_it_stays
 from ares_exp.containers.docker.creation import starts
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
@@ -51,14 +52,13 @@ class ComposeProject:
         unready: The services that were not ready when it was removed during its start.
     """
 
-    def __init__(self, name: str, spec: ContainerSpec, *, bounds: Bounds | None, keep_image: bool) -> None:
+    def __init__(self, name: str, spec: ContainerSpec, options: DockerOptions) -> None:
         """Opens nothing yet.
 
         Args:
             name: A unique name, in lower case.
             spec: The task's container, with a `compose_file`.
-            bounds: The bounds of its file; `None`: the user trusts it.
-            keep_image: Whether built images outlive this process.
+            options: The options of the factory.
         """
         assert spec.compose_file is not None
         self.name = name
@@ -68,12 +68,11 @@ class ComposeProject:
         self.unready: list[str] = []
         self._spec = spec
         self._file = spec.compose_file
-        self._bounds = bounds
-        self._keep_image = keep_image
+        self._options = options
         self._exists = False
         self._may_grow = False
 
-    async def start(self, engine: Engine, ours: Ours) -> None:
+    async def start(self, engine: Engine) -> None:
         """Builds or pulls the images, starts the services, and waits until they are ready. The caller bounds it.
 
         Raises:
@@ -82,16 +81,16 @@ class ComposeProject:
         """
         folder = self._file.parent
         tool = await asyncio.to_thread(find_compose)
-        await asyncio.to_thread(check_file, self._spec, self._bounds)
+        await asyncio.to_thread(check_file, self._spec, self._options)
         env = await asyncio.to_thread(variables, self._spec, engine.host)
         document = await self._read(tool, env)
-        await asyncio.to_thread(refuse_violations, self._file, document, self._bounds)
-        images = ProjectImages(engine, tool, self._spec.name, keep=self._keep_image)
+        await asyncio.to_thread(refuse_violations, self._file, document, self._options)
+        images = ProjectImages(engine, tool, self._spec.name, keep=self._options.keep_image)
         try:
             image_of = await images.make(document["services"], folder)
         finally:
             self.built = images.built
-        whole = complete(document, self._spec, ours, image_of)
+        whole = complete(document, self._spec, self._options, image_of, engine.capabilities)
         async with starts(engine).slot():
             await cancellation.in_thread(lambda: watch_over_us(engine))
             self._exists = self._may_grow = True
