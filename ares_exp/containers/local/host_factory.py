@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import functools
 import os
 import shutil
 import sys
@@ -187,7 +188,8 @@ class HostContainer(LocalContainer):
                 self._directory = directory = ContainerDirectory(Path(tempfile.gettempdir()))
                 self._paths = paths = MachinePaths(directory.path)
                 (directory.path / "channels").mkdir()
-                await in_thread(lambda: [paths.claim(path) for path in task_directories(spec, dockerfile)])
+                for path in task_directories(spec, dockerfile):
+                    await in_thread(functools.partial(paths.claim, path))
                 self._process = await ContainerProcess.launch(
                     Launch(directory.path, is_guarded=True, env=env, held=lock)
                 )

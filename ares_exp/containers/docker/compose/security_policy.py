@@ -122,7 +122,8 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise TaskError(f"{path}: expected a compose file, but it cannot be read: {error}") from error
     services = found.get("services") if isinstance(found, dict) else None
-    if not isinstance(services, dict) or not all(one is None or isinstance(one, dict) for one in services.values()):
+    are_tables = isinstance(services, dict) and all(one is None or isinstance(one, dict) for one in services.values())
+    if not isinstance(found, dict) or not are_tables:
         raise TaskError(f"{path}: expected a compose file, found no table `services` of tables.")
     return data.decode("utf-8", "replace"), found
 
