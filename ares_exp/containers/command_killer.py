@@ -30,12 +30,7 @@ class CommandKiller:
     """Kills the commands of one container."""
 
     def __init__(self, shells: ShellPool, root: User | None) -> None:
-        """Starts nothing.
-
-        Args:
-            shells: The container's.
-            root: The user who may kill all processes; `None` when that is the default user.
-        """
+        """Args: root: The user who may kill all processes; `None` when that is the default user."""
         self._shells = shells
         self._root = root
         self._doomed: dict[User | None, set[tuple[str, int]]] = collections.defaultdict(set)

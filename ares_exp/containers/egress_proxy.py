@@ -271,7 +271,6 @@ class RefusedError(Exception):
     """
 
     def __init__(self, status: str, sentence: str) -> None:
-        """Keeps both for the answer."""
         super().__init__(sentence)
         self.status = status
 

@@ -77,7 +77,7 @@ class ListeningDoor:
     """A `Door`. It lasts as long as this process and the container."""
 
     def __init__(self, listener: socket.socket, serve: Serve) -> None:
-        """Takes over the listener, and begins to accept connections on the running event loop."""
+        """Takes over the listener, and starts to accept connections on the running event loop."""
         listener.setblocking(False)
         host, port = listener.getsockname()
         self.url = f"http://{host}:{port}"

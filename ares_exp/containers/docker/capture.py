@@ -52,14 +52,7 @@ class Capture:
     """Captures one container repeatedly; remembers what it has read."""
 
     def __init__(self, engine: Engine, container: str, way: CaptureWay, lower: StoredChanges | None) -> None:
-        """Reads nothing yet.
-
-        Args:
-            engine: The engine.
-            container: Its name.
-            way: See the module.
-            lower: The changes in the container's image, if that is a derived one.
-        """
+        """Args: lower: The changes in the container's image, if that is a derived one."""
         self._engine = engine
         self._container = container
         self._way = way

@@ -47,7 +47,6 @@ class EngineError(Exception):
     """
 
     def __init__(self, message: str, status: int = 0) -> None:
-        """Args: message: The engine's message. status: HTTP status."""
         super().__init__(message)
         self.status = status
 

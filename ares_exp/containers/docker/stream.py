@@ -24,13 +24,7 @@ class EngineStream:
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, with_stderr: bool = False
     ) -> None:
-        """Takes over the connection.
-
-        Args:
-            reader: The engine's output.
-            writer: The process's stdin.
-            with_stderr: Whether `read` returns stderr as well.
-        """
+        """Args: with_stderr: Whether `read` also returns stderr."""
         self._reader = reader
         self._writer = writer
         self._with_stderr = with_stderr
@@ -84,14 +78,7 @@ class DockerTerminal:
         pid: int,
         hang_up: Callable[[int], Awaitable[None]],
     ) -> None:
-        """Takes over the connection.
-
-        Args:
-            reader: The output.
-            writer: The keyboard.
-            pid: The shell, as numbered in the container.
-            hang_up: Ends it: the engine leaves it running when the connection is closed.
-        """
+        """Args: hang_up: Ends the shell `pid`, which the engine leaves running when the connection is closed."""
         self._reader = reader
         self._writer = writer
         self._pid = pid

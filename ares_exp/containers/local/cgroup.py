@@ -131,11 +131,7 @@ class Reserve:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Reads the limit from the container's groups, which exist.
-
-        Args:
-            directory: The container's directory.
-        """
+        """Reads the limit from the container's groups, which exist."""
         self._directory = directory
         self._limit = _number(directory, "pids.max")
         self._users = 0

@@ -53,12 +53,7 @@ class FifoStream:
     in_doubt = False
 
     def __init__(self, *, reader: int, writer: int) -> None:
-        """Takes over the descriptors.
-
-        Args:
-            reader: In non-blocking mode.
-            writer: In non-blocking mode.
-        """
+        """Takes over two descriptors in non-blocking mode."""
         self._reader = reader
         self._writer = writer
         self._loop = asyncio.get_running_loop()

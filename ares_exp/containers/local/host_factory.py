@@ -167,12 +167,6 @@ class HostContainer(LocalContainer):
     _backend: ClassVar[str] = "host"
 
     def __init__(self, spec: ContainerSpec, *, shell: Shell = "bash -c") -> None:
-        """Starts nothing yet.
-
-        Args:
-            spec: The task's container.
-            shell: The default shell of commands.
-        """
         super().__init__(spec, share_network=True, build_network=True, shell=shell)
         self._paths: MachinePaths | None = None
 

@@ -57,12 +57,6 @@ class LocalTerminal:
     """A `Terminal`. Closing our end hangs up; the end of its shell does, too, whatever that left running."""
 
     def __init__(self, stream: FifoStream, shell: FifoStream) -> None:
-        """Takes over both.
-
-        Args:
-            stream: Our end.
-            shell: What ends with the shell.
-        """
         self._stream = stream
         self._shell = shell
         self._watching = asyncio.create_task(self._watch())

@@ -124,13 +124,6 @@ class Service:
     """A `ServiceContainer` of a compose project. Its shells are opened with its first command."""
 
     def __init__(self, engine: Engine, container: str, name: str) -> None:
-        """Connects to nothing yet.
-
-        Args:
-            engine: The engine.
-            container: The name of its container.
-            name: The service's name.
-        """
         self._engine = engine
         self._container = container
         self._name = name

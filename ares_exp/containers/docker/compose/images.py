@@ -26,14 +26,6 @@ class ProjectImages:
     """
 
     def __init__(self, engine: Engine, tool: ComposeTool, task: str, *, keep: bool) -> None:
-        """Builds nothing yet.
-
-        Args:
-            engine: The engine.
-            tool: The compose program.
-            task: The task's name, for the names of built images.
-            keep: Whether built images outlive this process; otherwise their labels name the owner.
-        """
         self.built: set[str] = set()
         self._engine = engine
         self._tool = tool

@@ -53,13 +53,7 @@ class ComposeProject:
     """
 
     def __init__(self, name: str, spec: ContainerSpec, options: DockerOptions) -> None:
-        """Opens nothing yet.
-
-        Args:
-            name: A unique name, in lower case.
-            spec: The task's container, with a `compose_file`.
-            options: The options of the factory.
-        """
+        """Args: name: A unique name in lower case."""
         assert spec.compose_file is not None
         self.name = name
         self.containers: dict[str, str] = {}
