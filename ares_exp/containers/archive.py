@@ -192,14 +192,10 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) ->
     assert content is not None, "only links and special files have none"
     with content, path.open("xb") as file:
         shutil.copyfileobj(content, file)
-    path.chmod(_safe_mode(member.mode))
+    mode = member.mode if member.mode & 0o100 else member.mode & ~0o111
+    path.chmod(mode & 0o755 | 0o600)  # writable for its owner only, never setuid
     with suppress(OverflowError, ValueError):  # a time that this machine cannot express
         os.utime(path, (member.mtime, member.mtime))
-
-
-def _safe_mode(mode: int) -> int:
-    """Returns the mode of an unpacked file: writable for its owner only, never setuid."""
-    return (mode if mode & 0o100 else mode & ~0o111) & 0o755 | 0o600
 
 
 def _make_symlink(member: tarfile.TarInfo, target: Path) -> bool:

@@ -12,8 +12,7 @@ import logging
 from functools import partial
 
 from ares_exp.containers.container import User
-from ares_exp.containers.shell_channel import Channel, ScriptRun
-from ares_exp.containers.shell_output import BoundedOutput
+from ares_exp.containers.shell_channel import BoundedOutput, Channel, ScriptRun
 from ares_exp.containers.shell_pool import ShellPool
 from ares_exp.containers.shell_script import kill_script
 from ares_exp.errors import ContainerDiedError, ContainerError
@@ -31,12 +30,7 @@ class CommandKiller:
     """Kills the commands of one container."""
 
     def __init__(self, shells: ShellPool, root: User | None) -> None:
-        """Starts nothing.
-
-        Args:
-            shells: The container's.
-            root: The user who may kill all processes; `None` when that is the default user.
-        """
+        """Args: root: The user who may kill all processes; `None` when that is the default user."""
         self._shells = shells
         self._root = root
         self._doomed: dict[User | None, set[tuple[str, int]]] = collections.defaultdict(set)
@@ -56,7 +50,7 @@ class CommandKiller:
         if self._shells.is_closed:
             return
         root = run.pid or channel.shell.pid  # the latter has the script, and might still begin it
-        if not run.begun:
+        if not run.pid:
             channel.close()  # else the kill could hit the channel's next command
         try:
             async with asyncio.timeout(END_SEC):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import posixpath
 import secrets
 import time
@@ -17,10 +18,9 @@ from collections.abc import Callable, Mapping
 from ares_exp.cancellation import finish
 from ares_exp.containers.command_killer import CommandKiller
 from ares_exp.containers.container import MAX_OUTPUT_BYTES, ExecResult, Shell, User
-from ares_exp.containers.shell_channel import Channel, Script, ScriptRun
-from ares_exp.containers.shell_output import BoundedOutput
+from ares_exp.containers.shell_channel import BoundedOutput, Channel, Script, ScriptRun
 from ares_exp.containers.shell_pool import MAX_IDLE, OpenStream, ShellPool
-from ares_exp.containers.shell_script import ShellInfo, check_arguments, command_script, end_of_sink, sink_script
+from ares_exp.containers.shell_script import check_arguments, command_script, end_of_sink, sink_script
 from ares_exp.errors import ContainerDiedError
 
 # A ready channel begins within milliseconds. One that has not begun by then was probably stopped by a signal.
@@ -81,29 +81,25 @@ class CommandRunner:
         shell: Shell | None = None,
         separate_stderr: bool = False,
     ) -> ExecResult:
-        """As `Container.exec`. A command that kills the shell around it has exit code 137."""
+        """Runs a command as `Container.exec` does. The exit code of one that kills its own shell is 137."""
         check_arguments(command, cwd, env or {})
         stays = cwd is None and self._starts_there
         if self._workdir is not None:
             cwd = posixpath.join(self._workdir, cwd) if cwd else self._workdir
         exec_id, started_at = secrets.token_hex(8), time.monotonic()
-        output, errors = BoundedOutput(max_output_bytes), BoundedOutput(max_output_bytes)
-        sink = await self._open_sink(user, errors) if separate_stderr else None
-        stderr = sink[1].sink.result() if sink is not None else None
-
-        def script(key: str, info: ShellInfo) -> str:
-            return command_script(
-                command,
-                key=key,
-                info=info,
-                exec_id=exec_id,
-                cwd=cwd,
-                stays=stays,
-                env=env or {},
-                shell=shell or self._shell,
-                stderr=stderr,
-            )
-
+        output = BoundedOutput(max_output_bytes)
+        errors = BoundedOutput(max_output_bytes) if separate_stderr else None
+        sink = await self._open_sink(user, errors) if errors is not None else None
+        script = functools.partial(
+            command_script,
+            command=command,
+            exec_id=exec_id,
+            cwd=cwd,
+            stays=stays,
+            env=env or {},
+            shell=shell or self._shell,
+            stderr=sink[1].sink.result() if sink is not None else None,
+        )
         try:
             run, timed_out = await self._run(script, user, output, timeout_sec, exec_id)
         finally:
@@ -111,11 +107,11 @@ class CommandRunner:
                 await finish(self._close_sink(*sink))
         return ExecResult(
             output=output.text(),
-            stderr=errors.text() if separate_stderr else None,
-            exit_code=None if timed_out else run.exit_code(),
+            stderr=errors.text() if errors is not None else None,
+            exit_code=None if timed_out else int(run.word or 137),  # the command killed the shell that reports
             duration_sec=time.monotonic() - started_at,
             timed_out=timed_out,
-            elided_bytes=output.elided_bytes + errors.elided_bytes,
+            elided_bytes=output.elided_bytes + (errors.elided_bytes if errors is not None else 0),
         )
 
     async def close(self) -> None:
@@ -133,12 +129,12 @@ class CommandRunner:
             self._shells.keep_spare(user)
             try:
                 await channel.play(run, script, _until(deadline, at_most=_BEGIN_SEC))
-                while not (run.begun or run.answered.is_set()) and channel.in_doubt and _until(deadline) != 0:
+                while not (run.pid or run.answered.is_set()) and channel.in_doubt and _until(deadline) != 0:
                     await _answered(run, _until(deadline, at_most=_DOUBT_SEC))
-                if run.begun and not run.answered.is_set():
+                if run.pid and not run.answered.is_set():
                     await _answered(run, _until(deadline))
                 timed_out = not run.answered.is_set() and _until(deadline) == 0
-                if run.lost or not run.answered.is_set():
+                if not run.answered.is_set() or (run.pid and not run.word):
                     await self._killer.end(channel, run, exec_id)
             except asyncio.CancelledError:
                 await finish(self._killer.end(channel, run, exec_id))
@@ -147,7 +143,7 @@ class CommandRunner:
                 raise ContainerDiedError("The container was stopped while a command ran in it.")
             if not (run.word or timed_out):
                 channel.raise_if_lost()  # not run again: it may have been run
-            if run.begun or timed_out:
+            if run.pid or timed_out:
                 return run, timed_out
         raise ContainerDiedError("The container no longer answers: its shells end before they run a command.")
 

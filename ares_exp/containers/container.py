@@ -149,7 +149,7 @@ class Container(Protocol):
     """
 
     @property
-    def image(self) -> str | None: ...  # noqa: D102
+    def image(self) -> str | None: ...
 
     async def start(self) -> None:
         """Builds or pulls the image, then creates and starts the container.
@@ -174,6 +174,7 @@ class Container(Protocol):
 
         Raises:
             ContainerDiedError: The container ended or no longer answers.
+            ContainerError: The container has no such user.
             ValueError: `command`, `cwd` or `env` holds a NUL or a lone surrogate, or a variable's name is not an
                 identifier.
         """
@@ -187,6 +188,7 @@ class Container(Protocol):
 
         Raises:
             TransferError: With the path and the reason.
+            ContainerDiedError: The container is gone.
         """
         ...
 
@@ -197,6 +199,7 @@ class Container(Protocol):
 
         Raises:
             TransferError: With the path and the reason; a missing `source` included.
+            ContainerDiedError: The container is gone.
         """
         ...
 
@@ -211,6 +214,7 @@ class Container(Protocol):
         Raises:
             ValueError: It is none of these.
             ContainerError: It could not be put in force; the policy in force is then unknown.
+            ContainerDiedError: The container is gone.
         """
         ...
 

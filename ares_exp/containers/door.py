@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from ares_exp.cancellation import finish
+from ares_exp.containers.terminal import Terminal
 from ares_exp.errors import ContainerDiedError
 
 DOOR_HOST = "127.0.0.1"
@@ -29,15 +30,6 @@ CUT_SEC = 5.0
 Serve = Callable[[socket.socket], Awaitable[None]]
 """Takes over a connected, non-blocking stream socket, whose other end a process of the container holds; it returns when
 the connection is being served, and closes the socket in the end."""
-
-
-class Opened(Protocol):
-    """What is opened in a container, and ends with it."""
-
-    async def close(self) -> None: ...  # noqa: D102
-
-
-_O = TypeVar("_O", bound=Opened)
 
 
 class Door(Protocol):
@@ -79,6 +71,7 @@ class ServingContainer(Protocol):
         ...
 
 
+_O = TypeVar("_O", bound=Door | Terminal)
 _STOPPED_MEANWHILE = "The container was stopped while a door was being opened in it."
 
 
@@ -86,8 +79,7 @@ class OpenDoors:
     """The doors (or terminals) of one container, open or being opened, which end with it."""
 
     def __init__(self) -> None:
-        """There is none yet."""
-        self._doors: list[Opened] = []
+        self._doors: list[Door | Terminal] = []
         self._openings: set[asyncio.Task[Any]] = set()
         self._closed = False
 
@@ -107,7 +99,8 @@ class OpenDoors:
         except asyncio.CancelledError:
             if task.done() and not task.cancelled() and task.exception() is None:  # cancelled a moment too late
                 await finish(task.result().close())
-            if self._closed and not _is_being_cancelled():
+            current = asyncio.current_task()
+            if self._closed and not (current is not None and current.cancelling()):
                 raise ContainerDiedError(_STOPPED_MEANWHILE) from None
             raise
         finally:
@@ -127,8 +120,3 @@ class OpenDoors:
         if openings:
             await finish(asyncio.wait(openings, timeout=CUT_SEC))
         await asyncio.gather(*(door.close() for door in self._doors))
-
-
-def _is_being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

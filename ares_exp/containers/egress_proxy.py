@@ -17,12 +17,13 @@ import functools
 import ipaddress
 import logging
 import os
+import re
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
-from ares_exp.containers.egress_request import MAX_HEAD_BYTES, ProxyRequest, RefusedError, read_request
-from ares_exp.containers.network_policy import IPAddress, NetworkPolicy
+from ares_exp.containers.network_policy import IPAddress, NetworkPolicy, normalise_host
 
 MAX_CONNECTIONS = 64
 """Simultaneous connections of one container. Further ones get an error, beyond twice as many they are dropped."""
@@ -40,6 +41,14 @@ _RESOLVERS = 8
 _logger = logging.getLogger(__name__)
 
 Resolve = Callable[[str], Awaitable[Sequence[IPAddress]]]
+
+MAX_HEAD_BYTES = 32 * 1024
+_REQUEST_LINE = re.compile(r"([A-Z]{1,20}) (\S+) HTTP/1\.[01]")
+_HOST = r"(?P<host>[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])"
+_AUTHORITY = re.compile(rf"{_HOST}:(?P<port>\d{{1,5}})")
+_URL = re.compile(rf"http://{_HOST}(?::(?P<port>\d{{1,5}}))?(?P<path>[/?].*)?", re.IGNORECASE)
+_HEADER = re.compile(r"(?P<name>[!#$%&'*+.^_`|~0-9A-Za-z-]+):[^\r\n\0]*")
+_HOP_BY_HOP = {"host", "connection", "proxy-connection", "keep-alive", "proxy-authorization"}
 
 
 async def resolve_name(name: str) -> Sequence[IPAddress]:
@@ -98,7 +107,6 @@ class EgressProxy:
         await self._drop_connections()
 
     async def close(self) -> None:
-        """Stops listening and cuts every connection. Idempotent."""
         if self._server is not None:
             self._server.close()
         await self._drop_connections()
@@ -116,7 +124,11 @@ class EgressProxy:
         ):
             raise RefusedError("403 Forbidden", f"{host} is not in the allowed_hosts of this task.")
         known = literal or self._known_hosts.get(host)
-        found = [_unmapped(address) for address in ([known] if known else await self._look_up(host))]
+        try:
+            async with asyncio.timeout(RESOLVE_TIMEOUT_SEC):
+                found = [_unmapped(address) for address in ([known] if known else await self._resolve(host))]
+        except OSError:
+            raise RefusedError("502 Bad Gateway", f"The name {host} cannot be resolved.") from None
         allowed = [
             address
             for address in found
@@ -188,13 +200,6 @@ class EgressProxy:
         _logger.debug("The egress proxy cannot reach %s: %r", request.host, last)
         raise RefusedError("502 Bad Gateway", f"{request.host} port {request.port} cannot be reached.")
 
-    async def _look_up(self, name: str) -> Sequence[IPAddress]:
-        try:
-            async with asyncio.timeout(RESOLVE_TIMEOUT_SEC):
-                return await self._resolve(name)
-        except OSError:
-            raise RefusedError("502 Bad Gateway", f"The name {name} cannot be resolved.") from None
-
     async def _relay(
         self,
         near_reader: asyncio.StreamReader,
@@ -256,3 +261,75 @@ def _unmapped(address: IPAddress) -> IPAddress:
 def _is_ours(address: IPAddress) -> bool:
     """Returns whether an address means this machine or its link."""
     return address.is_loopback or address.is_unspecified or address.is_link_local or address.is_multicast
+
+
+class RefusedError(Exception):
+    """A refused proxy request.
+
+    Attributes:
+        status: HTTP status code and reason phrase.
+    """
+
+    def __init__(self, status: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyRequest:
+    """The target of a proxy request.
+
+    Attributes:
+        host: A DNS name or an IP address, canonical.
+        port: 1 to 65535.
+        head: Bytes to send there first: empty for `CONNECT`, the rewritten request for plain HTTP.
+    """
+
+    host: str
+    port: int
+    head: bytes = b""
+
+    @property
+    def is_tunnel(self) -> bool:
+        return not self.head
+
+
+async def read_request(reader: asyncio.StreamReader) -> ProxyRequest:
+    """Reads one request head from a stream whose limit is `MAX_HEAD_BYTES`. The caller bounds the time.
+
+    Raises:
+        RefusedError: It is malformed or too long.
+        EOFError: The client disconnected.
+    """
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.LimitOverrunError:
+        raise RefusedError("431 Request Header Fields Too Large", f"More than {MAX_HEAD_BYTES} bytes.") from None
+    first, *headers = head[:-4].decode("latin-1").split("\r\n")
+    line = _REQUEST_LINE.fullmatch(first)
+    fields = [_HEADER.fullmatch(header) for header in headers]
+    if line is None or not all(fields):
+        raise RefusedError("400 Bad Request", "Expected an HTTP/1.1 request.")
+    method, target = line.groups()
+    found = (_AUTHORITY if method == "CONNECT" else _URL).fullmatch(target)
+    if found is None:
+        raise RefusedError("400 Bad Request", "Expected CONNECT host:port or a request for http://host/path.")
+    host, port = _host(found["host"]), int(found["port"] or 80)
+    if not 0 < port < 65536:
+        raise RefusedError("400 Bad Request", f"Expected a port from 1 to 65535, got {port}.")
+    if method == "CONNECT":
+        return ProxyRequest(host, port)
+    kept = [field[0] for field in fields if field is not None and field["name"].lower() not in _HOP_BY_HOP]
+    path = found["path"] or "/"
+    path = path if path.startswith("/") else f"/{path}"
+    shown = found["host"] + (f":{found['port']}" if found["port"] else "")
+    # One request per connection: the next one of a connection that stays open might be for another host.
+    lines = [f"{method} {path} HTTP/1.1", f"Host: {shown}", *kept, "Connection: close", "", ""]
+    return ProxyRequest(host, port, "\r\n".join(lines).encode("latin-1"))
+
+
+def _host(text: str) -> str:
+    try:
+        return normalise_host(text.strip("[]"))
+    except ValueError:
+        raise RefusedError("400 Bad Request", f"Expected a host name or an IP address, got {text!r}.") from None

@@ -62,7 +62,6 @@ class _Connection(socket.socket):
     on_close: Callable[[_Connection], None] | None = None
 
     def close(self) -> None:
-        """As of any socket."""
         super().close()
         if self.on_close is not None:
             on_close, self.on_close = self.on_close, None
@@ -78,7 +77,7 @@ class ListeningDoor:
     """A `Door`. It lasts as long as this process and the container."""
 
     def __init__(self, listener: socket.socket, serve: Serve) -> None:
-        """Takes over the listener, and begins to accept connections on the running event loop."""
+        """Takes over the listener, and starts to accept connections on the running event loop."""
         listener.setblocking(False)
         host, port = listener.getsockname()
         self.url = f"http://{host}:{port}"
@@ -91,12 +90,11 @@ class ListeningDoor:
         self._accepting = asyncio.create_task(self._accept(), name="door")
 
     async def lost(self) -> str:
-        """As `Door.lost`: nothing in the container can break it, so only its own end does."""
+        """Waits for `close`: nothing in the container can break the door."""
         await self._closed.wait()
         return "The door was closed."
 
     async def close(self) -> None:
-        """As `Door.close`."""
         if self._closed.is_set():
             return
         self._closed.set()

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -59,6 +59,21 @@ class OwnedDirectory:
 
     def _delete(self) -> None:
         delete(self.path)
+
+
+@contextmanager
+def locked(path: str | Path, flags: int, *, dir_fd: int | None = None) -> Iterator[int]:
+    """Opens a file or directory as `os.open` does, and holds its lock; yields the descriptor.
+
+    Raises:
+        OSError: It cannot be opened or locked; `BlockingIOError` if another process holds the lock.
+    """
+    descriptor = os.open(path, flags, dir_fd=dir_fd)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def short_lived_directory(purpose: ShortLived) -> OwnedDirectory:
@@ -131,19 +146,12 @@ def find(purpose: str, kind: str, delete: Callable[[Path], bool], folders: Itera
 def _when_stale(path: Path, then: Callable[[Path], bool] | None = None) -> bool:
     """Returns whether the process that made it is dead; `then` deletes it under the lock."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        with locked(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as descriptor:
+            found = os.fstat(descriptor)
+            is_fresh = path.name.startswith(".") and time.time() - found.st_mtime < _UNLOCKED_SEC
+            return not is_fresh and found.st_uid == os.geteuid() and (then is None or then(path))
     except OSError:
         return False
-    try:
-        is_fresh = path.name.startswith(".") and time.time() - os.fstat(descriptor).st_mtime < _UNLOCKED_SEC
-        if is_fresh or os.fstat(descriptor).st_uid != os.geteuid():
-            return False
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return then is None or then(path)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
 
 
 def _remove(path: Path, delete: Callable[[Path], bool]) -> str:

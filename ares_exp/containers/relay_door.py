@@ -196,19 +196,16 @@ class _Relay:
             data = bytes(heard[_HEAD.size : end])
             del heard[:end]
             if number == 0 and word == _END:
-                self._lapse()
-            elif word == _ACCEPTED:
+                # No relay can have heard nothing for longer than it has run.
+                self.has_lapsed = 0 < self._lease_sec <= time.monotonic() - self._started_at
+                raise _RelayError(f"it heard nothing for {self._lease_sec} s")
+            if word == _ACCEPTED:
                 self._accept(number)
             elif (connection := self._connections.get(number)) is not None:
                 if word == _BROKEN:
                     self._carried[number].cancel()
                 else:
                     connection.hear(word, data)
-
-    def _lapse(self) -> None:
-        # Nobody can have been silent for longer than the relay has been there.
-        self.has_lapsed = 0 < self._lease_sec <= time.monotonic() - self._started_at
-        raise _RelayError(f"it heard nothing for {self._lease_sec} s")
 
     def _accept(self, number: int) -> None:
         # Twice as many: what has ended over there is given to the server here, which may take a moment.
@@ -254,22 +251,19 @@ class _Connection:
         for end in (ours, theirs):
             end.setblocking(False)
         try:
-            await self._hand_over(serve, theirs)
+            try:
+                await serve(theirs)
+            except BaseException as error:
+                theirs.close()
+                if not isinstance(error, Exception):
+                    raise
+                _logger.warning("A connection to a door could not be served: %r", error)
+                raise ConnectionError("not served") from error
             await self._carry(ours)
         except OSError:
             self._relay.put(self._number, _BROKEN)
         finally:
             ours.close()
-
-    async def _hand_over(self, serve: Serve, theirs: socket.socket) -> None:
-        try:
-            await serve(theirs)
-        except BaseException as error:
-            theirs.close()
-            if not isinstance(error, Exception):
-                raise
-            _logger.warning("A connection to a door could not be served: %r", error)
-            raise ConnectionError("not served") from error
 
     async def _carry(self, ours: socket.socket) -> None:
         """Carries both directions.
@@ -331,11 +325,9 @@ class RelayDoor:
         self._running = asyncio.create_task(self._run(), name="relay of a door")
 
     async def lost(self) -> str:
-        """As `Door.lost`."""
         return await asyncio.shield(self._lost)
 
     async def close(self) -> None:
-        """As `Door.close`."""
         self._lose("The door was closed.")
         if not self._running.done():
             self._relay.end()
@@ -344,28 +336,25 @@ class RelayDoor:
             await finish(asyncio.wait({self._running}, timeout=2 * CUT_SEC))
 
     async def _run(self) -> None:
-        try:
-            await self._run_and_run_again()
-        finally:
-            self._lose("The door is no longer served.")  # after an error that nobody expects
-
-    async def _run_and_run_again(self) -> None:
         has_been_killed = False
-        while True:
-            why = await self._relay.run()
-            if self._lost.done():
-                return
-            if not self._relay.has_lapsed:
-                if has_been_killed:
-                    self._lose(f"The relay in the container ended twice: {why}.")
+        try:
+            while True:
+                why = await self._relay.run()
+                if self._lost.done():
                     return
-                has_been_killed = True
-            _logger.info("The relay of a door ended and is started again: %s.", why)
-            try:
-                self._relay = await self._start_again()
-            except ContainerError as error:
-                self._lose(f"The relay in the container ended ({why}), and no other could be started: {error}")
-                return
+                if not self._relay.has_lapsed:
+                    if has_been_killed:
+                        self._lose(f"The relay in the container ended twice: {why}.")
+                        return
+                    has_been_killed = True
+                _logger.info("The relay of a door ended and is started again: %s.", why)
+                try:
+                    self._relay = await self._start_again()
+                except ContainerError as error:
+                    self._lose(f"The relay in the container ended ({why}), and no other could be started: {error}")
+                    return
+        finally:
+            self._lose("The door is no longer served.")  # after an unexpected error
 
     def _lose(self, why: str) -> None:
         if not self._lost.done():

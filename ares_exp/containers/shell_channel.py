@@ -6,20 +6,92 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from ares_exp.containers.container import User
-from ares_exp.containers.shell_output import BoundedOutput, MarkParser
 from ares_exp.containers.shell_script import ShellInfo, parse_hello, parse_number, server
 from ares_exp.errors import ContainerDiedError
+
+_MARK = b"\x1e"
+_MAX_WORD_BYTES = 8192
 
 _MAX_COMPLAINT = 500
 # Time from its answer to a channel's readiness. Longer: a background process holds it.
 _SETTLE_SEC = 0.05
-
 Script = Callable[[str, ShellInfo], str]
-"""A function that makes the source of a script for a channel with this key and this shell."""
+"""A function that makes the source of a script for the key and the shell of a channel."""
+
+
+class MarkParser:
+    """Splits the byte stream of a shell into output and the marks `RS key SP word RS` that frame its scripts.
+
+    The transport may cut a mark anywhere. Only new bytes and a carry shorter than a mark are searched: searching
+    everything received so far would take quadratic time.
+    """
+
+    def __init__(self, key: str) -> None:
+        """Args: key: Random hex, unknown to programs in the container."""
+        self._prefix = _MARK + key.encode() + b" "
+        self._carry = b""
+
+    def feed(self, data: bytes) -> Iterator[tuple[bytes, str | None]]:
+        """Yields (output, following mark) pairs; the mark is `None` while none has arrived.
+
+        Raises:
+            ValueError: A mark does not end, so it is not ours.
+        """
+        data, self._carry = self._carry + data, b""
+        while (start := data.find(self._prefix)) >= 0:
+            word = start + len(self._prefix)
+            end = data.find(_MARK, word)
+            if end < 0:
+                if len(data) - word > _MAX_WORD_BYTES:
+                    raise ValueError("A mark does not end.")
+                self._carry = data[start:]
+                yield data[:start], None
+                return
+            yield data[:start], data[word:end].decode("utf-8", "replace")
+            data = data[end + 1 :]
+        cut = data.rfind(_MARK, max(0, len(data) - len(self._prefix) + 1))
+        if cut >= 0 and self._prefix.startswith(data[cut:]):
+            data, self._carry = data[:cut], data[cut:]
+        yield data, None
+
+
+class BoundedOutput:
+    """The first and the last `limit / 2` bytes of a stream of any length, in O(`limit`) memory."""
+
+    def __init__(self, limit: int) -> None:
+        """Args: limit: Bytes to keep, at least 0."""
+        self._limit = limit
+        self._tail_limit = limit // 2
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._total = 0
+
+    @property
+    def elided_bytes(self) -> int:
+        """Bytes dropped between head and tail."""
+        return max(0, self._total - self._limit)
+
+    def add(self, data: bytes) -> None:
+        """Appends bytes."""
+        self._total += len(data)
+        room = self._limit - self._tail_limit - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        self._tail += data
+        if len(self._tail) > 2 * self._tail_limit + 65536:  # rarely, so that the copying stays linear
+            del self._tail[: len(self._tail) - self._tail_limit]
+
+    def text(self) -> str:
+        """Returns head and tail, decoded as UTF-8; invalid bytes become U+FFFD."""
+        if self._total <= self._limit:
+            return (self._head + self._tail).decode("utf-8", "replace")
+        tail = self._tail[max(0, len(self._tail) - self._tail_limit) :]
+        return self._head.decode("utf-8", "replace") + tail.decode("utf-8", "replace")
 
 
 class StreamLostError(OSError):
@@ -75,26 +147,11 @@ class ScriptRun:
     """
 
     def __init__(self, output: BoundedOutput) -> None:
-        """Args: output: Where its output goes."""
         self.output = output
         self.pid = 0
         self.sink: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.answered = asyncio.Event()
         self.word = ""
-
-    @property
-    def begun(self) -> bool:
-        """Whether the script has begun."""
-        return self.pid != 0
-
-    @property
-    def lost(self) -> bool:
-        """Whether the script began but reported no exit code (valid once `answered` is set)."""
-        return self.begun and not self.word
-
-    def exit_code(self) -> int:
-        """Returns the reported exit code; 137 when the command killed the reporting shell."""
-        return int(self.word) if self.word else 137
 
     def answer(self, word: str = "") -> None:
         """Records the exit code, or that there will be none, and wakes the waiters."""
@@ -199,12 +256,13 @@ class Channel:
             await self._stream.write(server(self._key).encode())
             while data := await self._stream.read():
                 for output, mark in self._parser.feed(data):
-                    self._take_in(output)
-                    word, _, rest = (mark or "").partition(" ")
-                    if word:
+                    if output:
+                        self._take_in(output)
+                    if mark:
+                        word, _, rest = mark.partition(" ")
                         self._note(word, rest)
-                    if word in ("hello", "start"):  # not earlier: a shell reads ahead while it parses its source
-                        await self._stream.write(f"{self._key}\n".encode())
+                        if word in ("hello", "start"):  # not earlier: a shell reads ahead while it parses its source
+                            await self._stream.write(f"{self._key}\n".encode())
         except StreamLostError as error:
             self._lost = error
         except (OSError, ValueError):
@@ -213,7 +271,7 @@ class Channel:
     def _take_in(self, output: bytes) -> None:
         if self.run is None:  # before the first script: the engine's message when it could not start the shell
             self.complaint = (self.complaint + output.decode("utf-8", "replace"))[:_MAX_COMPLAINT].strip()
-        elif self.run.begun and not self.run.word:
+        elif self.run.pid and not self.run.word:
             self.run.output.add(output)
 
     def _note(self, word: str, rest: str) -> None:
@@ -235,7 +293,7 @@ class Channel:
         elif word == "sink":
             if run is not None and not run.sink.done():
                 run.sink.set_result(parse_number(rest))
-        elif run is None or not run.begun:
+        elif run is None or not run.pid:
             self.close()  # the process forked for the next script has ended early (`pkill bash`)
         else:
             parse_number(word)

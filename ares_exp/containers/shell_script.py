@@ -64,7 +64,11 @@ done
 
 
 def parse_hello(word: str) -> ShellInfo:
-    """Parses the text after `hello`."""
+    """Parses what a shell reports about itself.
+
+    Raises:
+        ValueError: As `parse_number`.
+    """
     pid, _, bash = word.partition("|")
     return ShellInfo(parse_number(pid) if pid else 0, bash)
 
@@ -101,10 +105,10 @@ def check_arguments(command: str, cwd: str | None, env: Mapping[str, str]) -> No
 
 
 def command_script(
-    command: str,
-    *,
     key: str,
     info: ShellInfo,
+    *,
+    command: str,
     exec_id: str,
     cwd: str | None,
     stays: bool = False,
@@ -115,9 +119,9 @@ def command_script(
     """Returns a script that becomes `command`.
 
     Args:
-        command: Shell source text.
         key: The channel's.
         info: The channel's shell.
+        command: Shell source text.
         exec_id: The id by which the kill script finds the command's processes.
         cwd: Its working directory; `None` is that of the channel's shell.
         stays: Whether it starts in the shell's directory, if that is not `/`, when `cwd` cannot be entered: a directory
@@ -126,9 +130,23 @@ def command_script(
         shell: The shell of the command.
         stderr: A process of the container whose stdout takes the command's stderr; `None` merges both.
     """
-    lines = [] if stderr is None else [_redirect_stderr(stderr)]
-    lines += [*_change_directory(cwd, stays), *(f"export {name}={shlex.quote(env[name])}" for name in env)]
-    lines += [f"export {EXEC_ID_VARIABLE}={exec_id}", _become(command, key, info, shell)]
+    lines = []
+    if stderr is not None:
+        complaint = "{ echo 'cannot separate stderr: /proc is closed'; exit 126; }"
+        lines.append(f"command exec 2>/proc/{stderr}/fd/1 || {complaint}")
+    if cwd is not None:
+        complaint = f"cannot change to the working directory {cwd!r}: missing, no directory, or not accessible"
+        refuse = f"{{ echo {shlex.quote(complaint)}; exit 126; }}"
+        if stays:
+            refuse = f"case $(pwd -P 2>/dev/null) in /) {refuse} ;; esac"
+        lines.append(f"cd -- {shlex.quote(cwd if posixpath.isabs(cwd) else f'./{cwd}')} 2>/dev/null || {refuse}")
+    lines += [*(f"export {name}={shlex.quote(env[name])}" for name in env), f"export {EXEC_ID_VARIABLE}={exec_id}"]
+    program = "sh" if shell == "sh -c" or not info.bash else info.bash
+    become = f"exec {shlex.quote(program)} {'-lc' if shell == 'bash -lc' else '-c'}"
+    if len(command.encode("utf-8", "surrogateescape")) <= _MAX_ARGUMENT_BYTES:
+        lines.append(f"{become} {shlex.quote(command)} </dev/null")
+    else:  # the words of `eval` are expanded before its redirection closes the descriptor for what it runs
+        lines.append(f"{become} 'eval \"$(cat <&3)\" 3<&-' </dev/null 3<<'{key}'\n{command}\n{key}")
     return _script(key, "; ".join(lines))  # one line: the command's line numbers then count from 1
 
 
@@ -162,30 +180,6 @@ def kill_script(exec_ids: Collection[str], pids: Collection[int], *, key: str) -
 def _script(key: str, body: str) -> str:
     """Returns one compound command, so that the shell has read all of it when it begins."""
     return f"{{ printf '\\036{key} start %d\\036' $$ >&3; exec 3>&-; {body}\nexit; }}\n"
-
-
-def _redirect_stderr(sink: int) -> str:
-    return f"command exec 2>/proc/{sink}/fd/1 || {{ echo 'cannot separate stderr: /proc is closed'; exit 126; }}"
-
-
-def _change_directory(cwd: str | None, stays: bool) -> list[str]:
-    if cwd is None:
-        return []
-    path = cwd if posixpath.isabs(cwd) else f"./{cwd}"
-    complaint = shlex.quote(f"cannot change to the working directory {cwd!r}: missing, no directory, or not accessible")
-    refuse = f"{{ echo {complaint}; exit 126; }}"
-    if stays:
-        refuse = f"case $(pwd -P 2>/dev/null) in /) {refuse} ;; esac"
-    return [f"cd -- {shlex.quote(path)} 2>/dev/null || {refuse}"]
-
-
-def _become(command: str, key: str, info: ShellInfo, shell: Shell) -> str:
-    program = "sh" if shell == "sh -c" or not info.bash else info.bash
-    words = f"exec {shlex.quote(program)} {'-lc' if shell == 'bash -lc' else '-c'}"
-    if len(command.encode("utf-8", "surrogateescape")) <= _MAX_ARGUMENT_BYTES:
-        return f"{words} {shlex.quote(command)} </dev/null"
-    # The words of `eval` are expanded before its redirection closes the descriptor for what it runs.
-    return f"{words} 'eval \"$(cat <&3)\" 3<&-' </dev/null 3<<'{key}'\n{command}\n{key}"
 
 
 # Names begin with "_" so as not to overwrite a variable of the container.

@@ -89,7 +89,6 @@ class TerminalSession:
     """An open terminal whose output is collected all the time."""
 
     def __init__(self, terminal: Terminal) -> None:
-        """Begins to read."""
         self._terminal = terminal
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._head, self._tail, self._elided = "", "", 0
@@ -99,7 +98,6 @@ class TerminalSession:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the shell is gone."""
         return self._ended.is_set()
 
     async def wait_for_prompt(self) -> None:
@@ -120,7 +118,6 @@ class TerminalSession:
         return self._take()
 
     async def close(self) -> None:
-        """Closes the terminal. Idempotent."""
         self._reading.cancel()
         await asyncio.wait({self._reading})
         await self._terminal.close()

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ares_exp.containers.leftover import Leftover
-from ares_exp.containers.owned_directory import delete
+from ares_exp.containers.owned_directory import delete, locked
 
 _BLOCK = 512
 """Unit of `st_blocks`."""
@@ -68,16 +68,10 @@ def find_caches() -> Iterator[Leftover]:
 def _when_free(folder: Path, *, empty: bool = False) -> str:
     """Returns why a folder is not free, or, where it is to be emptied, not empty; an empty string if it is."""
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        return str(error.strerror)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return _empty(folder) if empty else ""  # the folder stays: whoever waits for its lock will use it
+        with locked(folder, os.O_RDONLY | os.O_DIRECTORY):
+            return _empty(folder) if empty else ""  # the folder stays: whoever waits for its lock will use it
     except OSError as error:
         return "a process uses it" if isinstance(error, BlockingIOError) else str(error.strerror)
-    finally:
-        os.close(descriptor)
 
 
 def _empty(folder: Path) -> str:

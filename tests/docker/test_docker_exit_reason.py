@@ -13,7 +13,7 @@ from docker.errors import NotFound
 from ares_exp.containers.container import Container, ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.docker import engine as engine_module
-from ares_exp.containers.docker.exit_reason import exit_reason
+from ares_exp.containers.docker.container_lifetime import exit_reason
 from ares_exp.errors import ContainerDiedError, ContainerLostError
 from tests.docker.engine_relay import EngineRelay
 

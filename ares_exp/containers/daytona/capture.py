@@ -142,13 +142,6 @@ class SandboxFiles:
                 self._known[path] = (found.now[path].signature, entry)
 
     async def capture(self, objects: ObjectStore) -> Delta:
-        """As `SnapshottableContainer.capture_changes`.
-
-        Raises:
-            CaptureError: The files could not be read.
-            SnapshotUnsupportedError: The sandbox lacks a needed program; with its name.
-            ContainerDiedError: It is gone, or has not started.
-        """
         if self._started is None and not self._unsupported:
             raise ContainerDiedError("The container has not been started.")
         if self._started is None:

@@ -50,7 +50,6 @@ class Connections:
     """One connection per event loop with containers."""
 
     def __init__(self) -> None:
-
         self._of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Connection] = weakref.WeakKeyDictionary()
 
     def acquire(self) -> Connection:

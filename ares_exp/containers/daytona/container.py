@@ -101,13 +101,6 @@ class DaytonaContainer(Container):
         self._stopped = False
 
     async def start(self) -> None:
-        """As `Container.start`.
-
-        Raises:
-            ContainerStartError: The image could not be built, or the sandbox not started.
-            ContainerServiceError: The service refused, or does not answer.
-            EnvironmentStartTimeoutError: It took longer than the spec allows.
-        """
         refuse_second_start(begun=self._starting is not None or self._stopped)
         what = f"The sandbox of {self._spec.name}"
         async with bounded_start(what, self._spec.start_timeout_sec, stop=self.stop, remedy=_WHEN_SLOW):
@@ -209,14 +202,6 @@ class DaytonaContainer(Container):
         await self._channels.open()
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
-        """As `Container.exec`.
-
-        Raises:
-            ContainerDiedError: The sandbox is gone.
-            ContainerServiceError: The service refused, or does not answer; the command may have been run.
-            ContainerError: It has no such user.
-            ValueError: As `Container.exec`.
-        """
         if self._channels is None:
             raise ContainerDiedError("The container has not been started.")
         if str(options.get("user")) in (self._user, *(_ROOT_NAMES if self._user in _ROOT_NAMES else ())):
@@ -246,22 +231,10 @@ class DaytonaContainer(Container):
         return await self.exec(command, user="root", cwd="/", shell="sh -c", timeout_sec=timeout_sec)
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
-        """As `Container.upload`.
-
-        Raises:
-            TransferError: With the path and the reason.
-            ContainerDiedError: The sandbox is gone.
-        """
         path = await self._absolute(target)
         await self._copy(lambda transfer: transfer.upload(Path(source), path), f"upload to {path}")
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        """As `Container.download`.
-
-        Raises:
-            TransferError: With the path and the reason; a missing `source` included.
-            ContainerDiedError: The sandbox is gone.
-        """
         path = await self._absolute(source)
         await self._copy(lambda transfer: transfer.download(path, Path(target)), f"download of {path}")
 
@@ -288,12 +261,6 @@ class DaytonaContainer(Container):
             raise
 
     async def capture_changes(self, objects: ObjectStore) -> Delta:
-        """As `SnapshottableContainer.capture_changes`.
-
-        Raises:
-            CaptureError: The files could not be read.
-            ContainerDiedError: The sandbox is gone.
-        """
         self._running_relay()
         sandbox, connection = self._sandbox, self._connection
         if sandbox is None or connection is None:
@@ -312,14 +279,9 @@ class DaytonaContainer(Container):
         )
 
     async def open_door(self, serve: Serve, *, port: int = DOOR_PORT) -> Door:
-        """As `ServingContainer.open_door`, by a relay over the service.
+        """Opens a door by a relay over the service.
 
         One request waits in the sandbox, and four in each `door_lease_sec` say that this process is there.
-
-        Raises:
-            DoorUnavailableError: The image lacks what a relay needs, or all ports that are tried are taken.
-            ContainerDiedError: The sandbox is gone.
-            ContainerServiceError: The service refused, or does not answer.
         """
         self._running_relay()
         try:
@@ -338,13 +300,6 @@ class DaytonaContainer(Container):
     async def open_terminal(
         self, *, columns: int, lines: int, user: User | None = None, env: Mapping[str, str] | None = None
     ) -> Terminal:
-        """As `TerminalContainer.open_terminal`, by a pseudo-terminal of the service's.
-
-        Raises:
-            ContainerDiedError: The sandbox is gone.
-            ContainerServiceError: The service refused, or does not answer.
-            ContainerError: The shell does not begin.
-        """
         self._running_relay()
         user = self._user if user is None else user
         variables = {**self._image_env, **(env or {}), "TERM": TERM}
@@ -374,13 +329,6 @@ class DaytonaContainer(Container):
         return terminal
 
     async def set_network(self, policy: NetworkPolicy) -> None:
-        """As `Container.set_network`.
-
-        Raises:
-            ContainerDiedError: The sandbox is gone.
-            ContainerError: The policy could not be put in force.
-            ValueError: As `Container.set_network`.
-        """
         if policy not in self._spec.networks:
             raise ValueError(f"Expected one of the container's network policies, got {policy}.")
         self._running_relay()
@@ -417,7 +365,6 @@ class DaytonaContainer(Container):
             raise ContainerDiedError(f"The sandbox {self.sandbox_name} has ended, or was removed. {cause}") from cause
 
     async def stop(self) -> None:
-        """As `Container.stop`."""
         self._stopped = True
         await finish(self._stop())
 

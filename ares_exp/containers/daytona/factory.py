@@ -135,7 +135,7 @@ class DaytonaContainerFactory(ContainerFactoryBase):
 
     @classmethod
     def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:
-        """As `ContainerFactoryBase.find_leftovers`; nothing without credentials in the environment."""
+        """Lists nothing without credentials in the environment."""
         if has_credentials():
             try:
                 yield from find_all(snapshots=snapshots)
@@ -143,11 +143,4 @@ class DaytonaContainerFactory(ContainerFactoryBase):
                 raise ContainerServiceError(f"The Daytona service could not be asked what it has. {error}") from error
 
     def check(self, spec: ContainerSpec) -> list[str]:
-        """As `ContainerFactory.check`.
-
-        Raises:
-            UnsupportedTaskError: The task needs several services, or a feature that the service lacks.
-            TaskError: It has neither an image nor a Dockerfile, or the Dockerfile is malformed.
-            ConfigError: Its limits exceed the lifetime of a sandbox.
-        """
         return check_spec(spec, self._options)

@@ -20,10 +20,10 @@ _MAX_QUEUED = 32  # arrived but unread pieces
 class ShellRelay(Protocol):
     """The part of a `Relay` that a stream uses."""
 
-    def carry(self, feed: Feed, *, max_bytes: int) -> int: ...  # noqa: D102
-    async def feed(self, feed: Feed) -> int: ...  # noqa: D102
-    def forget(self, stream: RelayStream) -> None: ...  # noqa: D102
-    def has_read(self) -> None: ...  # noqa: D102
+    def carry(self, feed: Feed, *, max_bytes: int) -> int: ...
+    async def feed(self, feed: Feed) -> int: ...
+    def forget(self, stream: RelayStream) -> None: ...
+    def has_read(self) -> None: ...
 
 
 class RelayStream:
@@ -39,7 +39,6 @@ class RelayStream:
     """
 
     def __init__(self, relay: ShellRelay, position: OutputPosition, *, is_answered: bool = True) -> None:
-
         self.position = position
         self.is_answered = is_answered
         self.is_resting = False
@@ -112,7 +111,6 @@ class RelayStream:
             self._seen_by = feeding.result()
 
     def rest(self) -> None:
-        """As `ChannelStream.rest`."""
         self.is_resting = True
 
     def close(self) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import gzip
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import IO, Protocol, cast
+from typing import IO, cast
 
 from ares_exp.containers.bounded_reading import READ_SEC
 from ares_exp.containers.container import ExecResult
@@ -16,36 +16,20 @@ _GZIP = b"\x1f\x8b"
 _SHOWN = 500
 
 
-class Run(Protocol):
-    """Runs a command as root, by `sh -c`."""
+Run = Callable[..., Awaitable[ExecResult]]
+"""Runs a command as root, by `sh -c`, with the keyword `timeout_sec`. Raises as `Container.exec`."""
 
-    async def __call__(self, command: str, *, timeout_sec: float) -> ExecResult:
-        """As `Container.exec`."""
-        ...
+Fetch = Callable[[str, IO[bytes], int], Awaitable[None]]
+"""Copies a file of the sandbox, of at most so many bytes, to an open file.
 
+Raises `ContainerError` if it is missing or larger, if the sandbox is gone, or if the service does not answer.
+"""
 
-class Fetch(Protocol):
-    """Reads a file of the sandbox."""
+Send = Callable[[IO[bytes], str], Awaitable[None]]
+"""Writes all of an open file to a file of the sandbox, in an existing directory.
 
-    async def __call__(self, path: str, file: IO[bytes], max_bytes: int, /) -> None:
-        """Copies the sandbox's file `path` to `file`.
-
-        Raises:
-            ContainerError: It is missing or larger; the sandbox is gone, or the service does not answer.
-        """
-        ...
-
-
-class Send(Protocol):
-    """Writes a file of the sandbox."""
-
-    async def __call__(self, file: IO[bytes], path: str, /) -> None:
-        """Writes all of `file` to the sandbox's file `path`, in an existing directory.
-
-        Raises:
-            ContainerError: The sandbox is gone, or the service refused or does not answer.
-        """
-        ...
+Raises `ContainerError` if the sandbox is gone, or if the service refuses or does not answer.
+"""
 
 
 class ScriptFailedError(Exception):
@@ -65,7 +49,6 @@ class SandboxScripts:
     """Scripts and file transfer of one sandbox, for capture and restore."""
 
     def __init__(self, run: Run, fetch: Fetch, send: Send) -> None:
-
         self._run, self._fetch, self._send = run, fetch, send
 
     async def run(self, script: str) -> str:
@@ -102,6 +85,5 @@ class SandboxScripts:
             yield cast(IO[bytes], gzip.GzipFile(fileobj=file, mode="rb")) if is_compressed else file
 
     async def send(self, file: IO[bytes], path: str) -> None:
-        """As `Send`."""
         await asyncio.to_thread(file.seek, 0)
         await self._send(file, path)

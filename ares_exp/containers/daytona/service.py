@@ -147,7 +147,6 @@ class DaytonaService:
         return has_ended(found)
 
     async def close(self) -> None:
-        """Closes the connections. Idempotent."""
         self._is_closed = True
         creating = list(self.creating.values())
         self.creating.clear()

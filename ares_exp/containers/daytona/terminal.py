@@ -117,7 +117,6 @@ class DaytonaTerminal:
         self._ahead = bytes(printed[found.end() :])
 
     async def read(self) -> bytes:
-        """As `Terminal.read`."""
         if self._ahead:
             data, self._ahead = self._ahead, b""
             return data
@@ -128,7 +127,6 @@ class DaytonaTerminal:
         return data
 
     async def write(self, data: bytes) -> None:
-        """As `Terminal.write`."""
         from daytona import DaytonaError
 
         if self._handle is None:
@@ -139,7 +137,6 @@ class DaytonaTerminal:
             raise OSError(str(error)) from None
 
     async def close(self) -> None:
-        """As `Terminal.close`."""
         await finish(self._close())
 
     async def _close(self) -> None:

@@ -50,7 +50,6 @@ class ArchiveCapture:
     """Captures one container repeatedly, without reading unchanged files again."""
 
     def __init__(self, engine: Engine, container: str) -> None:
-
         self._engine = engine
         self._container = container
         self._known: dict[str, tuple[bytes, Entry]] = {}

@@ -52,14 +52,7 @@ class Capture:
     """Captures one container repeatedly; remembers what it has read."""
 
     def __init__(self, engine: Engine, container: str, way: CaptureWay, lower: StoredChanges | None) -> None:
-        """Reads nothing yet.
-
-        Args:
-            engine: The engine.
-            container: Its name.
-            way: See the module.
-            lower: The changes in the container's image, if that is a derived one.
-        """
+        """Args: lower: The changes in the container's image, if that is a derived one."""
         self._engine = engine
         self._container = container
         self._way = way
@@ -71,17 +64,13 @@ class Capture:
         self._is_closed = False
 
     async def run(self, objects: ObjectStore) -> Delta:
-        """As `SnapshottableContainer.capture_changes`.
-
-        Raises:
-            CaptureError, SnapshotUnsupportedError: As there.
-            EngineError, docker.errors.DockerException, requests.exceptions.RequestException: The engine refused or is
-                gone.
-        """
         async with self._one_at_a_time, _captures(os.getpid()).slot():
             inspected = await self._inspect()
-            notes = list(_unkept_mounts(inspected))
-            skip = functools.partial(self._skip, _mount_points(inspected))
+            points = frozenset(mount["Destination"] for mount in inspected["Mounts"])
+            points |= frozenset(inspected["HostConfig"].get("Tmpfs") or {})
+            mounted_again = {mount["Target"] for mount in inspected["HostConfig"].get("Mounts") or ()}
+            notes = [f"{point!r} is not kept: it is a mount." for point in sorted(points - mounted_again)]
+            skip = functools.partial(self._skip, points)
             entries = await self._read(inspected, objects, notes, skip)
             await self._inspect()  # files of a container that ended meanwhile may be missing
             if self._lower is None:
@@ -117,7 +106,7 @@ class Capture:
     def _skip(self, mount_points: frozenset[str], path: str) -> bool:
         if self._is_closed:
             raise CaptureError("The changed files cannot be read: the container has been stopped.")
-        return _is_of_the_engine(mount_points, path)
+        return path in _ENGINE_FILES or any(path == point or path.startswith(f"{point}/") for point in mount_points)
 
     def _steady(self, upper: Path, objects: ObjectStore, notes: list[str], skip: Skip) -> dict[str, Entry]:
         """Reads until two readings agree. Blocking."""
@@ -167,21 +156,6 @@ def _captures(pid: int) -> Throttle:
     return Throttle(max(2, os.cpu_count() or 1))
 
 
-def _mount_points(inspected: Mapping[str, Any]) -> frozenset[str]:
-    return frozenset(mount["Destination"] for mount in inspected["Mounts"]) | frozenset(
-        inspected["HostConfig"].get("Tmpfs") or {}
-    )
-
-
-def _is_of_the_engine(mount_points: frozenset[str], path: str) -> bool:
-    return path in _ENGINE_FILES or any(path == point or path.startswith(f"{point}/") for point in mount_points)
-
-
-def _unkept_mounts(inspected: Mapping[str, Any]) -> list[str]:
-    ours = {mount["Target"] for mount in inspected["HostConfig"].get("Mounts") or ()}  # are mounted again
-    return [f"{point!r} is not kept: it is a mount." for point in sorted(_mount_points(inspected) - ours)]
-
-
 def stacked(
     lower: Mapping[str, Entry], upper: Mapping[str, Entry], base_has: Callable[[str], bool]
 ) -> dict[str, Entry]:
@@ -203,17 +177,13 @@ def stacked(
             found[path] = replace(entry, opaque=hides)
             continue
         if old is not None and old.kind == "directory":
-            _drop_below(found, path)
+            for below in [other for other in found if other.startswith(f"{path}/")]:
+                del found[below]
         if entry.kind != "whiteout" or (_is_seen(found, path) and (old is None or base_has(path))):
             found[path] = entry
         else:
             found.pop(path, None)
     return _linked_anew(sorted_by_path(found), upper)
-
-
-def _drop_below(entries: dict[str, Entry], path: str) -> None:
-    for below in [other for other in entries if other.startswith(f"{path}/")]:
-        del entries[below]
 
 
 def _is_seen(entries: Mapping[str, Entry], path: str) -> bool:
@@ -244,7 +214,6 @@ class BaseFiles:
     """Entries of one image, asked of a container that is never started. Blocking; calls must not overlap."""
 
     def __init__(self, engine: Engine, image: str) -> None:
-
         self._engine = engine
         self._image = image
         self._container: str | None = None

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.docker.base_image import find_base, name_of
 from ares_exp.containers.docker.capture import Capture, CaptureWay
+from ares_exp.containers.docker.container_lifetime import why_it_stays
 from ares_exp.containers.docker.derived_image import DerivedImage, ThinLoadRefused, borrow
-from ares_exp.containers.docker.engine import Engine, engine_errors, reason
-from ares_exp.containers.docker.restore import put_back
-from ares_exp.errors import CaptureError, ContainerDiedError
-from ares_exp.filesystem.delta import Delta
+from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
+from ares_exp.containers.docker.image import ensure_image, inspect_image
+from ares_exp.containers.docker.program import run_program
+from ares_exp.errors import CaptureError, ContainerDiedError, ContainerStartError, RestoreError, SnapshotMismatchError
+from ares_exp.filesystem.delta import Delta, Entry, StoredChanges
+from ares_exp.filesystem.layer import write_layer
 from ares_exp.filesystem.objects import ObjectStore
 
 _logger = logging.getLogger(__name__)
+_REMEDY = (
+    "Bring the image back (`docker save` where it still is, `docker load` here), or start the task anew. A run that "
+    "takes snapshots needs container.keep_image=true, and its images left on the engine."
+)
+_REMOVE = ["xargs", "-0", "rm", "-rf", "--"]
+_LIKE_A_WHITEOUT = "/.wh."
+_TOUCHED_BY_THE_ENGINE = "/etc"  # it creates hosts, hostname and others there
 
 
 class ChangedFiles:
@@ -74,13 +88,6 @@ class ChangedFiles:
         self._capture = Capture(engine, self._container, self._way, changes if is_derived else None)
 
     async def capture(self, objects: ObjectStore) -> Delta:
-        """As `SnapshottableContainer.capture_changes`; raises `CaptureError` for a dead container.
-
-        Raises:
-            CaptureError: The files could not be read.
-            SnapshotUnsupportedError: The way of the option `capture` is not possible here.
-            ContainerDiedError: It has not started.
-        """
         if self._capture is None:
             raise ContainerDiedError("The container has not been started.")
         try:
@@ -94,3 +101,104 @@ class ChangedFiles:
             await self._derived.give_back()
         if self._capture is not None:
             await self._capture.close()
+
+
+async def find_base(engine: Engine, spec: ContainerSpec, *, keep: bool) -> dict[str, Any]:
+    """Inspects the image that `spec.changes` are relative to.
+
+    A missing image is pulled or built like any image of a task, and has to have the same id.
+
+    Args:
+        engine: The engine.
+        spec: With `changes`.
+        keep: Whether an image built for this is kept.
+
+    Raises:
+        SnapshotMismatchError: It cannot be found or made; with both ids if another one was.
+    """
+    assert spec.changes is not None
+    base = spec.changes.delta.base
+    if not base.startswith("sha256:"):
+        raise SnapshotMismatchError(
+            f"Expected the changed files of {spec.name} to be relative to a Docker image (sha256:…), got {base}. "
+            "Restore them on the backend that they were captured on."
+        )
+    found = await in_thread(lambda: inspect_image(engine.api, base), abandon=True)
+    if found is not None:
+        return found
+    what = f"The changed files of {spec.name} are relative to the image {base}, which the engine does not have"
+    try:
+        image = await ensure_image(
+            engine, name=spec.name, docker_image=spec.docker_image, context_dir=spec.context_dir, keep=keep
+        )
+    except ContainerStartError as error:
+        raise SnapshotMismatchError(f"{what}. Its task's image cannot replace it: {error} {_REMEDY}") from error
+    found = await in_thread(lambda: inspect_image(engine.api, image), abandon=True)
+    if found is not None and found["Id"] == base:
+        return found
+    if spec.docker_image is None and not keep:
+        await in_thread(lambda: why_it_stays(lambda: engine.api.remove_image(image)), lane="removals")
+    other = found["Id"] if found is not None else "gone"
+    raise SnapshotMismatchError(f"{what}. Its task's image {image} is now {other}. {_REMEDY}")
+
+
+def name_of(image: dict[str, Any], spec: ContainerSpec) -> str:
+    """Returns a readable name of an image: the task's if it still refers to it, else another, else the id."""
+    names: list[str] = image.get("RepoTags") or [image["Id"]]
+    return spec.docker_image if spec.docker_image in names else names[0]
+
+
+async def put_back(engine: Engine, container: str, changes: StoredChanges, *, is_derived: bool) -> None:
+    """Applies `changes` to the files of a running container.
+
+    Args:
+        engine: The engine.
+        container: The container's name.
+        changes: Relative to its image.
+        is_derived: Whether the image has them already, except files whose names mean deletions in a layer. Hard links
+            are written anyway: what is written to one name of a file in a layer is not seen under the others.
+
+    Raises:
+        RestoreError: With the reason.
+        SnapshotMetadataError: An object is missing or damaged.
+    """
+    entries = changes.delta.entries
+    if is_derived:
+        entries = _not_in_the_image(entries)
+    elif gone := [path for path, entry in entries.items() if entry.kind == "whiteout" or entry.opaque]:
+        await _remove(engine, container, gone)
+    files = {path: replace(entry, opaque=False) for path, entry in entries.items() if entry.kind != "whiteout"}
+    if files:
+        plain = StoredChanges(Delta(changes.delta.base, files), changes.objects)
+        await in_thread(lambda: _put(engine, container, plain), lane="transfers")
+
+
+def _not_in_the_image(entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Returns the entries that a layer cannot hold, and their directories, whose times change with the writing."""
+    found = {path for path, entry in entries.items() if _LIKE_A_WHITEOUT in path or entry.link is not None}
+    found |= {path[:end] for path in found for end in range(1, len(path)) if path[end] == "/"}
+    found.add(_TOUCHED_BY_THE_ENGINE)
+    return {path: entry for path, entry in entries.items() if path in found}
+
+
+async def _remove(engine: Engine, container: str, paths: list[str]) -> None:
+    names = b"".join(os.fsencode(f".{path}\0") for path in paths)
+    try:
+        output, exit_code = await run_program(engine, container, _REMOVE, names, lambda file: file.read(1000))
+    except engine_errors() as error:
+        raise RestoreError(f"Deleted files cannot be removed in {container}: {reason(error)}.") from error
+    if exit_code:
+        raise RestoreError(
+            f"Deleted files cannot be removed in {container}: `{' '.join(_REMOVE)}` ended there with exit code "
+            f"{exit_code}. {output.decode('utf-8', 'replace').strip()}".rstrip()
+        )
+
+
+def _put(engine: Engine, container: str, changes: StoredChanges) -> None:
+    with tempfile.TemporaryFile(prefix="ares_exp-changes-") as file:
+        write_layer(changes, file, plain=True)
+        file.seek(0)
+        try:
+            engine.api.put_archive(container, "/", file)
+        except engine_errors() as error:
+            raise RestoreError(f"The files could not be written to {container}: {reason(error)}.") from error

@@ -1,8 +1,7 @@
-"""The Docker container."""
+"""The containers of a Docker engine: what they share, and the container of one image."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 import secrets
 from collections.abc import Mapping
@@ -21,14 +20,13 @@ from ares_exp.containers.container import (
     bounded_start,
     refuse_second_start,
 )
+from ares_exp.containers.docker.capabilities import limits
 from ares_exp.containers.docker.capture import CaptureWay
 from ares_exp.containers.docker.changed_files import ChangedFiles
 from ares_exp.containers.docker.container_lifetime import FIRST_COMMAND, NAME_PREFIX, FirstProcess, remove
 from ares_exp.containers.docker.creation import AnswerLostError, create, remove_when_it_appears, starts
-from ares_exp.containers.docker.doors import ContainerDoors
 from ares_exp.containers.docker.engine import Engine, connect, engine_errors, in_thread, reason
 from ares_exp.containers.docker.image import ensure_image
-from ares_exp.containers.docker.limits import limits
 from ares_exp.containers.docker.mounts import container_mounts
 from ares_exp.containers.docker.network import ContainerNetwork, NetworkOptions
 from ares_exp.containers.docker.reaper import watch_over_us
@@ -43,7 +41,7 @@ from ares_exp.errors import (
     ContainerStartError,
     PreflightError,
     SnapshotError,
-    UnsupportedTaskError,
+    TaskError,
 )
 from ares_exp.filesystem.delta import Delta
 from ares_exp.filesystem.objects import ObjectStore
@@ -72,63 +70,127 @@ class DockerOptions:
     compose_trusted: bool
 
 
-class DockerContainer(Container):
-    """A container of a Docker engine; a `SnapshottableContainer`."""
+class EngineContainer(Container):
+    """A container of a Docker engine. Subclasses start it (`_start`) and remove it (`_remove`)."""
 
     image: str | None = None
 
     def __init__(self, spec: ContainerSpec, options: DockerOptions) -> None:
-
         self._spec = spec
         self._options = options
-        self.container_name = unique_name(spec.name)
         self._engine: Engine | None = None
-        self._may_appear = False
         self._first_process: FirstProcess | None = None
-        keep = options.keep_image
-        self._changed_files = ChangedFiles(spec, self.container_name, options.capture, keep_image=keep)
         self._network = ContainerNetwork(spec, options.network)
         self._running: RunningContainer | None = None
-        self._doors = ContainerDoors()
         self._stopped = False
 
     async def start(self) -> None:
-        """As `Container.start`."""
         refuse_second_start(begun=self._engine is not None or self._stopped)
         what = f"The container of {self._spec.name}"
-        failures: tuple[type[Exception], ...] = (*engine_errors(), PreflightError, UnsupportedTaskError)
+        failures: tuple[type[Exception], ...] = (*engine_errors(), PreflightError, TaskError)
         async with bounded_start(what, self._spec.start_timeout_sec, stop=self.stop, remedy=WHEN_SLOW):
             try:
-                await self._start()
+                engine = self._engine = await connect(self._options.host)
+                await self._start(engine)
             except failures as error:
                 why = reason(error)
                 needs = " The image needs a `sh`." if 'exec: "sh"' in why else ""
                 raise ContainerStartError(f"{what} could not be started: {why}.{needs}") from error
 
-    async def _start(self) -> None:
-        from docker.errors import ImageNotFound
+    async def _start(self, engine: Engine) -> None:
+        raise NotImplementedError
 
+    async def _open(self, engine: Engine, container: str) -> None:
+        """Opens the first shells of the started container of this name.
+
+        Raises:
+            ContainerStartError: It runs no commands.
+        """
         spec = self._spec
-        engine = self._engine = await connect(self._options.host)
-        try:
-            self._first_process = await self._create_and_start(engine)
-        except ImageNotFound:  # removed before this container was created: with another (`keep_image=False`), by a user
-            self._first_process = await self._create_and_start(engine)
-        await self._network.start(engine, self.container_name)
-        running = self._running = RunningContainer(
+        self._running = RunningContainer(
             engine,
-            self.container_name,
+            container,
             what=f"container of {spec.name}",
             shell=self._options.shell,
             workdir=spec.workdir,
             first_process=self._first_process,
         )
         try:
-            await running.open()
+            await self._running.open()
         except ContainerError as error:
             raise ContainerStartError(f"The container of {spec.name} started, but runs no commands. {error}") from error
 
-    async def _create_and_start(self, engine: Engine) -> FirstProcess:
+    @property
+    def _started(self) -> RunningContainer:
+        if self._running is None:
+            raise ContainerDiedError("The container has not been started, or has been stopped.")
+        return self._running
+
+    async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
+        options["env"] = {**self._network.env, **(options.get("env") or {})}
+        return await self._started.exec(command, **options)
+
+    async def upload(self, source: str | Path, target: str | Path) -> None:
+        await self._started.upload(source, target)
+
+    async def download(self, source: str | Path, target: str | Path) -> None:
+        await self._started.download(source, target)
+
+    async def open_terminal(
+        self, *, columns: int, lines: int, user: User | None = None, env: Mapping[str, str] | None = None
+    ) -> Terminal:
+        variables = {**self._network.env, **(env or {})}
+        return await self._started.open_terminal(columns=columns, lines=lines, user=user, env=variables)
+
+    async def open_door(self, serve: Serve, *, port: int = DOOR_PORT) -> Door:
+        return await self._started.open_door(serve, port)
+
+    async def set_network(self, policy: NetworkPolicy) -> None:
+        running = self._started
+        running.raise_if_closed()
+        try:
+            await self._network.set(policy)
+        except ContainerError as error:
+            await running.raise_if_dead(error)
+            raise
+
+    async def stop(self) -> None:
+        self._stopped = True
+        try:
+            if self._running is not None:
+                await self._running.close()
+            if self._engine is not None:
+                await self._remove(self._engine)
+        finally:
+            if self._first_process is not None:
+                self._first_process.close()
+            await self._network.close()
+
+    async def _remove(self, engine: Engine) -> None:
+        raise NotImplementedError
+
+
+class DockerContainer(EngineContainer):
+    """A container of one image; a `SnapshottableContainer`."""
+
+    def __init__(self, spec: ContainerSpec, options: DockerOptions) -> None:
+        super().__init__(spec, options)
+        self.container_name = unique_name(spec.name)
+        self._may_appear = False
+        keep = options.keep_image
+        self._changed_files = ChangedFiles(spec, self.container_name, options.capture, keep_image=keep)
+
+    async def _start(self, engine: Engine) -> None:
+        from docker.errors import ImageNotFound
+
+        try:
+            await self._create_and_start(engine)
+        except ImageNotFound:  # removed before this container was created: with another (`keep_image=False`), by a user
+            await self._create_and_start(engine)
+        await self._network.start(engine, self.container_name)
+        await self._open(engine, self.container_name)
+
+    async def _create_and_start(self, engine: Engine) -> None:
         spec = self._spec
         if spec.changes is not None:
             image, self.image = await self._changed_files.image(engine)
@@ -144,10 +206,9 @@ class DockerContainer(Container):
         async with starts(engine).slot():
             await cancellation.in_thread(lambda: watch_over_us(engine))
             await in_thread(lambda: self._create(engine, image, mounts), lane="starts")
-            first_process = self._first_process = await FirstProcess.attach(engine, self.container_name)
+            self._first_process = await FirstProcess.attach(engine, self.container_name)
             await in_thread(lambda: engine.api.start(self.container_name), lane="starts")
         await self._changed_files.has_started(engine)
-        return first_process
 
     def _create(self, engine: Engine, image: str, mounts: list[Mount]) -> None:
         spec, options = self._spec, self._options
@@ -172,43 +233,7 @@ class DockerContainer(Container):
             self._may_appear = True
             raise
 
-    async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
-        """As `Container.exec`.
-
-        Raises:
-            ContainerDiedError: The container ended or no longer answers.
-            ContainerError: It has no such user.
-            ValueError: As `Container.exec`.
-        """
-        options["env"] = {**self._network.env, **(options.get("env") or {})}
-        return await self._started.exec(command, **options)
-
-    async def upload(self, source: str | Path, target: str | Path) -> None:
-        """As `Container.upload`.
-
-        Raises:
-            TransferError: With the path and the reason.
-            ContainerDiedError: The container is gone.
-        """
-        await self._started.upload(source, target)
-
-    async def download(self, source: str | Path, target: str | Path) -> None:
-        """As `Container.download`.
-
-        Raises:
-            TransferError: With the path and the reason; a missing `source` included.
-            ContainerDiedError: The container is gone.
-        """
-        await self._started.download(source, target)
-
     async def capture_changes(self, objects: ObjectStore) -> Delta:
-        """As `SnapshottableContainer.capture_changes`; see the module `capture`.
-
-        Raises:
-            CaptureError: The files could not be read.
-            SnapshotUnsupportedError: The way of the option `capture` is not possible here.
-            ContainerDiedError: The container is gone.
-        """
         running = self._started
         running.raise_if_closed()
         try:
@@ -217,59 +242,15 @@ class DockerContainer(Container):
             await running.raise_if_dead(error)
             raise
 
-    async def open_terminal(
-        self, *, columns: int, lines: int, user: User | None = None, env: Mapping[str, str] | None = None
-    ) -> Terminal:
-        """As `TerminalContainer.open_terminal`."""
-        variables = {**self._network.env, **(env or {})}
-        return await self._started.open_terminal(columns=columns, lines=lines, user=user, env=variables)
-
-    async def open_door(self, serve: Serve, *, port: int = DOOR_PORT) -> Door:
-        """As `ServingContainer.open_door`."""
-        running = self._started
-        assert self._engine is not None
-        return await self._doors.open(self._engine, self.container_name, running, serve, port)
-
-    async def set_network(self, policy: NetworkPolicy) -> None:
-        """As `Container.set_network`.
-
-        Raises:
-            ContainerDiedError: The container is gone.
-            ContainerError: The policy could not be put in force.
-            ValueError: As `Container.set_network`.
-        """
-        running = self._started
-        running.raise_if_closed()
+    async def _remove(self, engine: Engine) -> None:
         try:
-            await self._network.set(policy)
-        except ContainerError as error:
-            await running.raise_if_dead(error)
-            raise
-
-    @property
-    def _started(self) -> RunningContainer:
-        if self._running is None:
-            raise ContainerDiedError("The container has not been started, or has been stopped.")
-        return self._running
-
-    async def stop(self) -> None:
-        """As `Container.stop`."""
-        self._stopped = True
-        try:
-            await self._doors.close()
-            if self._running is not None:
-                await self._running.close()
-            if self._engine is not None:
-                engine = self._engine
-                is_ours_to_remove = self._spec.docker_image is None and not self._options.keep_image
-                image = self.image if is_ours_to_remove else None
-                await in_thread(lambda: remove(engine, self.container_name, image), lane="removals")
-                if self._may_appear:
-                    await in_thread(lambda: remove_when_it_appears(engine, self.container_name), lane="removals")
+            is_ours_to_remove = self._spec.docker_image is None and not self._options.keep_image
+            image = self.image if is_ours_to_remove else None
+            await in_thread(lambda: remove(engine, self.container_name, image), lane="removals")
+            if self._may_appear:
+                await in_thread(lambda: remove_when_it_appears(engine, self.container_name), lane="removals")
         finally:
-            if self._first_process is not None:
-                self._first_process.close()
-            await asyncio.gather(self._network.close(), self._changed_files.close())
+            await self._changed_files.close()
 
 
 def unique_name(task: str) -> str:

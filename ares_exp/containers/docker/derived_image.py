@@ -2,7 +2,7 @@
 
 The loaded archive names the layers of the base without containing them: the engine looks a layer up by the digests of
 all layers down to it, before it opens the layer's file. An engine that does not (the containerd image store) refuses,
-and `restore` writes the files instead.
+and `changed_files` writes the files instead.
 
 An image belongs to this process, has its labels, and is removed with the last container that uses it.
 """
@@ -64,7 +64,6 @@ class DerivedImage:
     """
 
     def __init__(self, engine: Engine, key: tuple[int, str, str], image: _Image) -> None:
-
         self.name = image.name
         self._engine = engine
         self._key = key

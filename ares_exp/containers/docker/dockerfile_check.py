@@ -13,6 +13,7 @@ from ares_exp.containers.dockerfile.instructions import (
     find_syntax,
     instructions,
     read_text,
+    split_flags,
     without_heredocs,
 )
 from ares_exp.errors import TaskError
@@ -106,7 +107,7 @@ def without_syntax_line(text: str) -> str:
 def _features(instruction: Instruction) -> Iterator[tuple[str, tuple[int, int]]]:
     """Yields the BuildKit features of an instruction, each with the syntax version that introduced it."""
     name, value, _, documents = instruction
-    for flag in re.findall(r"(?:^|\s)--([a-z-]+)", _leading_flags(value)):
+    for flag, _ in split_flags(value)[0]:
         if since := _FLAGS.get(f"{name} --{flag}"):
             yield f"{name} --{flag}", since
     if documents:
@@ -116,11 +117,6 @@ def _features(instruction: Instruction) -> Iterator[tuple[str, tuple[int, int]]]
             yield f"the value of {word}", _AUTOMATIC_VALUE
     elif name == "FROM" and (variable := re.search(rf"\$\{{?({_AUTOMATIC.pattern})\b", value)):
         yield f"the value of {variable[1]}", _AUTOMATIC_VALUE
-
-
-def _leading_flags(value: str) -> str:
-    found = re.match(r"\s*(?:--\S+\s+)*", value)
-    return found[0] if found else ""
 
 
 def _check_sources(path: Path, line: int, value: str) -> None:

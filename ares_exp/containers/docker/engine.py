@@ -47,7 +47,6 @@ class EngineError(Exception):
     """
 
     def __init__(self, message: str, status: int = 0) -> None:
-        """Args: message: The engine's message. status: HTTP status."""
         super().__init__(message)
         self.status = status
 
@@ -173,7 +172,7 @@ _lock = threading.Lock()
 
 
 def connect_blocking(host: str | None = None) -> Engine:
-    """As `connect`, for a thread."""
+    """Connects to the engine, in the calling thread. See `connect`."""
     address = host or os.environ.get("DOCKER_HOST", "")
     with _lock:
         return _connected(os.getpid(), address, os.environ.get("DOCKER_CONTEXT", ""))

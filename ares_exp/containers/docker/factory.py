@@ -14,14 +14,13 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from ares_exp.containers.container import Container, ContainerFactoryBase, ContainerSpec, Shell
-from ares_exp.containers.docker.capabilities import Capabilities
+from ares_exp.containers.docker.capabilities import Capabilities, unenforced
 from ares_exp.containers.docker.capture import CaptureWay
 from ares_exp.containers.docker.compose.container import ComposeContainer, check_compose
 from ares_exp.containers.docker.container import DockerContainer, DockerOptions
 from ares_exp.containers.docker.engine import connect, engine_errors, in_thread, reason
 from ares_exp.containers.docker.image_build import check_buildable
 from ares_exp.containers.docker.leftovers import find, find_locks, remove_stale
-from ares_exp.containers.docker.limits import unenforced
 from ares_exp.containers.docker.mounts import check_mounts
 from ares_exp.containers.docker.network import NetworkOptions, check_network
 from ares_exp.containers.leftover import Leftover
@@ -152,11 +151,6 @@ class DockerContainerFactory(ContainerFactoryBase):
         await in_thread(lambda: remove_stale(engine), lane="removals")
 
     def check_snapshots(self) -> None:
-        """As `ContainerFactoryBase.check_snapshots`.
-
-        Raises:
-            ConfigError: The base images of snapshots would be removed with their containers.
-        """
         if not self._options.keep_image:
             raise ConfigError(
                 "Snapshots hold changes to a container's image, but container.keep_image=false removes the "
@@ -165,7 +159,6 @@ class DockerContainerFactory(ContainerFactoryBase):
 
     @classmethod
     def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:
-        """As `ContainerFactoryBase.find_leftovers`."""
         yield from find_locks()
         try:
             engine = asyncio.run(connect(cls.default_host()))
@@ -174,33 +167,16 @@ class DockerContainerFactory(ContainerFactoryBase):
             raise ContainerServiceError(f"The Docker engine cannot list its containers: {reason(error)}.") from error
 
     def check(self, spec: ContainerSpec) -> list[str]:
-        """As `ContainerFactory.check`.
-
-        Raises:
-            UnsupportedTaskError: The task needs GPUs that the engine lacks, or an allow-list that cannot be enforced
-                from here; or its compose file violates the security policy, or needs directories of this machine on an
-                engine elsewhere, or there is no compose program.
-            TaskError: It has neither an image nor a Dockerfile, or the Dockerfile or the compose file is malformed.
-        """
-        check_mounts(spec, self._options.host)
+        host, context, warnings = self._options.host, spec.context_dir, list[str]()
+        check_mounts(spec, host)
         if spec.compose_file is not None:
-            not_done = check_compose(spec, self._options)
-            return [
-                *not_done,
-                *check_network(spec, self._options.network, self._options.host),
-                *unenforced(spec, self._capabilities),
-            ]
-        context = spec.context_dir
-        if spec.docker_image is None and not (context is not None and (context / "Dockerfile").is_file()):
-            where = f"in {context}" if context is not None else "anywhere (it has no environment directory)"
-            raise TaskError(
-                f"Task {spec.name}: expected a Dockerfile or a docker_image, found no Dockerfile {where}. Add one, or "
-                "set docker_image in the [environment] table of its task.toml."
-            )
-        if spec.docker_image is None and context is not None:
+            warnings = check_compose(spec, self._options)
+        elif spec.docker_image is None:
+            if context is None or not (context / "Dockerfile").is_file():
+                where = f"in {context}" if context is not None else "anywhere (it has no environment directory)"
+                raise TaskError(
+                    f"Task {spec.name}: expected a Dockerfile or a docker_image, found no Dockerfile {where}. Add one, "
+                    "or set docker_image in the [environment] table of its task.toml."
+                )
             check_buildable(context / "Dockerfile")
-        return self._not_done(spec)
-
-    def _not_done(self, spec: ContainerSpec) -> list[str]:
-        host = self._options.host
-        return [*check_network(spec, self._options.network, host), *unenforced(spec, self._capabilities)]
+        return [*warnings, *check_network(spec, self._options.network, host), *unenforced(spec, self._capabilities)]

@@ -11,7 +11,7 @@ import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ares_exp.containers.docker.dockerfile_check import check_dockerfile
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
@@ -19,6 +19,7 @@ from ares_exp.containers.docker.image_build import build_classic, build_with_bui
 from ares_exp.containers.docker.image_lock import image_lock
 from ares_exp.containers.docker.leftovers import image_labels
 from ares_exp.containers.docker.shared_work import Demand, share
+from ares_exp.containers.dockerfile.instructions import ignored_patterns
 from ares_exp.errors import ContainerStartError, UserError
 
 if TYPE_CHECKING:
@@ -59,27 +60,27 @@ async def ensure_image(
         make = functools.partial(_build, engine, image, context_dir, keep)
     else:
         raise ContainerStartError(f"Task {name} has neither a docker_image nor an environment/Dockerfile.")
-    if not await in_thread(lambda: is_there(engine.api, image), abandon=True):
+    if await in_thread(lambda: inspect_image(engine.api, image), abandon=True) is None:
         await share(f"{engine.host} {image}", lambda demand: _make(engine, image, make, demand))
     return image
 
 
-def is_there(api: APIClient, image: str) -> bool:
-    """Returns whether the engine has an image of this name. Blocking."""
+def inspect_image(api: APIClient, image: str) -> dict[str, Any] | None:
+    """Inspects the image of a name or an id; `None` if the engine does not have it. Blocking."""
     from docker.errors import ImageNotFound
 
     try:
-        api.inspect_image(image)
+        found: dict[str, Any] = api.inspect_image(image)
     except ImageNotFound:
-        return False
-    return True
+        return None
+    return found
 
 
 def _make(engine: Engine, image: str, make: Callable[[Demand], None], demand: Demand) -> None:
     try:
         with image_lock(f"{engine.host} {image}", demand), _slots:
             demand.pause(0)
-            if not is_there(engine.api, image):  # another process may have made it
+            if inspect_image(engine.api, image) is None:  # another process may have made it
                 make(demand)
     except engine_errors() as error:
         raise ContainerStartError(f"Cannot get the image {image}: {reason(error)}.") from error
@@ -136,7 +137,7 @@ def image_tag(name: str, context_dir: Path) -> str:
     from docker.utils.build import exclude_paths
 
     digest = hashlib.sha256(b"ares_exp image 2\n")
-    for relative in sorted(exclude_paths(str(context_dir), _ignored(context_dir / ".dockerignore"))):
+    for relative in sorted(exclude_paths(str(context_dir), ignored_patterns(context_dir) or [])):
         path = context_dir / relative
         mode = path.lstat().st_mode
         digest.update(f"{relative}\0{mode:o}\0".encode("utf-8", "surrogateescape"))
@@ -147,11 +148,3 @@ def image_tag(name: str, context_dir: Path) -> str:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60].strip("-") or "task"
     return f"ares-exp/{slug}:{digest.hexdigest()[:12]}"
-
-
-def _ignored(path: Path) -> list[str]:
-    """Returns the patterns of a `.dockerignore`, read as docker-py does when it sends the context."""
-    if not path.is_file():
-        return []
-    lines = (line.strip() for line in path.read_text(encoding="utf-8", errors="surrogateescape").splitlines())
-    return [line for line in lines if line and not line.startswith("#")]

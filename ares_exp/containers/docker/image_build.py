@@ -155,10 +155,6 @@ def _output(cli: Path, *arguments: str) -> str:
     return done.stdout.decode("utf-8", "replace").strip().partition("\n")[0]
 
 
-def _options(tag: str, labels: Mapping[str, str]) -> list[str]:
-    return [f"--tag={tag}", *(f"--label={name}={value}" for name, value in labels.items())]
-
-
 def build_with_buildkit(
     engine: Engine,
     way: BuildKit,
@@ -183,7 +179,7 @@ def build_with_buildkit(
     code = docker_build(
         way.cli,
         without_syntax_line(text) if own else text,
-        _options(tag, labels),
+        [f"--tag={tag}", *(f"--label={name}={value}" for name, value in labels.items())],
         context_dir=context_dir,
         host=engine.host,
         demand=demand,

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ares_exp.containers.docker.shared_work import Demand
+from ares_exp.containers.owned_directory import locked
 from ares_exp.errors import ContainerStartError
 
 _LOOK_EVERY_SEC = 0.05
@@ -90,14 +91,12 @@ def _locked(directory: int, name: str, demand: Demand) -> int:
 
 def _remove_stale_locks(directory: int) -> None:
     for name in os.listdir(directory):
-        with contextlib.suppress(OSError):
-            descriptor = os.open(name, os.O_RDWR | os.O_NOFOLLOW, dir_fd=directory)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(descriptor).st_nlink:
-                    os.unlink(name, dir_fd=directory)
-            finally:
-                os.close(descriptor)
+        with (
+            contextlib.suppress(OSError),
+            locked(name, os.O_RDWR | os.O_NOFOLLOW, dir_fd=directory) as descriptor,
+        ):
+            if os.fstat(descriptor).st_nlink:
+                os.unlink(name, dir_fd=directory)
 
 
 def _wait(descriptor: int, demand: Demand) -> None:

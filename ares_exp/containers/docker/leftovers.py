@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import fcntl
 import functools
 import json
 import logging
@@ -23,7 +22,7 @@ from ares_exp.containers.docker.container_lifetime import NAME_PREFIX, why_it_st
 from ares_exp.containers.docker.engine import Engine, engine_errors, reason
 from ares_exp.containers.docker.image_lock import lock_directory
 from ares_exp.containers.leftover import Leftover
-from ares_exp.containers.owned_directory import find_short_lived
+from ares_exp.containers.owned_directory import find_short_lived, locked
 from ares_exp.containers.ownership import RUN, describe, is_dead, owner_labels
 
 if TYPE_CHECKING:
@@ -147,18 +146,12 @@ def _remove_lock(path: Path) -> str:
 def _is_free(path: Path, *, remove: bool = False) -> bool:
     """Returns whether the lock is free; with `remove`, removes its file under the lock."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+        with locked(path, os.O_RDWR | os.O_NOFOLLOW) as descriptor:
+            if remove and os.fstat(descriptor).st_nlink:  # else the path is another process's new file
+                path.unlink(missing_ok=True)
+            return True
     except OSError:
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if remove and os.fstat(descriptor).st_nlink:  # else the path is another process's new file
-            path.unlink(missing_ok=True)
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
 
 
 def _leftover(kind: str, name: str, found: Mapping[str, Any], remove: Callable[[], str]) -> Leftover:

@@ -110,19 +110,9 @@ def namespace_obstacle(host: str | None) -> str | None:
 class ContainerNetwork:
     """The network of one container."""
 
-    def __init__(
-        self, spec: ContainerSpec, options: NetworkOptions, *, neighbours: Sequence[str] | None = None
-    ) -> None:
-        """Opens nothing yet.
-
-        Args:
-            spec: The container's spec.
-            options: The factory's options.
-            neighbours: Names that it reaches under every policy, over networks that are not switched. `None`: it has no
-                such networks.
-        """
+    def __init__(self, spec: ContainerSpec, options: NetworkOptions) -> None:
         self._spec = spec
-        self._neighbours = neighbours
+        self._neighbours: Sequence[str] | None = None
         self._options = options
         self._policy: NetworkPolicy | None = options.in_force(spec.network)
         self._proxy: EgressProxy | None = None
@@ -150,13 +140,19 @@ class ContainerNetwork:
         around = ",".join((PROXY_ENV["no_proxy"], *(self._neighbours or ())))
         return {**PROXY_ENV, "no_proxy": around, "NO_PROXY": around}
 
-    async def start(self, engine: Engine, container: str) -> None:
+    async def start(self, engine: Engine, container: str, *, neighbours: Sequence[str] | None = None) -> None:
         """Takes over the network of a newly started container.
+
+        Args:
+            engine: The engine.
+            container: The container's name.
+            neighbours: Names that it reaches under every policy, over networks that are not switched. `None`: it has no
+                such networks.
 
         Raises:
             ContainerStartError: No egress proxy can be put into it.
         """
-        self._engine, self._container = engine, container
+        self._engine, self._container, self._neighbours = engine, container, neighbours
         if engine.capabilities.is_podman and self._policy is not None and self._policy.mode != "public":
             await in_thread(lambda: _move(engine, container, _NONE))
         if any(self._options.in_force(policy).mode == "allowlist" for policy in self._spec.networks):
@@ -171,7 +167,6 @@ class ContainerNetwork:
                 ) from error
 
     async def set(self, policy: NetworkPolicy) -> None:
-        """As `Container.set_network`."""
         if policy not in self._spec.networks:
             raise ValueError(f"Expected one of the container's network policies, got {policy}.")
         wanted = self._options.in_force(policy)
@@ -194,7 +189,6 @@ class ContainerNetwork:
             self._policy = wanted
 
     async def close(self) -> None:
-        """Closes the proxy. Idempotent."""
         if self._proxy is not None:
             await self._proxy.close()
 

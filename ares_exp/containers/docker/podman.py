@@ -28,6 +28,6 @@ class PodmanContainerFactory(DockerContainerFactory):
 
     @classmethod
     def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:
-        """As `ContainerFactoryBase.find_leftovers`; nothing where there is no Podman."""
+        """Lists nothing on a machine without Podman."""
         if "CONTAINER_HOST" in os.environ or Path(urlsplit(cls.default_host()).path).exists():
             yield from super().find_leftovers(images=images, snapshots=snapshots)

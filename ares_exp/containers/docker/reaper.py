@@ -48,14 +48,7 @@ class Reaper:
     """The helper process that waits for the end of this one."""
 
     def __init__(self, engine: Engine) -> None:
-        """Starts the process.
-
-        Args:
-            engine: Where it removes things.
-
-        Raises:
-            OSError: It could not be started.
-        """
+        """Starts the process. Raises `OSError` if that fails."""
         env = {**passed_on(), "DOCKER_HOST": engine.host}
         env |= {name: os.environ[name] for name in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE") if name in os.environ}
         self._owner = os.getpid()
@@ -72,7 +65,6 @@ class Reaper:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the process is there."""
         return self._process.poll() is None
 
     def dismiss(self) -> None:

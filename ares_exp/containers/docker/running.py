@@ -1,8 +1,10 @@
-"""Commands and file transfer of a running container on a Docker engine."""
+"""A running container on a Docker engine: its commands, files, terminals and doors."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import posixpath
 import shlex
 from collections.abc import Callable, Mapping
@@ -11,14 +13,23 @@ from typing import TYPE_CHECKING, Unpack
 
 from ares_exp.containers.command_runner import CommandRunner
 from ares_exp.containers.container import ExecOptions, ExecResult, Shell, User
-from ares_exp.containers.docker.container_lifetime import FirstProcess
+from ares_exp.containers.docker.container_lifetime import ExitWatch, FirstProcess, exit_reason
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
-from ares_exp.containers.docker.exit_reason import ExitWatch, exit_reason
-from ares_exp.containers.docker.stream import EngineStream
-from ares_exp.containers.docker.terminal import DockerTerminal
+from ares_exp.containers.docker.network import namespace_obstacle
+from ares_exp.containers.docker.stream import DockerTerminal, EngineStream
 from ares_exp.containers.docker.transfer import get, put
+from ares_exp.containers.door import Door, OpenDoors, Serve
+from ares_exp.containers.listening_door import listen_at_free_port, open_listening_door
+from ares_exp.containers.network_namespace import listen_inside
+from ares_exp.containers.relay_door import open_relay_door
 from ares_exp.containers.terminal import FIND_SHELL, TERM, Terminal
-from ares_exp.errors import ContainerDiedError, ContainerError, ContainerLostError, TransferError
+from ares_exp.errors import (
+    ContainerDiedError,
+    ContainerError,
+    ContainerLostError,
+    DoorUnavailableError,
+    TransferError,
+)
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -26,6 +37,8 @@ if TYPE_CHECKING:
 ROOT = ("root", "0")
 
 _HANG_UP_SEC = 10.0
+_NO_INTERPRETER = ", or run as root on the engine's machine, which needs nothing in the image"
+_logger = logging.getLogger(__name__)
 
 _NO_WORKDIR = "chdir to cwd"
 """Part of the engine's message when a process cannot start in the image's working directory."""
@@ -62,6 +75,7 @@ class RunningContainer:
         self._first_process = first_process
         self._exit_watch = ExitWatch(engine, container, first_process) if first_process is not None else None
         self._channels: CommandRunner | None = None
+        self._doors = OpenDoors()
         self._default_user = ""
         self._workdir = "/"
         self._start_dir: str | None = None
@@ -95,13 +109,6 @@ class RunningContainer:
             raise
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
-        """As `Container.exec`.
-
-        Raises:
-            ContainerDiedError: The container ended or no longer answers.
-            ContainerError: It has no such user.
-            ValueError: As `Container.exec`.
-        """
         if self._channels is None:
             raise ContainerDiedError(f"The {self._what} has not been started.")
         if str(options.get("user")) == self._default_user:
@@ -137,7 +144,6 @@ class RunningContainer:
         return EngineStream(*connection)
 
     async def open_terminal(self, *, columns: int, lines: int, user: User | None, env: Mapping[str, str]) -> Terminal:
-        """As `TerminalContainer.open_terminal`."""
         engine, name, as_user = self._engine, self._container, "" if user is None else str(user)
         self.raise_if_closed()
         try:
@@ -175,13 +181,32 @@ class RunningContainer:
         self._start_dir = "/"
         return True
 
-    async def upload(self, source: str | Path, target: str | Path) -> None:
-        """As `Container.upload`.
+    async def open_door(self, serve: Serve, port: int) -> Door:
+        self.raise_if_closed()
+        failures: tuple[type[Exception], ...] = (ContainerError, *engine_errors())
+        try:
+            return await self._doors.open(lambda: self._make_door(serve, port))
+        except failures as error:
+            await self.raise_if_dead(error)
+            if isinstance(error, DoorUnavailableError):
+                raise
+            raise DoorUnavailableError(f"No door can be opened in the container: {reason(error)}.") from error
 
-        Raises:
-            TransferError: With the path and the reason.
-            ContainerDiedError: The container is gone.
-        """
+    async def _make_door(self, serve: Serve, port: int) -> Door:
+        """Opens a door at a socket inside the container's network, or by a relay if that is impossible."""
+        engine, container = self._engine, self._container
+        why = await in_thread(lambda: namespace_obstacle(engine.host))
+        if why is None:
+            found = await in_thread(lambda: engine.api.inspect_container(container), abandon=True)
+            listen = functools.partial(listen_inside, found["State"]["Pid"], found["Id"])
+            try:
+                return await open_listening_door(lambda: listen_at_free_port(listen, port), serve)
+            except OSError as error:
+                why = str(error)
+        _logger.info("A door of %s is a relay: %s.", container, why)
+        return await open_relay_door(lambda: self.open_shell("0"), serve, port, remedy=_NO_INTERPRETER)
+
+    async def upload(self, source: str | Path, target: str | Path) -> None:
         source, path = Path(source), posixpath.join(self._workdir, str(target))
         directory, name = (path, "") if source.is_dir() else posixpath.split(path)
         made = await self.exec(
@@ -192,12 +217,6 @@ class RunningContainer:
         await self._transfer(lambda api: put(api, self._container, source, directory, name), f"upload to {path}")
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        """As `Container.download`.
-
-        Raises:
-            TransferError: With the path and the reason; a missing `source` included.
-            ContainerDiedError: The container is gone.
-        """
         path = posixpath.join(self._workdir, str(source))
         await self._transfer(lambda api: get(api, self._container, path, Path(target)), f"download of {path}")
 
@@ -239,8 +258,9 @@ class RunningContainer:
             raise kind(f"The {self._what} {dead.clause}.{seen}") from cause
 
     async def close(self) -> None:
-        """Closes the shells; running commands raise `ContainerDiedError`. Idempotent. The container keeps running."""
+        """Closes doors and shells; running commands raise `ContainerDiedError`. Idempotent. It keeps running."""
         self._closed = True
+        await self._doors.close()
         if self._exit_watch is not None:
             self._exit_watch.close()
         if self._channels is not None:

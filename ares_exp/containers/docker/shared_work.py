@@ -19,7 +19,6 @@ class Demand:
     """The demand for a piece of work; the working thread polls it."""
 
     def __init__(self) -> None:
-
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._release: Callable[[], None] | None = None
@@ -47,7 +46,6 @@ class Demand:
                 self._release = None
 
     def end(self) -> None:
-        """Ends the demand."""
         with self._lock:
             self._over.set()
             if self._release is not None:

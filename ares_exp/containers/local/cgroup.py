@@ -1,20 +1,30 @@
-"""The cgroups of a local container, which hold its limits, if this process may make cgroups (`cgroup_path`).
+"""The cgroups of a local container, which hold its limits, if this process may make cgroups.
 
 A container has a group, named like its directory, for each controller that limits it. The directory lists its groups,
 so that a cleanup after a dead run finds them too. bubblewrap is started in them (`container_process`). They can be
 neither seen nor changed from inside: a container has a cgroup namespace and no `/sys`.
+
+New groups lie below this process's group, so that a limit set around the run holds for its containers too. Where
+version 2 forbids that (a group with processes has no limited children), they lie beside it, where systemd delegates.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import os
 import re
+import secrets
+import subprocess
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
-from ares_exp.containers.local.cgroup_path import Controller, usable_cgroup_paths
+from ares_exp.containers.local.mount_table import mounts
+from ares_exp.containers.ownership import owner_mark
 
 RECORD = "cgroups"
 """The file in a container's directory that lists its groups, one path per line."""
@@ -23,6 +33,26 @@ _PERIOD_USEC, _LEAST_QUOTA_USEC = 100_000, 1000
 _EMPTY_SEC, _POLL_SEC = 2.0, 0.005
 _RESERVE = 16
 _SWAP = ("memory.swap.max", "memory.memsw.limit_in_bytes")
+
+Controller = Literal["cpu", "memory", "pids"]
+PROBE_PREFIX = "ares_exp-probe-"
+"""Name prefix of test groups; the owner mark follows."""
+_OURS = "ares_exp-"
+_UNIFIED = "unified"
+_LIMIT_FILES = {
+    True: {"cpu": "cpu.max", "memory": "memory.max", "pids": "pids.max"},
+    False: {"cpu": "cpu.cfs_quota_us", "memory": "memory.limit_in_bytes", "pids": "pids.max"},
+}
+_PROBE_SEC = 10.0
+_SEARCH_SEC = 5.0
+# A separate process creates the group, enters it and removes it, also when we are killed meanwhile.
+_PROBE = """
+mkdir "$1" || exit
+(echo 0 >"$1/cgroup.procs" && [ -w "$1/$2" ])
+works=$?
+rmdir "$1"
+exit $works
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +131,7 @@ class Reserve:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Reads the limit from the container's groups, which exist.
-
-        Args:
-            directory: The container's directory.
-        """
+        """Reads the limit from the container's groups, which exist."""
         self._directory = directory
         self._limit = _number(directory, "pids.max")
         self._users = 0
@@ -206,3 +232,121 @@ def _number(directory: Path, name: str, key: str = "") -> int:
             if file.exists() and (found := re.search(rf"^{key} ?(\d+)$", file.read_text(), re.MULTILINE)):
                 return int(found[1])
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupPath:
+    """A cgroup below which we may make groups of containers.
+
+    Attributes:
+        directory: Its directory.
+        unified: Whether it is of version 2.
+    """
+
+    directory: Path
+    unified: bool
+
+
+@functools.cache
+def usable_cgroup_paths() -> Mapping[Controller, CgroupPath]:
+    """Returns, by controller, the group below which this process can make groups. Tested once, in some milliseconds.
+
+    The resource of a missing controller cannot be limited here.
+    """
+    found = {controller: find_cgroup_path(controller) for controller in get_args(Controller)}
+    return {controller: path for controller, path in found.items() if path is not None}
+
+
+def find_cgroup_path(controller: Controller, process: Path = Path("/proc/self")) -> CgroupPath | None:
+    """Finds the nearest group, from the group of a process upwards, below which groups with `controller` work.
+
+    Args:
+        controller: The controller.
+        process: The process's directory in `/proc`.
+    """
+    with contextlib.suppress(OSError):  # a group that is being removed, an unusual mount
+        return next((path for path in candidates(controller, process) if _works(path, controller)), None)
+    return None
+
+
+def candidates(controller: Controller, process: Path = Path("/proc/self")) -> Iterator[CgroupPath]:
+    """Yields the candidates of `find_cgroup_path`, nearest first. Groups managed by others stay unchanged."""
+    groups = _groups_of(process)
+    if controller in groups:
+        yield CgroupPath(groups[controller][0], unified=False)
+    elif _UNIFIED in groups:
+        group, top = groups[_UNIFIED]
+        with contextlib.suppress(OSError):  # refused in a group with processes, except in the root group
+            (group / "cgroup.subtree_control").write_text(f"+{controller}")
+        while True:
+            if controller in (group / "cgroup.subtree_control").read_text().split():
+                yield CgroupPath(group, unified=True)
+            if group == top or _is_limited(group):
+                return  # beside it, a container would escape the limits set around us
+            group = group.parent
+
+
+def find_groups(process: Path = Path("/proc/self")) -> Iterator[Path]:
+    """Yields all visible groups named like ours, of any process. Blocking, for `_SEARCH_SEC` at most.
+
+    Args:
+        process: As `find_cgroup_path`.
+    """
+    if not (process / "cgroup").exists():  # a kernel without cgroups
+        return
+    deadline = time.monotonic() + _SEARCH_SEC
+    for mount in sorted(
+        {point for name, _, point in _hierarchies(process) if name in {*get_args(Controller), _UNIFIED}}
+    ):
+        for group, below, _ in os.walk(mount):
+            yield from (Path(group, name) for name in below if name.startswith(_OURS))
+            if time.monotonic() > deadline:
+                return
+
+
+def _groups_of(process: Path) -> dict[str, tuple[Path, Path]]:
+    """Returns, for each version-1 controller and `unified`, the process's group and the hierarchy's mount point."""
+    if not (process / "cgroup").exists():  # a kernel without cgroups
+        return {}
+    paths = {}
+    for line in (process / "cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        paths.update(dict.fromkeys((controllers or _UNIFIED).split(","), path))
+    found: dict[str, tuple[Path, Path]] = {}
+    for name, root, point in _hierarchies(process):
+        if name in paths:
+            inside = os.path.relpath(paths[name], root)
+            if inside.split("/")[0] != "..":  # else our group is outside of this mount
+                found.setdefault(name, (point / inside, point))
+    return found
+
+
+def _hierarchies(process: Path) -> Iterator[tuple[str, str, Path]]:
+    """Yields, for each version-1 controller and `unified`, the mounted group of that hierarchy and its mount point."""
+    for mount in mounts(process):
+        for name in {"cgroup": mount.options, "cgroup2": (_UNIFIED,)}.get(mount.kind, ()):
+            yield name, mount.root, mount.point
+
+
+def _is_limited(group: Path) -> bool:
+    limits = [group / name for name in ("cpu.max", "memory.max", "memory.high")]
+    return any(not limit.read_text().startswith("max") for limit in limits if limit.exists())
+
+
+def _works(path: CgroupPath, controller: Controller) -> bool:
+    group = path.directory / f"{PROBE_PREFIX}{owner_mark()}-{secrets.token_hex(4)}"
+    limit = _LIMIT_FILES[path.unified][controller]
+    nothing = subprocess.DEVNULL
+    try:
+        probe = subprocess.run(
+            ["/bin/sh", "-c", _PROBE, "sh", group, limit],
+            stdin=nothing,
+            stdout=nothing,
+            stderr=nothing,
+            start_new_session=True,
+            timeout=_PROBE_SEC,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return probe.returncode == 0

@@ -40,7 +40,7 @@ from ares_exp.containers.local.container_process import ROOT_NAMES, ContainerPro
 from ares_exp.containers.local.container_storage import UNREADABLE, find_storage
 from ares_exp.containers.local.container_transfer import receive, send
 from ares_exp.containers.local.fifo_stream import FifoStream
-from ares_exp.containers.local.host_root import Part, mount_parts, root_parts, write_layer
+from ares_exp.containers.local.host_root import mount_parts, root_parts, write_layer
 from ares_exp.containers.local.isolation import find_isolation
 from ares_exp.containers.local.task_dockerfile import BASE_ENV, ONLY_ROOT, read_task_dockerfile
 from ares_exp.containers.network_policy import NetworkPolicy
@@ -174,7 +174,13 @@ class LocalContainer(Container):
         write_layer(layer, share_network=self._share_network)
         make_groups(directory, self._limits)
         parts = [*root_parts(layer, privileged=self._privileged), *mount_parts(self._spec.mounts)]
-        return self._make_files(directory, parts) if is_readable else self._private_files(parts)
+        if is_readable:
+            self._files = ContainerFiles(directory, parts, privileged=self._privileged)
+            self._files.make(self._spec.changes)
+            return self._files.mounts()
+        if self._spec.changes is not None:
+            raise SnapshotUnsupportedError(f"The files of {self._spec.name} cannot be restored. {UNREADABLE}")
+        return private_mounts(parts)
 
     async def _launch(
         self, bwrap: Path, mounts: list[str], env: Mapping[str, str], *, share_network: bool
@@ -200,25 +206,7 @@ class LocalContainer(Container):
         )
         return self._process
 
-    def _make_files(self, directory: Path, parts: list[Part]) -> list[str]:
-        """Creates the files that the container starts with. Returns the arguments of `bwrap` that mount it."""
-        self._files = ContainerFiles(directory, parts, privileged=self._privileged)
-        self._files.make(self._spec.changes)
-        return self._files.mounts()
-
-    def _private_files(self, parts: list[Part]) -> list[str]:
-        if self._spec.changes is not None:
-            raise SnapshotUnsupportedError(f"The files of {self._spec.name} cannot be restored. {UNREADABLE}")
-        return private_mounts(parts)
-
     async def capture_changes(self, objects: ObjectStore) -> Delta:
-        """As `SnapshottableContainer.capture_changes`.
-
-        Raises:
-            CaptureError: The files could not be read; with the path and the reason.
-            SnapshotUnsupportedError: No folder on this machine can hold readable files of a container.
-            ContainerDiedError: The container is gone.
-        """
         _, directory, files = self._running, self._directory, self._files
         assert directory is not None
         if files is None:
@@ -247,28 +235,16 @@ class LocalContainer(Container):
             for step in dockerfile.steps:
                 await apply_step(step, context, run, self.upload)
         except ContainerStartError as error:
-            raise ContainerStartError(f"{error}{'' if with_network else self._why_no_network()}") from error
+            remedy = "container.network=build gives it the host's, and agents none."
+            if self._build_network:
+                remedy = f"its container has none, and it cannot be applied in another. {UNREADABLE}"
+            note = "" if with_network else f"\n(The Dockerfile was applied without a network: {remedy})"
+            raise ContainerStartError(f"{error}{note}") from error
         finally:
             await channels.close()
             await in_thread(lambda: shutil.rmtree(stage, ignore_errors=True))
 
-    def _why_no_network(self) -> str:
-        """Returns why the Dockerfile was applied without a network, and the remedy, in parentheses."""
-        remedy = (
-            f"the container of this task has none, and its Dockerfile cannot be applied in another. {UNREADABLE}"
-            if self._build_network
-            else "container.network=build gives it the host's, and agents none."
-        )
-        return f"\n(The Dockerfile was applied without a network: {remedy})"
-
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
-        """As `Container.exec`.
-
-        Raises:
-            ContainerDiedError: The container ended or no longer answers.
-            ContainerError: There is no such user in the container (an ordinary user's container has only root).
-            ValueError: As `Container.exec`.
-        """
         if self._channels is None:
             raise ContainerDiedError("The container has not been started, or has been stopped.")
         try:
@@ -302,22 +278,10 @@ class LocalContainer(Container):
         return type(error)(f"{error} Possible reason: in the local container of {name}, {lack}.") if lack else None
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
-        """As `Container.upload`.
-
-        Raises:
-            TransferError: With the path and the reason.
-            ContainerDiedError: The container is gone.
-        """
         path = self._absolute(target)
         await self._transfer(lambda stream: send(stream, Path(source), path), f"upload of {source} to {path}")
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        """As `Container.download`.
-
-        Raises:
-            TransferError: With the path and the reason; a missing `source` included.
-            ContainerDiedError: The container is gone.
-        """
         path = self._absolute(source)
         await self._transfer(lambda stream: receive(stream, path, Path(target)), f"download of {path} to {target}")
 
@@ -334,7 +298,6 @@ class LocalContainer(Container):
     async def open_terminal(
         self, *, columns: int, lines: int, user: User | None = None, env: Mapping[str, str] | None = None
     ) -> Terminal:
-        """As `TerminalContainer.open_terminal`."""
         process, user = self._running, self._known_user(user)
         try:
             return await process.open_terminal(user, columns=columns, lines=lines, env=env or {}, workdir=self._workdir)
@@ -342,12 +305,7 @@ class LocalContainer(Container):
             raise await self._explained(error) or error from error
 
     async def open_door(self, serve: Serve, *, port: int = DOOR_PORT) -> Door:
-        """As `ServingContainer.open_door`. With the host's network, the port is any free one of the host's loopback.
-
-        Raises:
-            DoorUnavailableError: All ports that are tried are taken.
-            ContainerDiedError: The container is gone.
-        """
+        """Opens a door. With the host's network, its port is any free one of the host's loopback."""
         process = self._running
 
         def listen() -> socket.socket:
@@ -362,11 +320,7 @@ class LocalContainer(Container):
             raise await self._explained(failure) or failure from error
 
     async def set_network(self, policy: NetworkPolicy) -> None:
-        """As `Container.set_network`: a no-op, as all phases have the network of the start.
-
-        Raises:
-            ValueError: As `Container.set_network`.
-        """
+        """Only checks the policy: all phases have the network of the start."""
         if policy not in self._spec.networks:
             raise ValueError(f"Expected one of the container's network policies, got {policy}.")
 

@@ -1,4 +1,9 @@
-"""The directory of a local container on the host, its owner, and its removal after the owner's death."""
+"""The directory of a local container on the host, its owner, and its removal after the owner's death.
+
+A container's mounts are in its mount namespace and vanish with its last process, which ends with the runner. The
+directories are removed then too, unless the remover was killed with the runner. A cgroup without directory remains if
+another program removed the directory (a cleaner of `/tmp`, say); its name identifies it.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +11,21 @@ import contextlib
 import functools
 import logging
 import os
+import re
 import secrets
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from ares_exp.containers.local.cgroup import RECORD, remove_groups
+from ares_exp.containers import owned_directory
+from ares_exp.containers.leftover import Leftover
+from ares_exp.containers.local.cgroup import PROBE_PREFIX, RECORD, find_groups, remove_group, remove_groups
 from ares_exp.containers.local.guardian import MADE, end_marked, remove_made
 from ares_exp.containers.owned_directory import OwnedDirectory, name_prefix
-from ares_exp.containers.ownership import owner_mark
+from ares_exp.containers.ownership import is_dead_mark, owner_mark
 
 PURPOSE = "box"
 """Part of the directory names; the owner mark follows."""
@@ -67,6 +75,8 @@ inherit "$@" <&3 3<&- &
     .replace("MADE", MADE)
     .replace("REMOVE", _REMOVE)
 )
+
+_MARKED = re.compile(rf"(?:{owned_directory.name_prefix(PURPOSE)}|{PROBE_PREFIX})((\d+)-\d+-[0-9a-f]+)-.+")
 
 
 def folders() -> list[Path]:
@@ -168,3 +178,33 @@ def delete(path: Path, *, is_certain: bool = False) -> bool:
             check=False,
         )
     return not path.exists()
+
+
+def remove_stale() -> None:
+    """Removes leftovers of dead runs of this user. Blocking; never raises."""
+    for leftover in (*find(), *owned_directory.find_short_lived()):
+        if leftover.is_stale and (problem := leftover.remove()):
+            what = (leftover.kind, leftover.name, leftover.whose)
+            _logger.warning("The %s %s of %s, which is dead, stays: %s.", *what, problem)
+
+
+def find() -> Iterator[Leftover]:
+    """Yields the container directories of this user, those of running runs included, and orphaned groups. Blocking."""
+    yield from owned_directory.find(PURPOSE, "directory", delete, folders())
+    for group in find_groups():
+        found = _MARKED.fullmatch(group.name)
+        has_directory = any((folder / group.name).is_dir() for folder in folders())
+        if found is not None and not has_directory and _is_ours(group) and is_dead_mark(found[1]):
+            remove = functools.partial(_remove, group)
+            yield Leftover("cgroup", str(group), f"process {found[2]}", is_stale=True, created=None, remove=remove)
+
+
+def _is_ours(group: Path) -> bool:
+    try:
+        return group.stat().st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
+def _remove(group: Path) -> str:
+    return "" if remove_group(group) else "a process in it is still running"

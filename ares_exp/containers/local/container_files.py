@@ -87,9 +87,16 @@ class ContainerFiles:
         for path in self._works.values():
             _make_directory(path)
         if changes is None:
-            self._write_new()
+            try:
+                self._write(self._new, ObjectStore(self._root))  # the store is not read: there are no files
+            except RestoreError as error:  # this is not a restore
+                raise OSError(str(error).rstrip(".")) from error
         else:
-            self._restore(changes)
+            require_base(changes.delta.base, host_base(self._parts))
+            self._refuse_mount_points(changes.delta.entries)
+            entries = self._with_changes(changes.delta.entries)
+            self._write(entries, changes.objects)
+            self._verify(entries, changes.objects)
         self._make_points()
 
     def mounts(self) -> list[str]:
@@ -154,19 +161,6 @@ class ContainerFiles:
         return kept | {
             path: entry for path, entry in changes.items() if entry.kind != "whiteout" or self._overlay_of(path) != "/"
         }
-
-    def _restore(self, changes: StoredChanges) -> None:
-        require_base(changes.delta.base, host_base(self._parts))
-        self._refuse_mount_points(changes.delta.entries)
-        entries = self._with_changes(changes.delta.entries)
-        self._write(entries, changes.objects)
-        self._verify(entries, changes.objects)
-
-    def _write_new(self) -> None:
-        try:
-            self._write(self._new, ObjectStore(self._root))  # the store is not read: there are no files
-        except RestoreError as error:  # this is not a restore
-            raise OSError(str(error).rstrip(".")) from error
 
     def _write(self, entries: Mapping[str, Entry], objects: ObjectStore) -> None:
         for layer in (self._root, *self._uppers.values()):

@@ -122,11 +122,6 @@ class Launch:
         return CHANNELS if self.bwrap is not None else str(self.directory / "channels")
 
     def command(self, options: Sequence[str]) -> list[str | Path]:
-        """Returns the command line.
-
-        Args:
-            options: bubblewrap's.
-        """
         words: list[str | Path] = ["/bin/bash", f"{self.channels}/serve"]
         if self.bwrap is not None:
             first = () if self.is_guarded else ("--as-pid-1",)
@@ -141,7 +136,6 @@ class ContainerProcess:
     """The first process of a container and the shells in it. Made by `launch`, ended by `kill`."""
 
     def __init__(self, process: subprocess.Popen[bytes], control: FifoStream, how: Launch) -> None:
-
         self._process = process
         self._control = control
         self._how = how
@@ -213,7 +207,6 @@ class ContainerProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended yet."""
         return not self._exited.is_set()
 
     def listen(self, address: tuple[str, int]) -> socket.socket:

@@ -15,13 +15,13 @@ from ares_exp.containers.container import ContainerFactoryBase, ContainerSpec, S
 from ares_exp.containers.dockerfile.steps import check_sources
 from ares_exp.containers.leftover import Leftover
 from ares_exp.containers.local.bubblewrap import find_bwrap, is_privileged
-from ares_exp.containers.local.cgroup_path import usable_cgroup_paths
+from ares_exp.containers.local.cgroup import usable_cgroup_paths
 from ares_exp.containers.local.container import LocalContainer
+from ares_exp.containers.local.container_directory import find, remove_stale
 from ares_exp.containers.local.container_process import ROOT_NAMES
 from ares_exp.containers.local.container_storage import find_storage
 from ares_exp.containers.local.host_factory import WAYS_OUT, HostContainerFactory, container_note
 from ares_exp.containers.local.isolation import container_evidence, find_isolation
-from ares_exp.containers.local.leftovers import find, remove_stale
 from ares_exp.containers.local.task_dockerfile import ONLY_ROOT, read_task_dockerfile
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC
 from ares_exp.errors import ContainerError, PreflightError, UnsupportedTaskError
@@ -71,12 +71,12 @@ class LocalContainerFactory(ContainerFactoryBase):
 
     @property
     def is_isolated(self) -> bool:
-        """As `ContainerFactoryBase.is_isolated`: yes, if this machine allows all namespaces."""
+        """Whether this machine allows all namespaces."""
         return find_isolation().isolation == "namespaces"
 
     @property
     def max_containers(self) -> int | None:
-        """As `ContainerFactoryBase.max_containers`: one, if this machine itself is the container."""
+        """One if this machine itself is the container."""
         return self._host.max_containers if self._host is not None else None
 
     def __call__(self, spec: ContainerSpec) -> LocalContainer:
@@ -94,7 +94,6 @@ class LocalContainerFactory(ContainerFactoryBase):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The constructor's options, JSON-ready."""
         return {"network": self._network, "shell": self._shell, "pids_limit": self._pids_limit}
 
     async def preflight(self) -> None:
@@ -151,7 +150,6 @@ class LocalContainerFactory(ContainerFactoryBase):
 
     @classmethod
     def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:
-        """As `ContainerFactoryBase.find_leftovers`."""
         if sys.platform == "linux":
             yield from find()
 

@@ -53,22 +53,12 @@ class FifoStream:
     in_doubt = False
 
     def __init__(self, *, reader: int, writer: int) -> None:
-        """Takes over the descriptors.
-
-        Args:
-            reader: In non-blocking mode.
-            writer: In non-blocking mode.
-        """
+        """Takes over two descriptors in non-blocking mode."""
         self._reader = reader
         self._writer = writer
         self._loop = asyncio.get_running_loop()
-        self._waiters: dict[int, asyncio.Future[None]] = {}
-        self._closed = False
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether `close` has been called."""
-        return self._closed
+        self._waiters: dict[int, asyncio.Event] = {}
+        self.is_closed = False
 
     async def read(self) -> bytes:
         """Reads the next bytes; `b""` at the end. Cancelling it loses no data.
@@ -77,7 +67,6 @@ class FifoStream:
             OSError: The stream is closed.
         """
         while True:
-            self._check_open()
             with contextlib.suppress(BlockingIOError):
                 return os.read(self._reader, _CHUNK_BYTES)
             await self._ready(self._loop.add_reader, self._loop.remove_reader, self._reader)
@@ -97,7 +86,6 @@ class FifoStream:
         """
         rest = memoryview(data)
         while rest:
-            self._check_open()
             try:
                 rest = rest[os.write(self._writer, rest) :]
             except BlockingIOError:
@@ -108,32 +96,25 @@ class FifoStream:
 
     def close(self) -> None:
         """Closes the stream in both directions; waiting callers get an `OSError`. Idempotent."""
-        if self._closed:
+        if self.is_closed:
             return
-        self._closed = True
+        self.is_closed = True
         self._loop.remove_reader(self._reader)
         self._loop.remove_writer(self._writer)
         os.close(self._reader)
         os.close(self._writer)
+        self._reader = self._writer = -1  # the numbers may belong to other files soon
         for waiter in self._waiters.values():
-            _wake(waiter)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise BrokenPipeError("The stream is closed.")
+            waiter.set()
 
     async def _ready(self, add: Callable[..., None], remove: Callable[[int], bool], descriptor: int) -> None:
-        waiter = self._waiters[descriptor] = self._loop.create_future()
-        add(descriptor, _wake, waiter)
+        waiter = self._waiters[descriptor] = asyncio.Event()
+        add(descriptor, waiter.set)
         try:
-            await waiter
+            await waiter.wait()
         finally:
-            # Else the stream is closed and the number belongs to somebody else, or, after a cancellation, the next
-            # one waits already.
-            if not self._closed and self._waiters[descriptor] is waiter:
+            # Unless the stream is closed, or, after a cancellation, the next one waits already.
+            if not self.is_closed and self._waiters[descriptor] is waiter:
                 remove(descriptor)
-
-
-def _wake(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
+        if self.is_closed:
+            raise BrokenPipeError("The stream is closed.")

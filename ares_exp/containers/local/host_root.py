@@ -76,7 +76,8 @@ def root_parts(layer: Path, *, privileged: bool) -> list[Part]:
     points = sorted({mount.point for mount in mounts()})
     for name in (*_SYSTEM, *_PACKAGES):
         parts += _entry(Path("/", name), layer, points, privileged=privileged)
-    for path in _interpreter_directories():
+    prefix = Path(sys.base_prefix)
+    for path in () if _has_python() else dict.fromkeys((prefix, prefix.resolve())):  # the Python that runs us
         parts += [Part("directory", str(parent)) for parent in reversed(path.parents[:-1])]
         parts.append(Part("bind", str(path), (str(path),)))
     return parts
@@ -103,7 +104,7 @@ def _entry(path: Path, layer: Path, points: list[Path], *, privileged: bool) -> 
         return []
     below = [point for point in points if path in point.parents and point.is_dir()]
     if privileged:  # an overlay does not show the mounts below it
-        return [_overlay(one, layer) for one in (path, *below) if not _is_hidden(one)]
+        return [_overlay(one, layer) for one in (path, *below) if not any(map(one.is_relative_to, _hidden_in_etc()))]
     if not any(path in point.parents for point in points):
         return [_overlay(path, layer)]
     names = {child.name for directory in (path, ours) if directory.is_dir() for child in directory.iterdir()}
@@ -114,18 +115,6 @@ def _entry(path: Path, layer: Path, points: list[Path], *, privileged: bool) -> 
 def _overlay(path: Path, layer: Path) -> Part:
     ours = layer / path.relative_to("/")
     return Part("overlay", str(path), (str(path), str(ours)) if ours.is_dir() else (str(path),))
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(path.is_relative_to(hidden) for hidden in _hidden_in_etc())
-
-
-def _interpreter_directories() -> list[Path]:
-    """Returns the Python installation that runs us, if the container would have no `python3` otherwise."""
-    if _has_python():
-        return []
-    prefix = Path(sys.base_prefix)
-    return list(dict.fromkeys((prefix, prefix.resolve())))
 
 
 def _has_python() -> bool:

@@ -26,11 +26,6 @@ class MachinePaths:
     """The paths that one container makes on this machine. Methods block."""
 
     def __init__(self, directory: Path) -> None:
-        """Starts an empty record.
-
-        Args:
-            directory: The container's directory.
-        """
         self._file = directory / MADE
         self._file.touch()
         self._known: set[str] = set()

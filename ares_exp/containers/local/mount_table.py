@@ -37,7 +37,12 @@ def mounts(process: Path = Path("/proc/self")) -> Iterator[Mount]:
     """
     for line in os.fsdecode((process / "mountinfo").read_bytes()).rstrip("\n").split("\n"):
         mount, filesystem = (part.split(" ") for part in line.split(" - ", 1))
-        yield Mount(Path(_unescaped(mount[4])), _unescaped(mount[3]), filesystem[0], tuple(filesystem[-1].split(",")))
+        yield Mount(
+            Path(_unescaped(mount[4])),
+            _unescaped(mount[3]),
+            filesystem[0],
+            tuple(map(_unescaped, filesystem[-1].split(","))),
+        )
 
 
 def filesystem_type(path: Path) -> str:

@@ -57,26 +57,17 @@ class LocalTerminal:
     """A `Terminal`. Closing our end hangs up; the end of its shell does, too, whatever that left running."""
 
     def __init__(self, stream: FifoStream, shell: FifoStream) -> None:
-        """Takes over both.
-
-        Args:
-            stream: Our end.
-            shell: What ends with the shell.
-        """
         self._stream = stream
         self._shell = shell
         self._watching = asyncio.create_task(self._watch())
 
     async def read(self) -> bytes:
-        """As `Terminal.read`."""
         return await self._stream.read()
 
     async def write(self, data: bytes) -> None:
-        """As `Terminal.write`."""
         await self._stream.write(data)
 
     async def close(self) -> None:
-        """As `Terminal.close`."""
         self._watching.cancel()
         await asyncio.wait({self._watching})
 

@@ -29,7 +29,6 @@ class Connection:
         self.ending = False
 
     def fileno(self) -> int:
-        """For `select`."""
         return self.socket.fileno()
 
 
@@ -43,7 +42,6 @@ class Relay:
         self.heard = bytearray()
 
     def run(self) -> None:
-        """Carries data until stdin ends."""
         while True:
             everyone = list(self.connections.values())
             readers = [one for one in everyone if one.reads and one.credit]  # type: list[Connection | int | socket.socket]
@@ -61,13 +59,11 @@ class Relay:
                     self.write(one)
 
     def put(self, number: int, word: int, data: bytes = b"") -> None:
-        """Sends a frame."""
         left = memoryview(struct.pack(">II", number, word) + data)
         while left:
             left = left[os.write(1, left) :]
 
     def accept(self) -> None:
-        """Takes a new connection."""
         try:
             accepted = self.listener.accept()[0]
         except OSError:
@@ -79,7 +75,6 @@ class Relay:
         self.put(self.count, ACCEPTED)
 
     def hear(self) -> None:
-        """Reads frames."""
         data = os.read(0, 65536)
         if not data:
             sys.exit()
@@ -98,7 +93,6 @@ class Relay:
                 self.follow(self.connections[number], word, payload)
 
     def follow(self, one: Connection, word: int, data: bytes) -> None:
-        """Does what a frame says."""
         if word == BROKEN:
             self.drop(one)
         elif word & MORE:
@@ -109,7 +103,6 @@ class Relay:
             self.write(one)
 
     def read(self, one: Connection) -> None:
-        """Sends what a program wrote."""
         try:
             data = one.socket.recv(min(CHUNK, one.credit))
         except BlockingIOError:
@@ -125,7 +118,6 @@ class Relay:
             self.finish(one)
 
     def write(self, one: Connection) -> None:
-        """Gives a program what waits for it."""
         try:
             while one.waiting:
                 sent = one.socket.send(one.waiting)

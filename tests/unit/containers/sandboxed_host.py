@@ -17,8 +17,8 @@ import pytest
 
 from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec, Mount
 from ares_exp.containers.local import HostContainerFactory
+from ares_exp.containers.local.container_directory import remove_stale
 from ares_exp.containers.local.guardian import MADE, MARK
-from ares_exp.containers.local.leftovers import remove_stale
 from ares_exp.errors import ContainerDiedError, ContainerStartError
 from ares_exp.testing.container_contract import ContainerContract
 from ares_exp.testing.door_contract import DoorContract
@@ -130,7 +130,7 @@ class TestHostPaths:
         Path("/app").rmdir()
 
     async def test_second_container_is_refused_while_one_runs(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("ares_exp.containers.local.host_container._LOCK_SEC", 0.2)
+        monkeypatch.setattr("ares_exp.containers.local.host_factory._LOCK_SEC", 0.2)
         async with HostContainerFactory()(ContainerSpec("one")):
             with pytest.raises(ContainerStartError, match="only one can at a time"):
                 await HostContainerFactory()(ContainerSpec("two")).start()

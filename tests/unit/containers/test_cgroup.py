@@ -13,13 +13,14 @@ import pytest
 from ares_exp.containers.local.cgroup import (
     RECORD,
     Limits,
+    candidates,
+    find_groups,
     groups_of,
     lack_of_memory,
     lack_of_processes,
     oom_kills,
     remove_groups,
 )
-from ares_exp.containers.local.cgroup_path import candidates, find_groups
 
 ALL = "cpu memory pids"
 

@@ -10,21 +10,31 @@ import pytest
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.docker.capabilities import Capabilities
-from ares_exp.containers.docker.compose.project_file import Ours, base_document, complete
-from ares_exp.containers.docker.compose.security_policy import Bounds, check_file
+from ares_exp.containers.docker.compose.project_file import base_document, complete
+from ares_exp.containers.docker.compose.security_policy import check_file
 from ares_exp.containers.docker.compose.tool import find_compose
 from ares_exp.containers.docker.compose.variables import variables
+from ares_exp.containers.docker.container import DockerOptions
+from ares_exp.containers.docker.network import NetworkOptions
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC
+from ares_exp.containers.ownership import owner_labels
 from ares_exp.errors import ContainerStartError, TaskError, UnsupportedTaskError
 
-BOUNDS = Bounds(containers=4, memory_mb=512, pids=100)
+
+def options(network: NetworkOptions | None = None, **changed: Any) -> DockerOptions:
+    plain = {
+        "host": None, "shell": "bash -c", "keep_image": True, "env": {}, "pids_limit": 100, "swap_mb": 0,
+        "no_new_privileges": False, "capture": "auto", "compose_max_containers": 4, "compose_max_memory_mb": 512,
+        "compose_trusted": False,
+    }  # fmt: skip
+    return DockerOptions(network=network or NetworkOptions(), **plain | changed)
 
 
 def refused(folder: Path, text: str) -> str:
     """The keys that are refused; empty when none is."""
     (folder / "docker-compose.yaml").write_text(text)
     try:
-        check_file(ContainerSpec("t", compose_file=folder / "docker-compose.yaml"), BOUNDS)
+        check_file(ContainerSpec("t", compose_file=folder / "docker-compose.yaml"), options())
     except UnsupportedTaskError as error:
         return str(error).partition("networks: ")[2].partition(". Leave")[0]
     return ""
@@ -126,7 +136,7 @@ def excess(folder: Path, text: str) -> str:
     """What is too much; empty when nothing is."""
     (folder / "docker-compose.yaml").write_text(text)
     try:
-        check_file(ContainerSpec("t", compose_file=folder / "docker-compose.yaml"), BOUNDS)
+        check_file(ContainerSpec("t", compose_file=folder / "docker-compose.yaml"), options())
     except UnsupportedTaskError as error:
         return str(error).partition("allowed here: ")[2].partition(". Raise the named option")[0]
     return ""
@@ -225,7 +235,7 @@ def test_variables_that_programs_obey_are_not_filled_in(tmp_path: Path) -> None:
         tmp_path, "services: {a: {image: '${PYTHONPATH}$GOAL${no_proxy:-}${PATHS}', command: LD_PRELOAD}}", env=env
     )
     with pytest.raises(UnsupportedTaskError, match=r"of this machine obey, got PYTHONPATH, no_proxy\."):
-        check_file(asked, None)
+        check_file(asked, options(compose_trusted=True))
     passed = variables(asked, "unix:///x")
     assert {name: passed.get(name) for name in env} == {
         "PYTHONPATH": None, "GOAL": "x", "LD_PRELOAD": None, "no_proxy": None, "PATHS": "x",
@@ -292,32 +302,30 @@ def test_refusals_before_the_start(tmp_path: Path, tools: Path) -> None:
 # What is made of it
 
 
-def ours(**changed: Any) -> Ours:
-    plain = {
-        "labels": {"mine": "1"}, "env": {}, "extra_hosts": {}, "pids_limit": 99, "memory_mb": None,
-        "swap_mb": 0, "no_new_privileges": False, "closed": False, "capabilities": Capabilities(cpus=2),
-    }  # fmt: skip
-    return Ours(**plain | changed)
-
-
 def completed(
-    services: dict[str, Any], asked: ContainerSpec | None = None, others: dict[str, Any] | None = None, **changed: Any
+    services: dict[str, Any],
+    asked: ContainerSpec | None = None,
+    others: dict[str, Any] | None = None,
+    can: Capabilities | None = None,
+    **changed: Any,
 ) -> dict[str, Any]:
     document = {"services": {"main": {}} | services, **(others or {})}
     images = dict.fromkeys(document["services"], "i")
-    return complete(document, asked or ContainerSpec("t"), ours(**changed), images)
+    chosen = options(**{"compose_trusted": True} | changed)
+    return complete(document, asked or ContainerSpec("t"), chosen, images, can or Capabilities(cpus=2))
 
 
 def test_everything_is_labelled_and_has_names_of_its_own() -> None:
+    mine = owner_labels()
     web = {"container_name": "w", "ports": ["80:80"], "labels": ["a=b"], "build": "."}
     whole = completed(
         {"web": web}, others={"volumes": {"v": {"name": "n"}, "x": {"external": True}}, "networks": {"n": None}}
     )
     assert whole["services"]["web"] == {
-        "image": "i", "labels": {"a": "b", "mine": "1"}, "networks": {"default": {"aliases": ["w"]}}, "pids_limit": 99,
+        "image": "i", "labels": {"a": "b", **mine}, "networks": {"default": {"aliases": ["w"]}}, "pids_limit": 100,
     }  # fmt: skip
-    assert whole["volumes"] == {"v": {"labels": {"mine": "1"}}, "x": {"external": True}}
-    assert whole["networks"] == {"default": {"labels": {"mine": "1"}}, "n": {"labels": {"mine": "1"}}}
+    assert whole["volumes"] == {"v": {"labels": mine}, "x": {"external": True}}
+    assert whole["networks"] == {"default": {"labels": mine}, "n": {"labels": mine}}
 
 
 def test_limits_of_the_file_win() -> None:
@@ -332,10 +340,10 @@ def test_limits_of_the_file_win() -> None:
 def test_services_without_a_limit_have_ours() -> None:
     services = {"free": {}, "own": {"deploy": {"resources": {"limits": {"memory": "1G"}}}}}
     asked = ContainerSpec("t", memory_mb=64)
-    whole = completed(services, asked, memory_mb=2, swap_mb=1)["services"]
+    whole = completed(services, asked, compose_trusted=False, compose_max_memory_mb=2, swap_mb=1)["services"]
     limits = {name: (one["mem_limit"], one.get("memswap_limit")) for name, one in whole.items()}
     assert limits == {"main": ("67108864b", "68157440b"), "free": ("2097152b", "3145728b"), "own": ("1G", None)}
-    assert "mem_limit" not in completed(services, memory_mb=2)["services"]["main"]
+    assert "mem_limit" not in completed(services, compose_trusted=False)["services"]["main"]
 
 
 def test_options_of_the_factory() -> None:
@@ -346,7 +354,7 @@ def test_options_of_the_factory() -> None:
     assert main["environment"] == {"A": "$$1", "B": "3", "C": "$$5"}
     hosts = completed(
         {"a": {"extra_hosts": {"x": "1"}}, "b": {"network_mode": "none"}},
-        extra_hosts={"y": "2"},
+        network=NetworkOptions(extra_hosts={"y": "2"}),
         no_new_privileges=True,
     )
     assert hosts["services"]["a"]["extra_hosts"] == ["x:1", "y:2"]
@@ -356,7 +364,7 @@ def test_options_of_the_factory() -> None:
 
 def test_gpus_are_reserved() -> None:
     can = Capabilities(nvidia_runtime=True)
-    main = completed({}, ContainerSpec("t", gpus=2), capabilities=can)["services"]["main"]
+    main = completed({}, ContainerSpec("t", gpus=2), can=can)["services"]["main"]
     assert main["deploy"]["resources"]["reservations"]["devices"] == [
         {"driver": "nvidia", "capabilities": ["gpu"], "count": 2}
     ]

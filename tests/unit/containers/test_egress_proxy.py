@@ -11,8 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from ares_exp.containers import egress_proxy
-from ares_exp.containers.egress_proxy import MAX_CONNECTIONS, EgressProxy
-from ares_exp.containers.egress_request import MAX_HEAD_BYTES, RefusedError
+from ares_exp.containers.egress_proxy import MAX_CONNECTIONS, MAX_HEAD_BYTES, EgressProxy, RefusedError
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, IPAddress, NetworkPolicy
 from ares_exp.testing.host_server import host_address
 from tests.closed_port import closed_port

@@ -14,10 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.local.cgroup import groups_of
-from ares_exp.containers.local.cgroup_path import find_groups, usable_cgroup_paths
-from ares_exp.containers.local.container_directory import ContainerDirectory, folders
-from ares_exp.containers.local.leftovers import remove_stale
+from ares_exp.containers.local.cgroup import find_groups, groups_of, usable_cgroup_paths
+from ares_exp.containers.local.container_directory import ContainerDirectory, folders, remove_stale
 from ares_exp.errors import ContainerStartError
 from tests.leaks import clean, wait_until
 from tests.unit.containers.local_containers import local_container, needs_local
@@ -50,7 +48,7 @@ asyncio.run(main())
 
 MAKE_ORPHAN = """
 import os
-from ares_exp.containers.local.cgroup_path import usable_cgroup_paths
+from ares_exp.containers.local.cgroup import usable_cgroup_paths
 from ares_exp.containers.ownership import owner_mark
 group = next(iter(usable_cgroup_paths().values())).directory / f"ares_exp-box-{owner_mark()}-orphan-1"
 group.mkdir()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers.local.bubblewrap import find_bwrap
-from ares_exp.containers.local.cgroup_path import usable_cgroup_paths
+from ares_exp.containers.local.cgroup import usable_cgroup_paths
 from tests.unit.containers.local_containers import ROOT, STEADY_MOUNTS, needs_local
 
 pytestmark = needs_local

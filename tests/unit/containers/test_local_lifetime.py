@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.local.container_directory import ContainerDirectory, folders
-from ares_exp.containers.local.leftovers import find, remove_stale
+from ares_exp.containers.local.container_directory import ContainerDirectory, find, folders, remove_stale
 from ares_exp.errors import ContainerDiedError
 from tests.leaks import CASES, IN_MEMORY, Phase, Run, processes, wait_until
 from tests.unit.containers.local_containers import local_container, needs_local

@@ -15,8 +15,7 @@ import pytest
 
 from ares_exp.containers.container import ContainerSpec, ExecResult
 from ares_exp.containers.local import LocalContainerFactory
-from ares_exp.containers.local.cgroup import groups_of, oom_kills
-from ares_exp.containers.local.cgroup_path import Controller, usable_cgroup_paths
+from ares_exp.containers.local.cgroup import Controller, groups_of, oom_kills, usable_cgroup_paths
 from ares_exp.containers.local.container import LocalContainer
 from ares_exp.errors import ContainerDiedError, ContainerError
 from tests.unit.containers.local_containers import local_container, needs_local

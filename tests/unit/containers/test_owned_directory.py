@@ -81,7 +81,7 @@ def test_those_of_a_killed_process_are_removed(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there are no local containers elsewhere")
 def test_the_next_run_with_local_boxes_removes_them(maker: subprocess.Popen[str]) -> None:
-    from ares_exp.containers.local.leftovers import remove_stale
+    from ares_exp.containers.local.container_directory import remove_stale
 
     made = made_by(maker)
     remove_stale()

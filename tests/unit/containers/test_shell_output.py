@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ares_exp.containers.shell_output import BoundedOutput, MarkParser
+from ares_exp.containers.shell_channel import BoundedOutput, MarkParser
 
 KEY = "0123456789abcdef"
 

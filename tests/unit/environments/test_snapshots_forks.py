@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ares_exp.containers.local import LocalContainerFactory
-from ares_exp.containers.local.leftovers import find
+from ares_exp.containers.local.container_directory import find
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.errors import ConfigError, ContainerStartError, DivergenceError
 from tests.unit.environments.snapshots import SUBMIT, Restore, agent_of, ask, last_message, run, running_boxes, say

@@ -8,5 +8,5 @@
 | `security_policy` | keys and amounts that a task's file may not ask for |
 | `variables` | the values of `$NAME`s in a task's file |
 | `project_file` | the task's file completed: labels, limits, networks, images |
-| `images`, `readiness`, `removal` | steps of a project's lifetime |
+| `images` | the images of its services |
 """

@@ -5,34 +5,18 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Unpack
 
-from ares_exp.containers.container import (
-    Container,
-    ContainerSpec,
-    ExecOptions,
-    ExecResult,
-    ServiceContainer,
-    User,
-    bounded_start,
-    refuse_second_start,
-)
+from ares_exp.containers.container import ContainerSpec, ExecOptions, ExecResult, ServiceContainer
 from ares_exp.containers.docker.compose.project import ComposeProject
-from ares_exp.containers.docker.compose.project_file import MAIN, Ours
-from ares_exp.containers.docker.compose.security_policy import Bounds, check_file
+from ares_exp.containers.docker.compose.project_file import MAIN, is_closed
+from ares_exp.containers.docker.compose.security_policy import check_file
 from ares_exp.containers.docker.compose.tool import find_compose
-from ares_exp.containers.docker.container import WHEN_SLOW, DockerOptions, unique_name
+from ares_exp.containers.docker.container import DockerOptions, EngineContainer, unique_name
 from ares_exp.containers.docker.container_lifetime import FirstProcess, why_it_stays
-from ares_exp.containers.docker.doors import ContainerDoors
-from ares_exp.containers.docker.engine import Engine, connect, engine_errors, in_thread, reason
-from ares_exp.containers.docker.network import ContainerNetwork
+from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
 from ares_exp.containers.docker.running import RunningContainer
-from ares_exp.containers.door import DOOR_PORT, Door, Serve
-from ares_exp.containers.network_policy import NetworkPolicy
-from ares_exp.containers.ownership import owner_labels
-from ares_exp.containers.terminal import Terminal
 from ares_exp.errors import (
     ContainerDiedError,
     ContainerError,
@@ -40,7 +24,6 @@ from ares_exp.errors import (
     EnvironmentStartTimeoutError,
     PreflightError,
     SnapshotUnsupportedError,
-    TaskError,
     UnsupportedTaskError,
 )
 from ares_exp.filesystem.delta import Delta
@@ -67,8 +50,8 @@ def check_compose(spec: ContainerSpec, options: DockerOptions) -> list[str]:
         find_compose()
     except PreflightError as error:
         raise UnsupportedTaskError(f"Task {spec.name} has several services ({spec.compose_file}). {error}") from error
-    not_done = check_file(spec, _bounds(options))
-    if len({_is_closed(policy, options) for policy in spec.networks}) > 1:
+    not_done = check_file(spec, options)
+    if len({is_closed(policy, options) for policy in spec.networks}) > 1:
         raise UnsupportedTaskError(
             f"Task {spec.name} asks for a public network in one phase and for less in another, but container=docker "
             f"cannot switch the networks of several services ({spec.compose_file}). Play it under one network with "
@@ -77,96 +60,40 @@ def check_compose(spec: ContainerSpec, options: DockerOptions) -> list[str]:
     return not_done
 
 
-def _bounds(options: DockerOptions) -> Bounds | None:
-    if options.compose_trusted:
-        return None
-    return Bounds(options.compose_max_containers, options.compose_max_memory_mb, options.pids_limit)
-
-
-def _is_closed(policy: NetworkPolicy, options: DockerOptions) -> bool:
-    return options.network.in_force(policy).mode != "public"
-
-
-class ComposeContainer(Container):
+class ComposeContainer(EngineContainer):
     """The service `main` of a compose project; a `ComposedContainer`."""
 
-    image: str | None = None
-
     def __init__(self, spec: ContainerSpec, options: DockerOptions) -> None:
-
-        self._spec = spec
-        self._options = options
-        self._project = ComposeProject(
-            unique_name(spec.name).lower(), spec, bounds=_bounds(options), keep_image=options.keep_image
-        )
-        self._engine: Engine | None = None
-        self._first_process: FirstProcess | None = None
-        self._network: ContainerNetwork | None = None
-        self._running: RunningContainer | None = None
-        self._doors = ContainerDoors()
+        super().__init__(spec, options)
+        self._project = ComposeProject(unique_name(spec.name).lower(), spec, options)
         self._services: dict[str, Service] = {}
-        self._stopped = False
 
     @property
     def project_name(self) -> str:
-        """The compose project's name."""
         return self._project.name
 
     async def start(self) -> None:
-        """As `Container.start`."""
-        refuse_second_start(begun=self._engine is not None or self._stopped)
-        what = f"The container of {self._spec.name}"
-        failures: tuple[type[Exception], ...] = (*engine_errors(), PreflightError, TaskError)
         try:
-            async with bounded_start(what, self._spec.start_timeout_sec, stop=self.stop, remedy=WHEN_SLOW):
-                try:
-                    await self._start()
-                except failures as error:
-                    raise ContainerStartError(f"{what} could not be started: {reason(error)}.") from error
+            await super().start()
         except EnvironmentStartTimeoutError as error:
             if not self._project.unready:
                 raise
             services = ", ".join(self._project.unready)
             raise EnvironmentStartTimeoutError(f"{error} Services that were not ready: {services}.") from error
 
-    async def _start(self) -> None:
-        spec, options = self._spec, self._options
+    async def _start(self, engine: Engine) -> None:
+        spec = self._spec
         if spec.changes is not None:
             raise ContainerStartError(f"The container of {spec.name} cannot start from a snapshot: {NO_SNAPSHOTS}.")
-        engine = self._engine = await connect(options.host)
-        ours = Ours(
-            labels=owner_labels(),
-            env=options.env,
-            extra_hosts=options.network.extra_hosts,
-            pids_limit=options.pids_limit,
-            memory_mb=None if options.compose_trusted else options.compose_max_memory_mb,
-            swap_mb=options.swap_mb,
-            no_new_privileges=options.no_new_privileges,
-            closed=_is_closed(spec.network, options),
-            capabilities=engine.capabilities,
-        )
-        await self._project.start(engine, ours)
+        await self._project.start(engine)
         main = self._project.containers[MAIN]
         found = await in_thread(lambda: engine.api.inspect_container(main), abandon=True)
         self.image = found["Config"]["Image"]
-        first_process = self._first_process = await FirstProcess.attach(engine, main)
-        network = self._network = ContainerNetwork(spec, options.network, neighbours=self._project.addresses)
-        await network.start(engine, main)
-        running = self._running = RunningContainer(
-            engine,
-            main,
-            what=f"container of {spec.name}",
-            shell=options.shell,
-            workdir=spec.workdir,
-            first_process=first_process,
-        )
-        try:
-            await running.open()
-        except ContainerError as error:
-            raise ContainerStartError(f"The container of {spec.name} started, but runs no commands. {error}") from error
+        self._first_process = await FirstProcess.attach(engine, main)
+        await self._network.start(engine, main, neighbours=self._project.addresses)
+        await self._open(engine, main)
 
     def service(self, name: str) -> ServiceContainer:
-        """As `ComposedContainer.service`."""
         engine, containers = self._engine, self._project.containers
         if engine is None or self._running is None or self._stopped:
             raise ContainerDiedError("The container has not been started, or has been stopped.")
@@ -177,76 +104,13 @@ class ComposeContainer(Container):
             self._services[name] = Service(engine, containers[name], name)
         return self._services[name]
 
-    async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
-        """As `Container.exec`."""
-        running = self._started
-        assert self._network is not None
-        options["env"] = {**self._network.env, **(options.get("env") or {})}
-        return await running.exec(command, **options)
-
-    async def upload(self, source: str | Path, target: str | Path) -> None:
-        """As `Container.upload`."""
-        await self._started.upload(source, target)
-
-    async def download(self, source: str | Path, target: str | Path) -> None:
-        """As `Container.download`."""
-        await self._started.download(source, target)
-
-    async def open_terminal(
-        self, *, columns: int, lines: int, user: User | None = None, env: Mapping[str, str] | None = None
-    ) -> Terminal:
-        """As `TerminalContainer.open_terminal`."""
-        running = self._started
-        assert self._network is not None
-        variables = {**self._network.env, **(env or {})}
-        return await running.open_terminal(columns=columns, lines=lines, user=user, env=variables)
-
-    async def open_door(self, serve: Serve, *, port: int = DOOR_PORT) -> Door:
-        """As `ServingContainer.open_door`."""
-        running = self._started
-        assert self._engine is not None
-        return await self._doors.open(self._engine, self._project.containers[MAIN], running, serve, port)
-
-    async def set_network(self, policy: NetworkPolicy) -> None:
-        """As `Container.set_network`, between policies that do not change the services' networks."""
-        running = self._started
-        running.raise_if_closed()
-        assert self._network is not None
-        await self._network.set(policy)
-
     async def capture_changes(self, objects: ObjectStore) -> Delta:
-        """Refuses.
-
-        Raises:
-            SnapshotUnsupportedError: Always.
-        """
         raise SnapshotUnsupportedError(
             f"The container of {self._spec.name} cannot be captured: {NO_SNAPSHOTS}. Play this task with snapshot=none."
         )
 
-    @property
-    def _started(self) -> RunningContainer:
-        if self._running is None:
-            raise ContainerDiedError("The container has not been started, or has been stopped.")
-        return self._running
-
-    async def stop(self) -> None:
-        """As `Container.stop`."""
-        self._stopped = True
-        try:
-            await self._doors.close()
-            if self._running is not None:
-                await self._running.close()
-            await asyncio.gather(*(service.close() for service in self._services.values()))
-            if self._engine is not None:
-                await self._remove(self._engine)
-        finally:
-            if self._first_process is not None:
-                self._first_process.close()
-            if self._network is not None:
-                await self._network.close()
-
     async def _remove(self, engine: Engine) -> None:
+        await asyncio.gather(*(service.close() for service in self._services.values()))
         if problem := await self._project.remove(engine):
             _logger.warning("The compose project %s could not be removed completely: %s.", self._project.name, problem)
         for image in () if self._options.keep_image else sorted(self._project.built):
@@ -260,13 +124,6 @@ class Service:
     """A `ServiceContainer` of a compose project. Its shells are opened with its first command."""
 
     def __init__(self, engine: Engine, container: str, name: str) -> None:
-        """Connects to nothing yet.
-
-        Args:
-            engine: The engine.
-            container: The name of its container.
-            name: The service's name.
-        """
         self._engine = engine
         self._container = container
         self._name = name
@@ -275,7 +132,6 @@ class Service:
         self._opening = asyncio.Lock()
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
-        """As `ServiceContainer.exec`."""
         async with self._opening:
             if not self._is_open:
                 try:
@@ -286,11 +142,9 @@ class Service:
         return await self._running.exec(command, **options)
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        """As `ServiceContainer.download`."""
         await self._running.download(source, target)
 
     async def stop(self) -> None:
-        """As `ServiceContainer.stop`."""
         api = self._engine.api
         problem = await in_thread(lambda: why_it_stays(lambda: api.kill(self._container)), lane="removals")
         if problem and "is not running" not in problem:

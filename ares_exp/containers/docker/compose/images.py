@@ -13,7 +13,7 @@ from ares_exp.containers.docker.compose.project_file import literal
 from ares_exp.containers.docker.compose.tool import ComposeTool, outer_environment
 from ares_exp.containers.docker.docker_cli import passed_on
 from ares_exp.containers.docker.engine import Engine, in_thread
-from ares_exp.containers.docker.image import ensure_image, image_tag, is_there
+from ares_exp.containers.docker.image import ensure_image, image_tag, inspect_image
 from ares_exp.containers.docker.leftovers import image_labels
 from ares_exp.errors import ContainerStartError
 
@@ -26,14 +26,6 @@ class ProjectImages:
     """
 
     def __init__(self, engine: Engine, tool: ComposeTool, task: str, *, keep: bool) -> None:
-        """Builds nothing yet.
-
-        Args:
-            engine: The engine.
-            tool: The compose program.
-            task: The task's name, for the names of built images.
-            keep: Whether built images outlive this process; otherwise their labels name the owner.
-        """
         self.built: set[str] = set()
         self._engine = engine
         self._tool = tool
@@ -71,7 +63,11 @@ class ProjectImages:
     async def _build(self, name: str, build: Mapping[str, Any], folder: Path) -> str:
         """Builds one image: a plain build is shared by all that need the same, others rely on the engine's cache."""
         context = Path(str(build["context"]).replace("$$", "$")) if "context" in build else None
-        if context is not None and set(build) <= {"context", "dockerfile"} and _is_plain(build):
+        if (
+            context is not None
+            and set(build) <= {"context", "dockerfile"}
+            and build.get("dockerfile") in (None, "Dockerfile")
+        ):
             return await ensure_image(
                 self._engine, name=f"{self._task}-{name}", docker_image=None, context_dir=context, keep=self._keep
             )
@@ -79,7 +75,7 @@ class ProjectImages:
         repository = of_context.partition(":")[0] or f"ares-exp/{name.lower()}"
         identity = json.dumps([build, of_context], sort_keys=True, default=str)
         image = f"{repository}:{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
-        if not await in_thread(lambda: is_there(self._engine.api, image), abandon=True):
+        if await in_thread(lambda: inspect_image(self._engine.api, image), abandon=True) is None:
             labels = {key: literal(value) for key, value in image_labels(image, keep=self._keep).items()}
             theirs = build.get("labels") if isinstance(build.get("labels"), dict) else {}
             document = {
@@ -98,7 +94,3 @@ class ProjectImages:
                     f"The image of service {name} of task {self._task} could not be built:\n{answer.complaint}"
                 )
         return image
-
-
-def _is_plain(build: Mapping[str, Any]) -> bool:
-    return build.get("dockerfile") in (None, "Dockerfile")

@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
+import time
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ares_exp import cancellation
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker.compose.images import ProjectImages
-from ares_exp.containers.docker.compose.project_file import Ours, base_document, complete, names_of
-from ares_exp.containers.docker.compose.readiness import SERVICE, is_ready, not_ready_yet, wait_until_ready
-from ares_exp.containers.docker.compose.removal import containers_of, remove_project
-from ares_exp.containers.docker.compose.security_policy import Bounds, check_file, refuse_violations
+from ares_exp.containers.docker.compose.project_file import MAIN, base_document, complete, names_of
+from ares_exp.containers.docker.compose.security_policy import check_file, refuse_violations
 from ares_exp.containers.docker.compose.tool import ComposeTool, find_compose
 from ares_exp.containers.docker.compose.variables import variables
+from ares_exp.containers.docker.container import DockerOptions
+from ares_exp.containers.docker.container_lifetime import remove, why_it_stays
 from ares_exp.containers.docker.creation import starts
-from ares_exp.containers.docker.engine import Engine, in_thread
+from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
 from ares_exp.containers.docker.reaper import watch_over_us
-from ares_exp.containers.owned_directory import OwnedDirectory, short_lived_directory
+from ares_exp.containers.owned_directory import working_directory
 from ares_exp.errors import ContainerStartError, UnsupportedTaskError
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+_POLL_SEC = 0.1
+_LAST_LINES = 20
+_LAST_BYTES = 4096
+
+PROJECT = "com.docker.compose.project"
+"""The label with the name of the project, on everything in it."""
+
+APPEARS_WITHIN_SEC = 2.0
+"""Time after the compose program's death in which the engine may still execute its requests."""
+
+SERVICE = "com.docker.compose.service"
+"""The label with the name of a container's service."""
 
 
 class ComposeProject:
@@ -35,15 +52,8 @@ class ComposeProject:
         unready: The services that were not ready when it was removed during its start.
     """
 
-    def __init__(self, name: str, spec: ContainerSpec, *, bounds: Bounds | None, keep_image: bool) -> None:
-        """Opens nothing yet.
-
-        Args:
-            name: A unique name, in lower case.
-            spec: The task's container, with a `compose_file`.
-            bounds: The bounds of its file; `None`: the user trusts it.
-            keep_image: Whether built images outlive this process.
-        """
+    def __init__(self, name: str, spec: ContainerSpec, options: DockerOptions) -> None:
+        """Args: name: A unique name in lower case."""
         assert spec.compose_file is not None
         self.name = name
         self.containers: dict[str, str] = {}
@@ -52,12 +62,11 @@ class ComposeProject:
         self.unready: list[str] = []
         self._spec = spec
         self._file = spec.compose_file
-        self._bounds = bounds
-        self._keep_image = keep_image
+        self._options = options
         self._exists = False
         self._may_grow = False
 
-    async def start(self, engine: Engine, ours: Ours) -> None:
+    async def start(self, engine: Engine) -> None:
         """Builds or pulls the images, starts the services, and waits until they are ready. The caller bounds it.
 
         Raises:
@@ -66,16 +75,16 @@ class ComposeProject:
         """
         folder = self._file.parent
         tool = await asyncio.to_thread(find_compose)
-        await asyncio.to_thread(check_file, self._spec, self._bounds)
+        await asyncio.to_thread(check_file, self._spec, self._options)
         env = await asyncio.to_thread(variables, self._spec, engine.host)
         document = await self._read(tool, env)
-        await asyncio.to_thread(refuse_violations, self._file, document, self._bounds)
-        images = ProjectImages(engine, tool, self._spec.name, keep=self._keep_image)
+        await asyncio.to_thread(refuse_violations, self._file, document, self._options)
+        images = ProjectImages(engine, tool, self._spec.name, keep=self._options.keep_image)
         try:
             image_of = await images.make(document["services"], folder)
         finally:
             self.built = images.built
-        whole = complete(document, self._spec, ours, image_of)
+        whole = complete(document, self._spec, self._options, image_of, engine.capabilities)
         async with starts(engine).slot():
             await cancellation.in_thread(lambda: watch_over_us(engine))
             self._exists = self._may_grow = True
@@ -89,7 +98,8 @@ class ComposeProject:
         if answer.exit_code != 0:
             await is_ready(engine, self.name)
             raise ContainerStartError(f"`{' '.join(tool.command)} up` failed:\n{answer.complaint}")
-        await wait_until_ready(engine, self.name)
+        while not await is_ready(engine, self.name):  # noqa: ASYNC110 (polls the engine; the caller bounds it)
+            await asyncio.sleep(_POLL_SEC)
         self.containers = await in_thread(lambda: self._containers(engine), abandon=True)
         self.addresses = names_of(document)
 
@@ -116,38 +126,18 @@ class ComposeProject:
 
     async def _read(self, tool: ComposeTool, env: Mapping[str, str]) -> dict[str, Any]:
         """Reads the task's file, merged on top of ours, with variables and extended files filled in."""
-        base = _TemporaryFile(base_document(self._spec))
-        try:
-            await cancellation.in_thread(base.write)
-            arguments = [*self._arguments(), "-f", str(base.path), "-f", str(self._file), "config"]
+        async with working_directory("build") as folder:
+            base = folder / "base.json"
+            await asyncio.to_thread(lambda: base.write_text(json.dumps(base_document(self._spec)), encoding="utf-8"))
+            arguments = [*self._arguments(), "-f", str(base), "-f", str(self._file), "config"]
             arguments += ["--format", "json"] if tool.says_json else []
             answer = await tool.run(arguments, env=env, directory=self._file.parent)
-        finally:
-            await cancellation.in_thread(base.remove)
         if answer.exit_code != 0:
             raise UnsupportedTaskError(f"{self._file}: Docker Compose {tool.version} refuses it: {answer.complaint}")
         document = await asyncio.to_thread(_parse, answer.output)
         if not tool.says_json:  # version 1 also prints services of inactive profiles
             document["services"] = {name: one for name, one in document["services"].items() if not one.get("profiles")}
         return document
-
-
-class _TemporaryFile:
-    """A compose file of ours, in a temporary directory."""
-
-    def __init__(self, document: Mapping[str, Any]) -> None:
-        self._document = document
-        self._directory: OwnedDirectory | None = None
-        self.path = Path()
-
-    def write(self) -> None:
-        self._directory = short_lived_directory("build")
-        self.path = self._directory.path / "base.json"
-        self.path.write_text(json.dumps(self._document), encoding="utf-8")
-
-    def remove(self) -> None:
-        if self._directory is not None:
-            self._directory.remove()
 
 
 def _parse(text: str) -> dict[str, Any]:
@@ -157,3 +147,105 @@ def _parse(text: str) -> dict[str, Any]:
     if not isinstance(found, dict) or not isinstance(found.get("services"), dict):
         raise ContainerStartError("Expected a compose file from the compose program, got something else.")
     return found
+
+
+def containers_of(api: APIClient, project: str) -> list[dict[str, Any]]:
+    """Lists a project's containers, stopped ones included. Blocking."""
+    found: list[dict[str, Any]] = api.containers(all=True, filters={"label": f"{PROJECT}={project}"})
+    return found
+
+
+async def remove_project(engine: Engine, project: str, *, may_grow: bool = False) -> str:
+    """Kills and removes a project's containers, then its networks and volumes. Missing ones are no error.
+
+    Args:
+        engine: The engine.
+        project: The project's name.
+        may_grow: Whether the compose program was killed, so that more may appear for a while.
+
+    Returns:
+        Why something of it remains; `""` when all is gone.
+    """
+    until = time.monotonic() + APPEARS_WITHIN_SEC
+    while True:
+        try:
+            problems, count = await _remove_once(engine, project)
+        except engine_errors() as error:
+            return reason(error)
+        if not may_grow or time.monotonic() > until:
+            return "; ".join(problems)
+        if count:
+            until = time.monotonic() + APPEARS_WITHIN_SEC
+        await asyncio.sleep(_POLL_SEC)
+
+
+async def _remove_once(engine: Engine, project: str) -> tuple[list[str], int]:
+    api, ours = engine.api, {"label": f"{PROJECT}={project}"}
+    containers = await in_thread(lambda: containers_of(api, project), lane="removals")
+    removals = [functools.partial(remove, engine, one["Id"]) for one in containers]
+    await asyncio.gather(*(in_thread(removal, lane="removals") for removal in removals))
+    networks = await in_thread(lambda: api.networks(filters=ours), lane="removals")
+    volumes = await in_thread(lambda: api.volumes(filters=ours)["Volumes"] or [], lane="removals")
+    calls = [functools.partial(api.remove_network, one["Id"]) for one in networks]
+    calls += [functools.partial(api.remove_volume, one["Name"]) for one in volumes]
+    stays = await asyncio.gather(*(in_thread(functools.partial(why_it_stays, call), lane="removals") for call in calls))
+    return [why for why in stays if why], len(containers) + len(calls)
+
+
+async def not_ready_yet(engine: Engine, project: str) -> list[str]:
+    """Returns the services that do not run, or fail their health check."""
+    try:
+        found = await in_thread(lambda: _states(engine.api, project), lane="removals")
+    except engine_errors():  # called after another failure
+        return []
+    return sorted(str(one["Config"]["Labels"].get(SERVICE)) for one in found if not _runs(one))
+
+
+async def is_ready(engine: Engine, project: str) -> bool:
+    """Returns whether each service runs and passes its health check. Services beside `main` may have ended well, too.
+
+    Raises:
+        ContainerStartError: One has failed or is unhealthy; with its name, and the end of its output.
+    """
+    found = await in_thread(lambda: _states(engine.api, project), abandon=True)
+    for one in found:
+        if why := _failure(one):
+            printed = await in_thread(functools.partial(_log, engine.api, one["Id"]), abandon=True)
+            name = one["Config"]["Labels"].get(SERVICE)
+            raise ContainerStartError(f"Service {name} {why}." + (f" It last printed:\n{printed}" if printed else ""))
+    return bool(found) and all(_runs(one) for one in found)
+
+
+def _states(api: APIClient, project: str) -> list[Mapping[str, Any]]:
+    return [api.inspect_container(one["Id"]) for one in containers_of(api, project)]
+
+
+def _runs(one: Mapping[str, Any]) -> bool:
+    state = one["State"]
+    if state["Status"] == "exited":
+        return True  # with code 0, else `_failure` reports it
+    return state["Status"] == "running" and _health(state) in ("", "none", "healthy")
+
+
+def _health(state: Mapping[str, Any]) -> str:
+    return str((state.get("Health") or {}).get("Status", ""))
+
+
+def _failure(one: Mapping[str, Any]) -> str:
+    """Returns why a service has failed, as a clause; empty when it is, or may become, ready."""
+    state, is_main = one["State"], one["Config"]["Labels"].get(SERVICE) == MAIN
+    if state["Status"] in ("exited", "dead") and (state["ExitCode"] != 0 or is_main):
+        return f"ended with exit code {state['ExitCode']}"
+    if state["Status"] == "created" and state.get("Error"):
+        return f"could not be started: {state['Error']}"
+    if _health(state) == "unhealthy":
+        checks = state["Health"].get("Log") or [{}]
+        return f"is not healthy; its health check last said: {str(checks[-1].get('Output', '')).strip()[-500:]!r}"
+    return ""
+
+
+def _log(api: APIClient, container: str) -> str:
+    try:
+        return str(api.logs(container, tail=_LAST_LINES)[-_LAST_BYTES:].decode("utf-8", "replace")).strip()
+    except engine_errors():  # a log driver without storage
+        return ""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.docker.capabilities import Capabilities
+from ares_exp.containers.docker.capabilities import Capabilities, gpu_request
+from ares_exp.containers.docker.container import DockerOptions
 from ares_exp.containers.docker.container_lifetime import FIRST_COMMAND
-from ares_exp.containers.docker.limits import gpu_request
+from ares_exp.containers.network_policy import NetworkPolicy
+from ares_exp.containers.ownership import owner_labels
 from ares_exp.errors import ContainerStartError
 
 MAIN = "main"
@@ -29,31 +30,9 @@ _CLOSED = {"internal": True, "driver_opts": {"com.docker.network.bridge.inhibit_
 _NO_RESOLVER = {"dns": ["127.0.0.1"], "dns_opt": ["timeout:1", "attempts:2"]}
 
 
-@dataclass(frozen=True, slots=True)
-class Ours:
-    """The settings of a project that do not depend on its task's file.
-
-    Attributes:
-        labels: Labels of everything in the project.
-        env: Variables of `main` that the task may override.
-        extra_hosts: More lines of `/etc/hosts`.
-        pids_limit: Bound on the processes of each service without its own.
-        memory_mb: Bound on the memory of each service beside `main` without its own; `None`: no bound.
-        swap_mb: Swap of `main` on top of its memory limit, and on top of `memory_mb`.
-        no_new_privileges: Whether programs may gain no rights when they start.
-        closed: Whether its networks have no way out.
-        capabilities: The engine's capabilities.
-    """
-
-    labels: Mapping[str, str]
-    env: Mapping[str, str]
-    extra_hosts: Mapping[str, str]
-    pids_limit: int
-    memory_mb: int | None
-    swap_mb: int
-    no_new_privileges: bool
-    closed: bool
-    capabilities: Capabilities
+def is_closed(policy: NetworkPolicy, options: DockerOptions) -> bool:
+    """Returns whether the networks of a project have no way out under a task's policy."""
+    return options.network.in_force(policy).mode != "public"
 
 
 def base_document(spec: ContainerSpec) -> dict[str, Any]:
@@ -66,19 +45,27 @@ def base_document(spec: ContainerSpec) -> dict[str, Any]:
     return {"services": {MAIN: main}}
 
 
-def complete(document: Mapping[str, Any], spec: ContainerSpec, ours: Ours, images: Mapping[str, str]) -> dict[str, Any]:
+def complete(
+    document: Mapping[str, Any],
+    spec: ContainerSpec,
+    options: DockerOptions,
+    images: Mapping[str, str],
+    capabilities: Capabilities,
+) -> dict[str, Any]:
     """Returns the document to start the project from.
 
     Args:
         document: The compose program's merge of `base_document` and the task's file, with variables filled in.
         spec: The task's settings of `main`.
-        ours: Our settings.
+        options: The settings that do not depend on the task.
         images: The image of each service, by name.
+        capabilities: The engine's capabilities.
 
     Raises:
         UnsupportedTaskError: It asks for GPUs that the engine lacks.
         ContainerStartError: The service `main` is missing, or has several containers.
     """
+    closed = is_closed(spec.network, options)
     whole = copy.deepcopy(dict(document))
     whole.pop("name", None)  # the project's name is given on the command line
     services: dict[str, dict[str, Any]] = whole["services"]
@@ -86,18 +73,18 @@ def complete(document: Mapping[str, Any], spec: ContainerSpec, ours: Ours, image
         raise ContainerStartError(f"Expected one container of a service `{MAIN}` in {spec.compose_file}.")
     for name, service in services.items():
         service["image"] = literal(images[name])
-        _complete_service(service, ours)
-        if name != MAIN and ours.memory_mb is not None:
-            _bound_memory(service, ours.memory_mb, ours.swap_mb)
-    _complete_main(services[MAIN], spec, ours)
+        _complete_service(service, options, closed=closed)
+        if name != MAIN and not options.compose_trusted:
+            _bound_memory(service, options.compose_max_memory_mb, options.swap_mb)
+    _complete_main(services[MAIN], spec, options, capabilities)
     whole["networks"] = {_DEFAULT: None, **(whole.get("networks") or {})}
     if not any(_DEFAULT in _networks(service) for service in services.values()):
         del whole["networks"][_DEFAULT]
     for kind in ("networks", "volumes"):
         for name, one in (whole.get(kind) or {}).items():
             if not (one or {}).get("external"):
-                whole[kind][name] = _owned(one or {}, ours)
-    if ours.closed:
+                whole[kind][name] = _owned(one or {})
+    if closed:
         for name in whole["networks"]:
             whole["networks"][name] |= _CLOSED
     return whole
@@ -114,41 +101,40 @@ def names_of(document: Mapping[str, Any]) -> list[str]:
     return [*services, *(one["container_name"] for one in services.values() if one.get("container_name"))]
 
 
-def _owned(thing: Mapping[str, Any], ours: Ours) -> dict[str, Any]:
+def _owned(thing: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a network or volume with a generated name and our labels."""
     rest = {key: value for key, value in thing.items() if key != "name"}
-    return {**rest, "labels": {**_table(rest.get("labels")), **ours.labels}}
+    return {**rest, "labels": {**_table(rest.get("labels")), **owner_labels()}}
 
 
-def _complete_service(service: dict[str, Any], ours: Ours) -> None:
+def _complete_service(service: dict[str, Any], options: DockerOptions, *, closed: bool) -> None:
     service.pop("build", None)
     service.pop("ports", None)  # simultaneous attempts would need the same ports
-    service["labels"] = {**_table(service.get("labels")), **ours.labels}
+    service["labels"] = {**_table(service.get("labels")), **owner_labels()}
     if name := service.pop("container_name", None):  # likewise; an alias keeps the name reachable
         joined = _networks(service)
         if joined:
             service["networks"] = {
-                network: {**(options or {}), "aliases": [*((options or {}).get("aliases") or ()), name]}
-                for network, options in joined.items()
+                network: {**(given or {}), "aliases": [*((given or {}).get("aliases") or ()), name]}
+                for network, given in joined.items()
             }
-    _move_limits(service)
-    service.setdefault("pids_limit", ours.pids_limit)
-    if ours.no_new_privileges:
-        service["security_opt"] = [*(service.get("security_opt") or ()), "no-new-privileges:true"]
-    if ours.extra_hosts and not service.get("network_mode"):
-        lines = service.get("extra_hosts") or []
-        lines = [f"{name}:{address}" for name, address in lines.items()] if isinstance(lines, dict) else lines
-        service["extra_hosts"] = [*lines, *(f"{name}:{address}" for name, address in ours.extra_hosts.items())]
-    if ours.closed and not service.get("network_mode"):
-        service |= _NO_RESOLVER
-
-
-def _move_limits(service: dict[str, Any]) -> None:
-    """Moves limits from `deploy`, which Compose version 1 ignores, to the keys that both versions read."""
+    # Compose version 1 ignores limits in `deploy`; both versions read these keys.
     limits = ((service.get("deploy") or {}).get("resources") or {}).pop("limits", None) or {}
     for key, name in (("cpus", "cpus"), ("memory", "mem_limit"), ("pids", "pids_limit")):
         if limits.get(key) is not None:
             service.setdefault(name, float(limits[key]) if key == "cpus" else limits[key])
+    service.setdefault("pids_limit", options.pids_limit)
+    if options.no_new_privileges:
+        service["security_opt"] = [*(service.get("security_opt") or ()), "no-new-privileges:true"]
+    if options.network.extra_hosts and not service.get("network_mode"):
+        lines = service.get("extra_hosts") or []
+        lines = [f"{name}:{address}" for name, address in lines.items()] if isinstance(lines, dict) else lines
+        service["extra_hosts"] = [
+            *lines,
+            *(f"{name}:{address}" for name, address in options.network.extra_hosts.items()),
+        ]
+    if closed and not service.get("network_mode"):
+        service |= _NO_RESOLVER
 
 
 def _bound_memory(service: dict[str, Any], memory_mb: int, swap_mb: int) -> None:
@@ -158,9 +144,11 @@ def _bound_memory(service: dict[str, Any], memory_mb: int, swap_mb: int) -> None
         service["memswap_limit"] = f"{(memory_mb + swap_mb) * _MiB}b"
 
 
-def _complete_main(main: dict[str, Any], spec: ContainerSpec, ours: Ours) -> None:
+def _complete_main(
+    main: dict[str, Any], spec: ContainerSpec, options: DockerOptions, capabilities: Capabilities
+) -> None:
     wins = {name: literal(value) for name, value in spec.env.items()}
-    yields = {name: literal(value) for name, value in ours.env.items()}
+    yields = {name: literal(value) for name, value in options.env.items()}
     main["environment"] = {**yields, **_table(main.get("environment")), **wins}
     main |= {"stdin_open": True, "tty": False, "restart": "no"}
     if spec.mounts:
@@ -170,20 +158,17 @@ def _complete_main(main: dict[str, Any], spec: ContainerSpec, ours: Ours) -> Non
         ]
         main["volumes"] = [*(main.get("volumes") or ()), *mounts]
     if spec.cpus is not None:
-        main.setdefault("cpus", min(spec.cpus, ours.capabilities.cpus))
+        main.setdefault("cpus", min(spec.cpus, capabilities.cpus))
     if spec.memory_mb is not None:
-        _bound_memory(main, spec.memory_mb, ours.swap_mb)
-    if spec.storage_mb is not None and ours.capabilities.disk_quota:
+        _bound_memory(main, spec.memory_mb, options.swap_mb)
+    if spec.storage_mb is not None and capabilities.disk_quota:
         main.setdefault("storage_opt", {"size": f"{spec.storage_mb}m"})
     if spec.gpus:
-        _reserve_gpus(main, gpu_request(spec.name, spec.gpus, ours.capabilities))
-
-
-def _reserve_gpus(main: dict[str, Any], request: Mapping[str, Any]) -> None:
-    resources = main.setdefault("deploy", {}).setdefault("resources", {})
-    device = {"driver": request["Driver"] or "nvidia", "capabilities": ["gpu"]}
-    device |= {"device_ids": request["DeviceIDs"]} if request["DeviceIDs"] else {"count": request["Count"]}
-    resources.setdefault("reservations", {}).setdefault("devices", [device])
+        request = gpu_request(spec.name, spec.gpus, capabilities)
+        resources = main.setdefault("deploy", {}).setdefault("resources", {})
+        device = {"driver": request["Driver"] or "nvidia", "capabilities": ["gpu"]}
+        device |= {"device_ids": request["DeviceIDs"]} if request["DeviceIDs"] else {"count": request["Count"]}
+        resources.setdefault("reservations", {}).setdefault("devices", [device])
 
 
 def _networks(service: Mapping[str, Any]) -> dict[str, Any]:

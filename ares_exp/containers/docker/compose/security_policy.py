@@ -12,13 +12,13 @@ import ipaddress
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker.compose.project_file import MAIN
 from ares_exp.containers.docker.compose.variables import refuse_obeyed
+from ares_exp.containers.docker.container import DockerOptions
 from ares_exp.errors import TaskError, UnsupportedTaskError
 
 _MAX_FILE_BYTES = 1024 * 1024
@@ -49,27 +49,12 @@ _MEMORY_LIMITS = ("mem_limit", "deploy.resources.limits.memory")
 """Keys for which 0 means no limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """The bounds of one compose file.
-
-    Attributes:
-        containers: Containers of all services together; also the bound on networks.
-        memory_mb: Memory of one container beside `main`.
-        pids: Processes in one container.
-    """
-
-    containers: int
-    memory_mb: int
-    pids: int
-
-
-def check_file(spec: ContainerSpec, bounds: Bounds | None) -> list[str]:
+def check_file(spec: ContainerSpec, options: DockerOptions) -> list[str]:
     """Applies the policy to a task's compose file as written. Blocking.
 
     Args:
         spec: The spec, with a compose file.
-        bounds: The bounds; `None`: the user trusts the file.
+        options: The bounds, and whether the user trusts the file.
 
     Returns:
         Warnings about ignored keys.
@@ -82,7 +67,7 @@ def check_file(spec: ContainerSpec, bounds: Bounds | None) -> list[str]:
     assert path is not None
     text, document = _read(path)
     refuse_obeyed(spec, text)
-    refuse_violations(path, document, bounds)
+    refuse_violations(path, document, options)
     with_ports = sorted(str(name) for name, service in _tables(document["services"]) if service.get("ports"))
     if with_ports:
         return [
@@ -92,19 +77,19 @@ def check_file(spec: ContainerSpec, bounds: Bounds | None) -> list[str]:
     return []
 
 
-def refuse_violations(path: Path, document: Mapping[str, Any], bounds: Bounds | None) -> None:
+def refuse_violations(path: Path, document: Mapping[str, Any], options: DockerOptions) -> None:
     """Refuses a compose file that asks for a way out of its containers, or for more than the bounds. Blocking.
 
     Args:
         path: The task's file.
         document: Its content, as written or as the compose program has read it.
-        bounds: The bounds; `None`: the user trusts the file.
+        options: The bounds, and whether the user trusts the file.
 
     Raises:
         UnsupportedTaskError: With every key that violates the policy.
         TaskError: The file has another form than a compose file.
     """
-    if bounds is None:
+    if options.compose_trusted:
         return
     trust = "Leave the task out, or, if you trust it like a program that you run, set container.compose_trusted=true."
     try:
@@ -113,7 +98,7 @@ def refuse_violations(path: Path, document: Mapping[str, Any], bounds: Bounds | 
                 f"{path}: it has keys that are unknown or give its containers more than their own files and networks: "
                 f"{', '.join(forbidden)}. {trust}"
             )
-        if excesses := list(_excesses(document, bounds)):
+        if excesses := list(_excesses(document, options)):
             raise UnsupportedTaskError(
                 f"{path}: it asks for more than is allowed here: {'; '.join(excesses)}. Raise the named option. {trust}"
             )
@@ -137,7 +122,8 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise TaskError(f"{path}: expected a compose file, but it cannot be read: {error}") from error
     services = found.get("services") if isinstance(found, dict) else None
-    if not isinstance(found, dict) or not isinstance(services, dict) or not all(map(_is_table, services.values())):
+    are_tables = isinstance(services, dict) and all(one is None or isinstance(one, dict) for one in services.values())
+    if not isinstance(found, dict) or not are_tables:
         raise TaskError(f"{path}: expected a compose file, found no table `services` of tables.")
     return data.decode("utf-8", "replace"), found
 
@@ -178,7 +164,9 @@ class _Reading:
                     () if re.match(r"none$|private$|shareable$|service:", str(value)) else (f" ({value})",)
                 ),
                 "pid": lambda value: () if str(value).startswith("service:") else (f" ({value})",),
-                "security_opt": lambda value: () if all(_is_no_new_privileges(one) for one in value) else ("",),
+                "security_opt": lambda value: (
+                    () if all(str(one).startswith("no-new-privileges") for one in value) else ("",)
+                ),
                 "logging": lambda value: () if value.get("driver") in _LOG_DRIVERS else (".driver",),
                 "env_file": self._of_env_file,
                 "extends": lambda value: (
@@ -242,10 +230,6 @@ class _Reading:
         return (self._folder / text.replace("\0", "$")).resolve().is_relative_to(self._folder)
 
 
-def _is_table(value: object) -> bool:
-    return value is None or isinstance(value, dict)
-
-
 def _tables(value: object) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if isinstance(value, dict):
         yield from ((str(name), table) for name, table in value.items() if isinstance(table, dict))
@@ -283,33 +267,29 @@ def _is_own_volume(key: str, value: object) -> bool:
     return key in ("labels", "name") or (key, value) == ("driver", "local") or str(key).startswith("x-")
 
 
-def _is_no_new_privileges(option: object) -> bool:
-    return str(option).startswith("no-new-privileges")
-
-
-def _excesses(document: Mapping[str, Any], bounds: Bounds) -> Iterator[str]:
+def _excesses(document: Mapping[str, Any], options: DockerOptions) -> Iterator[str]:
     services = {
         str(name): service or {}
         for name, service in document["services"].items()
         if not (service or {}).get("profiles")  # no profile is activated
     }
     counts = {MAIN: 1.0, **{name: _count(service) for name, service in services.items()}}
-    option = f"at most {bounds.containers}: container.compose_max_containers"
-    if sum(counts.values()) > bounds.containers:
+    option = f"at most {options.compose_max_containers}: container.compose_max_containers"
+    if sum(counts.values()) > options.compose_max_containers:
         most = max(counts, key=lambda name: counts[name])
         times = f", services.{most} alone {counts[most]:g}" if counts[most] > 1 else ""
         yield f"{sum(counts.values()):g} containers in all{times} ({option})"
-    if len(document.get("networks") or {}) > bounds.containers:
+    if len(document.get("networks") or {}) > options.compose_max_containers:
         yield f"{len(document['networks'])} networks ({option})"
     for name, service in services.items():
         for key, value in _processes(service):
-            if not _is_left_for_later(value) and not 1 <= _size(value) <= bounds.pids:
-                yield f"services.{name}.{key} ({value!r:.50}, from 1 to {bounds.pids}: container.pids_limit)"
+            if not _is_left_for_later(value) and not 1 <= _size(value) <= options.pids_limit:
+                yield f"services.{name}.{key} ({value!r:.50}, from 1 to {options.pids_limit}: container.pids_limit)"
         for key, value in _memory(service) if name != MAIN else ():
             is_none = key in _MEMORY_LIMITS and _size(value) == 0
-            if not _is_left_for_later(value) and (is_none or not _size(value) <= bounds.memory_mb * _MIB):
+            if not _is_left_for_later(value) and (is_none or not _size(value) <= options.compose_max_memory_mb * _MIB):
                 told = f"{value!r:.50}, which is no limit" if is_none else f"{value!r:.50}"
-                allowed = f"at most {bounds.memory_mb} MiB: container.compose_max_memory_mb"
+                allowed = f"at most {options.compose_max_memory_mb} MiB: container.compose_max_memory_mb"
                 yield f"services.{name}.{key} ({told}, {allowed})"
 
 
