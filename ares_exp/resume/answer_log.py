@@ -209,6 +209,11 @@ class AnswerLog:
         self._discarded = False
         self._failure: StorageError | None = None
 
+    @property
+    def episode_id(self) -> str:
+        """The episode whose log it is."""
+        return self._episode.episode_id
+
     def begin(self, taken_over: Sequence[Exchange], ahead: Sequence[Exchange] = ()) -> None:
         """Makes the file, whole, with the answers that the episode takes over; one that is there is replaced. Blocking.
 

@@ -18,7 +18,6 @@ from ares_exp.errors import (
     BudgetExhaustedError,
     ConfigError,
     HostLostError,
-    ResumeDivergedError,
     SnapshotError,
     StorageError,
 )
@@ -448,8 +447,6 @@ class Experiment:
         if isinstance(failure, HostLostError):
             self._losses[planned.slot] = self._losses.get(planned.slot, 0) + 1
             return Retry(self._gone_on(episode, retry), 0.0, is_first=True)
-        if isinstance(failure, ResumeDivergedError):
-            return Retry(planned.anew(retry=retry, seed=planned.seed), 0.0)
         if isinstance(failure, SnapshotError) and episode.from_snapshot is not None and planned.earlier is not None:
             self._warn(
                 f"An episode could not go on with its snapshot, and is played again from its beginning: {failure}"
