@@ -20,10 +20,10 @@ import errno
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -39,6 +39,7 @@ from ares_exp.records.validation import Text, briefly, explain_validation
 from ares_exp.resume.spare_files import SpareFiles
 from ares_exp.trajectories.files.line_file import read_lines
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
+from ares_exp.trajectories.recorded_responses import Exchange
 from ares_exp.trajectories.records import (
     StepRecord,
     deserialize_llm_response,
@@ -52,25 +53,6 @@ _CONTENT = {"exchanges", "ahead", "ahead_taken_over", "result"}
 """What of a `LoggedEpisode` its first line leaves out."""
 
 logger = logging.getLogger(__name__)
-
-
-class Exchange(NamedTuple):
-    """A request, and what came of it.
-
-    Attributes:
-        request: As `serialize_llm_request` gives it.
-        answer: The answer to it; `None`: there was none before the environment's time was up.
-        stage: How many stages of the task were over.
-    """
-
-    request: Mapping[str, Any]
-    answer: LLMResponse | None
-    stage: int = 0
-
-
-def answers(exchanges: Iterable[Exchange]) -> list[LLMResponse]:
-    """Returns the answers of exchanges; an exchange may have none."""
-    return [exchange.answer for exchange in exchanges if exchange.answer is not None]
 
 
 @dataclass(frozen=True, slots=True)

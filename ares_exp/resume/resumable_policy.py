@@ -20,16 +20,14 @@ from ares_exp.errors import PolicyError, RefusalError, UnansweredError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import AdvancingClient
-from ares_exp.resume.answer_log import AnswerLog, Exchange, answers
+from ares_exp.resume.answer_log import AnswerLog
 from ares_exp.rollout import EpisodeEvents
 from ares_exp.trajectories.normalisers import Normaliser
-from ares_exp.trajectories.recorded_lanes import RecordedLanes
+from ares_exp.trajectories.recorded_responses import Exchange, RecordedResponses, answers
 from ares_exp.trajectories.records import deserialize_llm_request, lane_of, serialize_llm_request
-from ares_exp.trajectories.request_diff import Match, RequestComparison, StepComparison
+from ares_exp.trajectories.request_diff import StepComparison
 
 logger = logging.getLogger(__name__)
-
-_SAME = {Match.EXACT, Match.NORMALISED}
 
 
 @dataclass(slots=True)
@@ -100,12 +98,10 @@ class ResumablePolicy:
         self._client = client
         self._log = log
         self._logged = list(earlier)
-        self._recorded = RecordedLanes(earlier, used=begin_at)
+        self._recorded = RecordedResponses(earlier, used=begin_at, normalisers=normalisers)
         self._position = begin_at
         self._events = events or EpisodeEvents()
         self._may_ask = may_ask
-        self._normalisers = normalisers
-        self._comparison = RequestComparison(normalisers)
         self._advance = client.advance if has_members(client, AdvancingClient) else _stay
         self._asked = AskedAhead(
             self._ask,
@@ -157,13 +153,13 @@ class ResumablePolicy:
             UnansweredError: As `__call__`.
         """
         asked = serialize_llm_request(request)
-        if (exchange := self._recorded.next_of(asked, self._is_same)) is None:
+        if (exchange := self._recorded.next_for(asked)) is None:
             return None
         if exchange.stage > self._events.num_stages:
             await self._end_stage(asked, exchange)
             raise UnansweredError("The stage of the task had ended before this request.")
-        compared = self._comparison.compare(position, exchange.request, asked)
-        if compared.match in _SAME:
+        compared = self._recorded.compare(exchange, asked, position)
+        if compared.is_same:
             self._recorded.use(asked)
             self._advance(request, exchange.answer)
             if exchange.answer is None:
@@ -192,9 +188,6 @@ class ResumablePolicy:
             self._log.append_ahead(request, answer, stage=self._events.num_stages)
             self._events.pay(answer)
             return answer
-
-    def _is_same(self, recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
-        return RequestComparison(self._normalisers).compare(0, recorded, asked).match in _SAME
 
     async def _diverge(self, position: int, asked: Mapping[str, Any], compared: StepComparison) -> None:
         """Continues a conversation with the policy: its later recorded responses are not used."""
@@ -273,8 +266,9 @@ class ResumablePolicy:
         if not self._left_over:
             return None
         stage, request = self._events.num_stages, serialize_llm_request(call.request)
-        for number, (recorded, answer, own_stage) in self._left_over.items():
-            if own_stage == stage and answer is not None and self._is_same(recorded, request):
+        for number, earlier in self._left_over.items():
+            answer = earlier.answer
+            if answer is not None and earlier.stage == stage and self._recorded.are_same(earlier.request, request):
                 del self._left_over[number]
                 return _Answered(answer, number, is_taken=True)
         return None

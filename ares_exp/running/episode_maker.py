@@ -24,7 +24,7 @@ from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.records.environment_answers import copy_answers
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_storage import RunStorage
-from ares_exp.resume.answer_log import AnswerLog, LoggedEpisode, answers
+from ares_exp.resume.answer_log import AnswerLog, LoggedEpisode
 from ares_exp.resume.episode_plan import PlannedEpisode
 from ares_exp.resume.resumable_policy import ResumablePolicy
 from ares_exp.resume.spare_files import SpareFiles
@@ -33,6 +33,7 @@ from ares_exp.running.running_episode import RunningEpisode
 from ares_exp.snapshots.nearest import nearest_snapshot
 from ares_exp.trajectories.collecting_environment import EpisodeEnds, TrajectoryCollectingEnvironment
 from ares_exp.trajectories.normalisers import Normaliser, with_own
+from ares_exp.trajectories.recorded_responses import answers
 
 if TYPE_CHECKING:
     from ares_exp.environments.playing_again import EpisodeStart

@@ -53,7 +53,7 @@ from ares_exp.trackers.tracker import RunInfo
 
 if TYPE_CHECKING:
     from ares_exp.environments.code_environment import CodeEnvironment
-    from ares_exp.environments.restoring import Continuation
+    from ares_exp.environments.playing_again import EpisodeStart
 
 BUDGET_INTERVAL_SEC = 2.0
 """Seconds between two checks of the budgets while nothing is paid for."""
@@ -594,14 +594,14 @@ class Experiment:
         if branching is None:
             return
 
-        def make(place: Place, start_from: Continuation | None, seed: int) -> MinimalEnvironment:
-            parts = self._maker.episode_parts(seed, start_from=start_from)
+        def make(place: Place, start_from: EpisodeStart) -> MinimalEnvironment:
+            parts = self._maker.episode_parts(self._settings.seed, start_from=start_from)
             environment = place.make(self._parts.source, branching.task_name, parts)
             # Without its scorers: it never comes to its LAST step.
             return environment.unwrapped if isinstance(environment, EnvironmentWrapper) else environment
 
-        def check(start_from: Continuation) -> None:
-            cast("CodeEnvironment", make(Here(), start_from, 0)).check_start()
+        def check(start_from: EpisodeStart) -> None:
+            cast("CodeEnvironment", make(Here(), start_from)).check_start()
 
         agents = self._parts.playing_agent
         if agents.can_be_restored:

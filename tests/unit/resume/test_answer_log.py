@@ -16,8 +16,9 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage
 from ares_exp.records.results import EpisodeResult, Outcome
 from ares_exp.records.run_dir import dump_json
-from ares_exp.resume.answer_log import AnswerLog, Exchange, LoggedEpisode, answers, logged_episodes
+from ares_exp.resume.answer_log import AnswerLog, LoggedEpisode, logged_episodes
 from ares_exp.resume.spare_files import MAX_BYTES, SpareFiles
+from ares_exp.trajectories.recorded_responses import Exchange, answers
 from ares_exp.trajectories.records import serialize_llm_request
 
 EPISODE = LoggedEpisode("fix__0__aa", "fix", attempt=0, retry=1, seed=7, started_at=3.5, parent="fix__0__bb")

@@ -15,10 +15,11 @@ from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.records.results import EpisodeResult, Outcome, Replayed
 from ares_exp.records.run_dir import RunDir, dump_json
 from ares_exp.records.run_summary import RunSummary
-from ares_exp.resume.answer_log import AnswerLog, Exchange, LoggedEpisode, logged_episodes
+from ares_exp.resume.answer_log import AnswerLog, LoggedEpisode, logged_episodes
 from ares_exp.resume.episode_plan import PlannedEpisode, episode_seed, plan_episodes
 from ares_exp.resume.previous_sessions import PreviousSessions, load_previous_sessions
 from ares_exp.trajectories.files.episode_file import dump_episode
+from ares_exp.trajectories.recorded_responses import Exchange
 from ares_exp.trajectories.records import serialize_llm_request
 from tests.unit.trajectories.chats import chat, write
 

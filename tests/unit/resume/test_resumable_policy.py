@@ -11,10 +11,11 @@ import pytest
 from ares_exp.errors import PolicyError, RefusalError, StorageError, UnansweredError
 from ares_exp.llms.request import LLMRequest, Origin
 from ares_exp.llms.response import LLMResponse
-from ares_exp.resume.answer_log import AnswerLog, Exchange, LoggedEpisode, answers, logged_episodes
+from ares_exp.resume.answer_log import AnswerLog, LoggedEpisode, logged_episodes
 from ares_exp.resume.resumable_policy import ResumablePolicy
 from ares_exp.rollout import AnswerDeadline, EpisodeEvents
 from ares_exp.trajectories.normalisers import UserNormaliser, make_normalisers
+from ares_exp.trajectories.recorded_responses import Exchange, answers
 from ares_exp.trajectories.records import serialize_llm_request
 
 

@@ -13,11 +13,12 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import EpisodeResult
 from ares_exp.records.run_dir import RunDir
-from ares_exp.resume.answer_log import AnswerLog, Exchange, LoggedEpisode, logged_episodes
+from ares_exp.resume.answer_log import AnswerLog, LoggedEpisode, logged_episodes
 from ares_exp.resume.episode_plan import episode_seed, plan_episodes
 from ares_exp.resume.previous_sessions import load_previous_sessions
 from ares_exp.running.retries import RetryRules
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
+from ares_exp.trajectories.recorded_responses import Exchange
 from ares_exp.trajectories.records import serialize_llm_request
 from tests.leaks import wait_until
 from tests.unit.running.test_experiment import REQUEST, Answers, experiment, play, rows
