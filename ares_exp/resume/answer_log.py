@@ -33,10 +33,9 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.records.appended_file import AppendedFile
 from ares_exp.records.recorded_results import MAX_COUNT, checked_result, is_countable
 from ares_exp.records.results import ANSWERS_USED_UP, EpisodeResult
-from ares_exp.records.run_dir import RunDir, atomic_file, dump_json
+from ares_exp.records.run_dir import atomic_file, dump_json
 from ares_exp.records.run_storage import RunStorage
 from ares_exp.records.validation import Text, briefly, explain_validation
-from ares_exp.resume.spare_files import SpareFiles
 from ares_exp.trajectories.files.line_file import read_lines
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
 from ares_exp.trajectories.recorded_responses import Exchange
@@ -165,23 +164,15 @@ class _Exchanges:
 class AnswerLog:
     """Writes the log of one episode. A line that cannot be written ends the run."""
 
-    def __init__(
-        self,
-        folder: Path,
-        episode: LoggedEpisode,
-        spares: SpareFiles | None = None,
-        storage: RunStorage | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, episode: LoggedEpisode, storage: RunStorage) -> None:
         """Keeps the arguments.
 
         Args:
-            folder: Where the log is.
-            episode: Whose log it is.
-            spares: Discarded logs of the same folder become new ones; by default they are removed.
-            storage: Storage of the run; by default of the folder above, without a reserve.
+            folder: The directory of the log.
+            episode: The episode whose log it is.
+            storage: Storage of the run.
         """
-        self._spares = spares
-        self._storage = storage or RunStorage(RunDir(folder.parent))
+        self._storage = storage
         self._path = f"{folder}/{episode.episode_id}{SUFFIX}"
         self._file: AppendedFile | None = None
         self._episode = episode
@@ -216,10 +207,8 @@ class AnswerLog:
         self._file = self._storage.write(lambda: self._make(text, has_answers=bool(taken_over or ahead)), self._path)
 
     def _make(self, text: str, *, has_answers: bool) -> AppendedFile:
-        """Makes the file. One without answers is not synced: the answers that follow are not, either."""
+        """Makes the file. A file without responses is not synced: the responses that follow are not synced either."""
         if not has_answers:
-            if self._spares is not None and (file := self._spares.make(self._path, text)) is not None:
-                return file
             with contextlib.suppress(FileExistsError):
                 file = AppendedFile.open(self._path, flags=os.O_CREAT | os.O_EXCL)
                 try:
@@ -303,11 +292,7 @@ class AnswerLog:
         """Removes the file."""
         self._discarded = True
         self.close()
-        path = Path(self._path)
-        if self._spares is not None:
-            self._spares.remove(path)
-        else:
-            path.unlink(missing_ok=True)
+        Path(self._path).unlink(missing_ok=True)
 
     def _append(self, line: str) -> None:
         if self._discarded:

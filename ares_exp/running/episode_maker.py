@@ -27,7 +27,6 @@ from ares_exp.records.run_storage import RunStorage
 from ares_exp.resume.answer_log import AnswerLog, LoggedEpisode
 from ares_exp.resume.episode_plan import PlannedEpisode
 from ares_exp.resume.resumable_policy import ResumablePolicy
-from ares_exp.resume.spare_files import SpareFiles
 from ares_exp.running.components import Components, Settings
 from ares_exp.running.running_episode import RunningEpisode
 from ares_exp.snapshots.nearest import nearest_snapshot
@@ -169,8 +168,8 @@ class ResumableEpisodeMaker(EpisodeMaker):
         components: Components,
         settings: Settings,
         run_dir: RunDir,
-        gate: Gate | None = None,
-        storage: RunStorage | None = None,
+        gate: Gate,
+        storage: RunStorage,
     ) -> None:
         """Keeps the arguments; does no I/O.
 
@@ -183,8 +182,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
         """
         super().__init__(components, settings, gate)
         self._run_dir = run_dir
-        self._storage = storage or RunStorage(run_dir)
-        self._spare_logs = SpareFiles(run_dir.answers)
+        self._storage = storage
 
     async def make(self, episode: RunningEpisode) -> tuple[MinimalEnvironment, ResumablePolicy]:
         """Makes environment and policy of an episode. Starts nothing; the rollout loop closes the environment.
@@ -287,14 +285,10 @@ class ResumableEpisodeMaker(EpisodeMaker):
             started_at=started_at,
             parent=earlier.episode_id if earlier is not None else None,
         )
-        log = AnswerLog(self._run_dir.answers, begun, self._spare_logs, self._storage)
+        log = AnswerLog(self._run_dir.answers, begun, self._storage)
         if earlier is None:
             log.begin(())
         else:
             log.begin(earlier.exchanges, earlier.ahead)
-            AnswerLog(self._run_dir.answers, earlier).discard()
+            AnswerLog(self._run_dir.answers, earlier, self._storage).discard()
         return log
-
-    def close(self) -> None:
-        """Removes what was kept for episodes to come. Idempotent. Blocking."""
-        self._spare_logs.close()

@@ -201,7 +201,6 @@ class Experiment:
         finally:
             self._storage.close()
             self._progress.stop()
-            await finish(asyncio.to_thread(self._maker.close))
         summary = self._summarise(self._num_planned(), earlier.wall_sec + time.monotonic() - began)
         await asyncio.to_thread(self._write_totals, summary)
         return summary
