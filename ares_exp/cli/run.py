@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from ares_exp.config.hydra_setup import HYDRA_RECORDS, NOTHING_TO_RESUME, is_fresh_dir, scrub_hydra_records
 from ares_exp.config.schema import validate
 from ares_exp.errors import ConfigError
-from ares_exp.policies.policy import RunReport
+from ares_exp.policies.replay_report import ReplayReport
 from ares_exp.records.repeated_warnings import RepeatedWarnings
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_summary import RunSummary
@@ -199,7 +199,7 @@ class Run:
         if summary.broken:
             print_error(_broken_solutions(summary, self._run_dir))
 
-    def _report(self, summary: RunSummary) -> RunReport | None:
+    def _report(self, summary: RunSummary) -> ReplayReport | None:
         """What the policy has to say of the run, if it is one of those that do; also written to `replay.json`."""
         report = self._components.policy.report(summary.results)
         if report is None:

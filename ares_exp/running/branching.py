@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from ares_exp.journal.journal import DoneEntry
 from ares_exp.llms.message_edit import MessageEdit, recorded_edits
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.policies.policy import AdvancingClient, RememberingClient
+from ares_exp.policies.policy import AdvancingClient, EpisodeSpec, Policy
 from ares_exp.records.run_dir import RunDir
 from ares_exp.resume.episode_ref import EpisodeRef
 from ares_exp.snapshots.nearest import nearest_snapshot
@@ -192,11 +192,9 @@ class Branching:
         }
         return self._start(lineage, self._edits)
 
-    def policy(self, client: LLMClient) -> LLMClient:
+    def policy(self, policy: Policy, episode: EpisodeSpec) -> LLMClient:
         """Returns the policy of a branch: it knows the earlier responses, and a fixed first response is given first."""
-        if isinstance(client, RememberingClient):
-            for answer in self._earlier_answers:
-                client.remember(answer)
+        client = policy.for_episode(replace(episode, earlier=self._earlier_answers))
         return client if self._options.answer is None else _FirstAnswer(self._options.answer, client)
 
     def _nearest(self, made: Path) -> EnvironmentSnapshot | None:

@@ -152,8 +152,9 @@ class EpisodeMaker:
             may_ask=self._may_ask(episode),
             normalisers=self._parts.playing_agent.normalisers,
         )
-        client: LLMClient = self._parts.policy.for_episode(spec)
-        return client if self._parts.branching is None else self._parts.branching.policy(client)
+        if (branching := self._parts.branching) is not None:
+            return branching.policy(self._parts.policy, spec)
+        return self._parts.policy.for_episode(spec)
 
     def _may_ask(self, episode: RunningEpisode) -> Callable[[], Awaitable[None]]:
         on_wait = counted_when_awaited(episode.held)
