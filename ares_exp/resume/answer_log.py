@@ -22,6 +22,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -300,13 +301,9 @@ class AnswerLog:
         if self._failure is not None:  # a line is missing: later lines refer to it
             raise self._failure
 
-        def write() -> None:
-            if self._file is None:
-                self._file = AppendedFile.open(self._path)
-            self._file.append(f"{line}\n")
-
+        assert self._file is not None, "begin() comes first"
         try:
-            self._storage.write(write, self._path)
+            self._storage.write(partial(self._file.append, f"{line}\n"), self._path)
         except StorageError as failure:
             self._failure = failure
             raise

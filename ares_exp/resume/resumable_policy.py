@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ares_exp.asking.asked_ahead import NO_CALL, AskedAhead, concurrency_of, is_asked_ahead
+from ares_exp.asking.asked_ahead import NO_CALL, AskedAhead, concurrency_of
 from ares_exp.asking.checked_answer import checked_answer
 from ares_exp.cancellation import in_thread
 from ares_exp.config.parts import has_members
@@ -143,8 +143,25 @@ class ResumablePolicy:
         self._position += 1
         if self._recorded and (given := await self._recorded_answer(request, position)) is not None:
             return given
-        self._go_live()
-        return await self._answer(request)
+        if not self._is_live:
+            self._go_live()
+        try:
+            answer, ahead, is_taken = await self._asked(request)
+        except PolicyError as error:
+            if isinstance(error, UnansweredError):
+                self._note_unanswered(request)
+            raise
+        except BaseException:  # usually the cancellation when the environment's time is up
+            if self._events.is_time_up:
+                self._note_unanswered(request)
+            raise
+        if ahead is not None:
+            self._log.apply(ahead)
+        if self._recorded:
+            self._note(request, answer)
+        if is_taken:
+            self._advance(request, answer)
+        return answer
 
     async def _recorded_answer(self, request: LLMRequest, position: int) -> LLMResponse | None:
         """Returns the answer of the earlier try to the same request; `None`: its lane has no more, or goes another way.
@@ -217,33 +234,13 @@ class ResumablePolicy:
         self.given_again.answers.append(answer)
         self._events.usage.pay(answer)
 
-    async def _answer(self, request: LLMRequest) -> LLMResponse:
-        """Returns the answer to the observation, which is on record as the next exchange then."""
-        try:
-            answer, ahead, is_taken = await self._asked(request)
-        except UnansweredError:
-            self._note_unanswered(request)
-            raise
-        except PolicyError:
-            raise
-        except BaseException:  # usually the cancellation when the environment's time is up
-            if self._events.is_time_up:
-                self._note_unanswered(request)
-            raise
-        if ahead is not None:
-            self._log.apply(ahead)
-        self._note(request, answer)
-        if is_taken:
-            self._advance(request, answer)
-        return answer
-
-    async def _ask(self, call: PendingRequest) -> _Answered:
-        """Asks the policy for one answer, in its turn or ahead; it is on record and paid for when it is returned."""
-        if (taken := self._take(call)) is not None:
+    async def _ask(self, call: PendingRequest, is_ahead: bool) -> _Answered:
+        """Asks the policy for one response, which is on record and paid for when this returns."""
+        if self._left_over and (taken := self._take(call)) is not None:
             return taken
         answer = await self._paid_answer(call.request)
         stage, ahead = self._events.num_stages, None
-        if is_asked_ahead():
+        if is_ahead:
             ahead = self._log.append_ahead(call.request, answer, stage=stage)
         else:
             self._log.append(call.request, answer, stage=stage)
@@ -263,8 +260,6 @@ class ResumablePolicy:
 
     def _take(self, call: PendingRequest) -> _Answered | None:
         """Returns the answer that the earlier try had asked ahead to this request, if there is one."""
-        if not self._left_over:
-            return None
         stage, request = self._events.num_stages, serialize_llm_request(call.request)
         for number, earlier in self._left_over.items():
             answer = earlier.answer
@@ -276,12 +271,12 @@ class ResumablePolicy:
     def _note_unanswered(self, request: LLMRequest) -> None:
         """Logs that the last request had no answer before the environment's time was up."""
         self._log.append(request, None, stage=self._events.num_stages)
-        self._note(request, None)
+        if self._recorded:
+            self._note(request, None)
 
     def _note(self, request: LLMRequest, answer: LLMResponse | None) -> None:
-        """Remembers what the log has more than the earlier try, as long as it may have to be begun anew."""
-        if self._recorded:
-            self._logged.append(Exchange(serialize_llm_request(request), answer, self._events.num_stages))
+        """Remembers a new exchange, as the log may have to be written again."""
+        self._logged.append(Exchange(serialize_llm_request(request), answer, self._events.num_stages))
 
     async def _end_stage(self, asked: Mapping[str, Any], next_one: Exchange) -> None:
         """Logs the end of a stage whose agent was interrupted by its time limit, before the next exchange."""
