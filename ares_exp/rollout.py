@@ -189,7 +189,7 @@ async def run_episode(
 def _foresighted(policy: LLMClient, events: EpisodeEvents) -> ForesightedClient:
     """Returns a client that asks the policy, several at once if it may be, and pays for what it answers."""
 
-    async def ask(call: PendingRequest) -> LLMResponse:
+    async def ask(call: PendingRequest, is_ahead: bool) -> LLMResponse:
         try:
             answer = checked_answer(await policy(call.request))
         except RefusalError as refusal:

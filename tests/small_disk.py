@@ -17,7 +17,7 @@ class SmallDisk:
         """Mounts it on `path`, a new directory."""
         path.mkdir(parents=True)
         self.path = path
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", path], check=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m,mode=755", "tmpfs", path], check=True)
 
     def fill(self) -> None:
         """Writes a file until no byte is free."""

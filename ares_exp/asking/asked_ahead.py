@@ -99,11 +99,6 @@ def counted_when_awaited(on_wait: Callable[[float], None]) -> Callable[[float], 
     return waited
 
 
-def is_asked_ahead() -> bool:
-    """Whether the running code asks for an answer ahead of its turn, in a task of its own."""
-    return _ahead.get() is not None
-
-
 class AskedAhead(Generic[T]):
     """Asks for the answers of one episode, several at once up to a bound.
 
@@ -113,7 +108,7 @@ class AskedAhead(Generic[T]):
 
     def __init__(
         self,
-        ask: Callable[[PendingRequest], Awaitable[T]],
+        ask: Callable[[PendingRequest, bool], Awaitable[T]],
         *,
         concurrency: int,
         has_room: Callable[[int], bool],
@@ -122,7 +117,8 @@ class AskedAhead(Generic[T]):
         """Asks nothing yet.
 
         Args:
-            ask: Asks the policy for one answer; raises what the policy raises.
+            ask: Asks the policy for one response, and is passed whether that is ahead of its turn. Raises the policy's
+                errors.
             concurrency: Bound on requests under way at once; 1: nothing is asked ahead.
             has_room: Whether the limits of the episode let so many answers be applied, and another one after them.
             on_wait: Is told of the seconds that a request, asked ahead, still waits when the episode comes to it.
@@ -156,21 +152,15 @@ class AskedAhead(Generic[T]):
             self._ask_ahead()
 
     async def __call__(self, request: LLMRequest) -> T:
-        """Returns the answer to the observation."""
-        return await self.answer(self.call_of(request))
-
-    def call_of(self, request: Any) -> PendingRequest:
-        """Returns the call that an observation belongs to: the first that is pending, if it is that."""
-        first = self._pending[0] if self._pending else None
-        return first if first is not None and first.request == request else PendingRequest(NO_CALL, MAIN_LANE, request)
-
-    async def answer(self, call: PendingRequest) -> T:
-        """Returns the answer to a request: of one that was asked ahead what has come, or comes."""
+        """Returns the response to the observation. A request that was asked ahead is not asked again."""
+        call = self._pending[0] if self._pending else None
+        if call is None or call.request != request:
+            call = PendingRequest(NO_CALL, MAIN_LANE, request)
         self.awaited = call.call_id
         try:
             ask = self._asks.pop(call.call_id, None)
             if ask is None:
-                return await self._ask(call)
+                return await self._ask(call, False)
             ask.is_awaited = True
             left_sec = ask.waits_until - time.monotonic()
             if left_sec > 0 and not ask.task.done():
@@ -211,7 +201,7 @@ class AskedAhead(Generic[T]):
     async def _in_background(self, ask: _Ask) -> T:
         _ahead.set(ask)
         try:
-            return await self._ask(ask.call)
+            return await self._ask(ask.call, True)
         except SystemExit as error:  # it would end the event loop, and it is the policy's failure
             raise PolicyError(f"The policy raised SystemExit: {error}") from error
 
@@ -229,5 +219,5 @@ class AskedAhead(Generic[T]):
             ask.task.cancel()
 
 
-async def _ask_no_more(call: PendingRequest) -> NoReturn:
+async def _ask_no_more(call: PendingRequest, is_ahead: bool) -> NoReturn:
     raise EpisodeStateError("The episode has ended: its policy is asked for nothing more.")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from ares_exp.config.hydra_setup import HYDRA_RECORDS, NOTHING_TO_RESUME, is_fresh_dir, scrub_hydra_records
 from ares_exp.config.schema import validate
 from ares_exp.errors import ConfigError
-from ares_exp.policies.policy import RunReport
+from ares_exp.policies.replay_report import ReplayReport
 from ares_exp.records.repeated_warnings import RepeatedWarnings
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_summary import RunSummary
@@ -24,6 +24,7 @@ from ares_exp.reporting.summary import render_job, render_summary
 from ares_exp.resume.compose_from_run import keep_recorded
 from ares_exp.resume.episode_ref import EpisodeRef
 from ares_exp.resume.session import Session, close_session, open_session
+from ares_exp.resume.trusted_record import check_trust
 from ares_exp.running.components import Components, Settings
 from ares_exp.running.experiment import Experiment
 from ares_exp.running.provenance import collect_provenance
@@ -98,8 +99,10 @@ class Run:
         overrides = cast("list[str]", OmegaConf.to_container(cast("Any", hydra.overrides.task), resolve=False))
         scrub_hydra_records(run_dir.path / HYDRA_RECORDS, overrides)
         job = f"#{hydra.job.num} {' '.join(scrub_argv(overrides))}".rstrip() if sweeps else None
-        if config.resume and run_dir.has_run and (changed := keep_recorded(config, run_dir, overrides)):
-            logger.warning("What is on disk of %s has changed; the run goes on as it was.", ", ".join(changed))
+        if config.resume and run_dir.has_run:
+            check_trust(run_dir.path, forced=config.resume_force)
+            if changed := keep_recorded(config, run_dir, overrides):
+                logger.warning("What is on disk of %s has changed; the run goes on as it was.", ", ".join(changed))
         values = _resolved(config)
         validate(values)
         sweep_dir = Path(hydra.sweep.dir) if sweeps else None
@@ -196,7 +199,7 @@ class Run:
         if summary.broken:
             print_error(_broken_solutions(summary, self._run_dir))
 
-    def _report(self, summary: RunSummary) -> RunReport | None:
+    def _report(self, summary: RunSummary) -> ReplayReport | None:
         """What the policy has to say of the run, if it is one of those that do; also written to `replay.json`."""
         report = self._components.policy.report(summary.results)
         if report is None:

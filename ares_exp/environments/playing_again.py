@@ -1,6 +1,6 @@
-"""The start of an episode by its recorded answers: replayed up to a step, in a fresh container.
+"""The start of an episode by its recorded responses: they are given again up to a step.
 
-It takes the place of a snapshot where the agent cannot go on from one: a program in the container, say.
+It takes the place of a snapshot of that step, if there is none or the agent cannot continue from one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from ares_exp.errors import DivergenceError, SnapshotMismatchError
 from ares_exp.llms.message_edit import MessageEdit
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.resume.answer_log import Exchange
 from ares_exp.tasks.task import Task
 from ares_exp.terminal.terminal import count_of
 from ares_exp.trajectories.normalisers import with_own
-from ares_exp.trajectories.recorded_lanes import RecordedLanes
+from ares_exp.trajectories.recorded_responses import Exchange, RecordedResponses
 from ares_exp.trajectories.records import serialize_llm_request
-from ares_exp.trajectories.request_diff import Match, RequestComparison
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +47,7 @@ class EpisodeStart(Protocol):
 
 
 class PlayedAgain:
-    """An episode that is played from its beginning with recorded answers, each to the next request of its lane."""
+    """An episode that gets recorded responses up to a step, from its beginning or from a snapshot."""
 
     def __init__(
         self,
@@ -60,6 +58,7 @@ class PlayedAgain:
         seed: int,
         lineage: Mapping[str, Any],
         edits: Sequence[MessageEdit] = (),
+        snapshot: EpisodeStart | None = None,
         report: Callable[[str], None],
     ) -> None:
         """Keeps the arguments.
@@ -71,8 +70,9 @@ class PlayedAgain:
             step: How many answers are given.
             seed: The recorded seed.
             lineage: The origin, for its trajectory.
-            edits: Of the conversation that the policy sees: those that it was recorded with, and new ones.
-            report: Receives a message for the user where it asks something else than recorded.
+            edits: Edits of the conversation that the policy sees, recorded and new ones. A snapshot knows its own.
+            snapshot: A snapshot of an earlier step to continue from; by default the episode starts from its beginning.
+            report: Receives a message for the user if requests differ from the recorded ones.
         """
         self._task_name = task_name
         self._exchanges = exchanges
@@ -80,6 +80,7 @@ class PlayedAgain:
         self._seed = seed
         self._lineage = lineage
         self._edits = tuple(edits)
+        self._snapshot = snapshot
         self._report = report
 
     def __getstate__(self) -> dict[str, Any]:
@@ -90,8 +91,10 @@ class PlayedAgain:
         """Makes the episode, with nothing started.
 
         Raises:
-            SnapshotMismatchError: The task is not there.
+            SnapshotMismatchError: The task is missing, or the snapshot does not fit.
         """
+        if self._snapshot is not None:
+            return self._snapshot.episode(setup, tasks)
         task = next((task for task in tasks if task.name == self._task_name), None)
         if task is None:
             raise SnapshotMismatchError(f"Expected the task {self._task_name!r:.100}, which was recorded.")
@@ -100,30 +103,32 @@ class PlayedAgain:
         return episode
 
     async def go_on(self, episode: Episode) -> TimeStep[LLMRequest]:
-        """Plays it up to the step; returns the pending time step.
+        """Gives the responses up to the step; returns the pending time step.
 
         Raises:
-            DivergenceError: It ends before, or asks more than was recorded.
-            AgentError, ContainerError: As the class says.
+            DivergenceError: It ends before that step, or requests more than was recorded.
+            AgentError, ContainerError, SnapshotError: As the class says.
         """
-        normalisers = with_own(episode.setup.code_agent_factory.normalisers)
-        comparison, left = RequestComparison(normalisers), RecordedLanes(self._exchanges)
-        differing: list[int] = []
         began = time.perf_counter()
-        time_step = await episode.begin()
+        time_step = await (episode.begin() if self._snapshot is None else self._snapshot.go_on(episode))
+        first = episode.usage.step_count
+        recorded = RecordedResponses(
+            self._exchanges, used=first, normalisers=with_own(episode.setup.code_agent_factory.normalisers)
+        )
         played = [_past_step(episode, time_step, None, began)]
-        for step in range(self._step + 1):
+        differing: list[int] = []
+        for step in range(first, self._step + 1):
             assert time_step.observation is not None
             asked = serialize_llm_request(time_step.observation)
-            exchange = left.next_of(asked, lambda old, new: _is_same(RequestComparison(normalisers), old, new))
+            exchange = recorded.next_for(asked)
             is_shown_as_it_was = all(edit.step != step for edit in self._edits)
-            if exchange is not None and is_shown_as_it_was and not _is_same(comparison, exchange.request, asked):
+            if exchange is not None and is_shown_as_it_was and not recorded.compare(exchange, asked, step).is_same:
                 differing.append(step)
             if step == self._step:
                 break
-            if exchange is None or exchange.answer is None:
+            if exchange is None or exchange.is_pending:
                 raise self._diverged(step, "it asks more than was recorded of that conversation")
-            left.use(asked)
+            recorded.use(asked)
             began = time.perf_counter()
             time_step = await episode.step(exchange.answer)
             if time_step.last():
@@ -144,10 +149,6 @@ class PlayedAgain:
             step=step,
             why=why,
         )
-
-
-def _is_same(comparison: RequestComparison, recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
-    return comparison.compare(0, recorded, asked).match in (Match.EXACT, Match.NORMALISED)
 
 
 def _past_step(episode: Episode, time_step: TimeStep[LLMRequest], action: LLMResponse | None, began: float) -> PastStep:

@@ -42,18 +42,20 @@ class FrozenList(tuple[Any, ...]):
         return self
 
 
+_FROZEN = frozenset({str, Message, FrozenList, type(None)})
+
+
 def freeze(value: Any) -> Any:
     """Makes an immutable deep copy of JSON-like `value`: dicts become `Message`, lists become tuples."""
-    kind = type(value)
-    if kind is str or kind is Message or kind is FrozenList or value is None:
+    if type(value) in _FROZEN:
         return value
     if isinstance(value, Mapping):
-        return Message({str(key): freeze(item) for key, item in value.items()})
+        return Message({str(key): item if type(item) in _FROZEN else freeze(item) for key, item in value.items()})
     if isinstance(value, list | tuple):
-        return FrozenList([item if type(item) is Message else freeze(item) for item in value])
+        return FrozenList([item if type(item) in _FROZEN else freeze(item) for item in value])
     if isinstance(value, str | int | float):
         return value
-    raise TypeError(f"Expected JSON-like data, got {kind.__name__}: {value!r:.80}")
+    raise TypeError(f"Expected JSON-like data, got {type(value).__name__}: {value!r:.80}")
 
 
 @dataclass(frozen=True, slots=True)

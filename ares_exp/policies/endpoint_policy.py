@@ -230,7 +230,10 @@ class EndpointPolicy(Policy):
         on_wait = nobody_waits if episode.on_wait is None else episode.on_wait
         if not self._sends_reasoning:
             return _Bound(self, episode, on_wait)
-        return _Remembering(self, episode, on_wait, KnownReasoning())
+        reasoning = KnownReasoning()
+        for answer in episode.earlier:
+            reasoning.add(answer)
+        return _Bound(self, episode, on_wait, reasoning)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         """Answers one request. Reasoning is sent back in episodes alone (`for_episode`): here nobody knows what is one.
@@ -385,28 +388,12 @@ class EndpointPolicy(Policy):
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """The policy, bound to one episode."""
+    """The policy, bound to one episode; `reasoning` is the reasoning so far, which is sent back."""
 
     policy: EndpointPolicy
     episode: EpisodeSpec
     on_wait: OnWait
-
-    @property
-    def max_concurrency_per_episode(self) -> int:
-        return self.policy.max_concurrency_per_episode
-
-    async def __call__(self, request: LLMRequest) -> LLMResponse:
-        return await self.policy.answer(request, episode=self.episode, on_wait=self.on_wait)
-
-
-@dataclass(frozen=True, slots=True)
-class _Remembering:
-    """The policy, bound to one episode, with the reasoning so far, which is sent back."""
-
-    policy: EndpointPolicy
-    episode: EpisodeSpec
-    on_wait: OnWait
-    reasoning: KnownReasoning
+    reasoning: KnownReasoning | None = None
 
     @property
     def max_concurrency_per_episode(self) -> int:
@@ -414,14 +401,9 @@ class _Remembering:
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         answer = await self.policy.answer(request, episode=self.episode, on_wait=self.on_wait, reasoning=self.reasoning)
-        self.remember(answer)
+        self.advance(request, answer)
         return answer
 
     def advance(self, request: LLMRequest, answer: LLMResponse | None) -> None:
-        """Remembers an answer that was given in its stead."""
-        if answer is not None:
-            self.remember(answer)
-
-    def remember(self, answer: LLMResponse) -> None:
-        """Remembers the reasoning of an answer of the episode."""
-        self.reasoning.add(answer)
+        if self.reasoning is not None and answer is not None:
+            self.reasoning.add(answer)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TextIO, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ares_exp.config.parts import completed
 from ares_exp.errors import ConfigError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import EpisodeResult
+
+if TYPE_CHECKING:
+    from ares_exp.policies.replay_report import ReplayReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class EpisodeSpec:
         may_ask: Is to be awaited before each try of a request, by a policy that tries several times: while the run is
             held (`ares-exp ctl RUN pause --now`) it does not return.
         normalisers: What of the agent's requests differs whenever it is played again: name → pattern and replacement.
+        earlier: Responses that a branch has from the episode that it branches off, in order.
     """
 
     task_name: str
@@ -37,18 +41,7 @@ class EpisodeSpec:
     on_wait: Callable[[float], None] | None = field(default=None, compare=False, repr=False)
     may_ask: Callable[[], Awaitable[None]] | None = field(default=None, compare=False, repr=False)
     normalisers: Mapping[str, tuple[str, str]] = field(default_factory=dict, compare=False, repr=False)
-
-
-class RunReport(Protocol):
-    """What a policy has to say of a whole run."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON-ready form."""
-        ...
-
-    def render(self, stream: TextIO) -> None:
-        """Writes it for people."""
-        ...
+    earlier: Sequence[LLMResponse] = field(default=(), compare=False, repr=False)
 
 
 class Policy(LLMClient):
@@ -105,7 +98,7 @@ class Policy(LLMClient):
         """
         return None
 
-    def report(self, results: Sequence[EpisodeResult]) -> RunReport | None:
+    def report(self, results: Sequence[EpisodeResult]) -> ReplayReport | None:
         """Returns what the policy has to say of the whole run, when it is over. Default: nothing."""
         return None
 
@@ -134,15 +127,6 @@ class AdvancingClient(LLMClient, Protocol):
             request: What was asked.
             answer: What was answered; `None`: there was no answer in time.
         """
-        ...
-
-
-@runtime_checkable
-class RememberingClient(LLMClient, Protocol):
-    """A client of one episode, from `Policy.for_episode`, that wants to know what was answered before it began."""
-
-    def remember(self, answer: LLMResponse) -> None:
-        """Takes an answer that a branch has from the episode that it branches off, in order. Raises nothing."""
         ...
 
 

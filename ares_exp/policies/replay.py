@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, validate_call
 
@@ -17,19 +17,20 @@ from ares_exp.policies.replay_report import ENDED_BY_ITSELF, ReplayedEpisode, Re
 from ares_exp.records.results import EpisodeResult, final_results
 from ares_exp.records.run_dir import RunDir
 from ares_exp.trajectories.normalisers import Normaliser, UserNormaliser, compiled, make_normalisers
-from ares_exp.trajectories.recorded_lanes import RecordedLanes
+from ares_exp.trajectories.recorded_responses import (
+    Exchange,
+    RecordedResponses,
+    background_exchanges,
+    recorded_exchanges,
+)
 from ares_exp.trajectories.records import (
-    AsideRecord,
     EpisodeTrajectory,
-    StepRecord,
-    deserialize_llm_response,
     lane_of,
     serialize_llm_request,
 )
 from ares_exp.trajectories.request_diff import (
     Difference,
     Match,
-    RequestComparison,
     StepComparison,
     apart,
     first_difference,
@@ -165,38 +166,8 @@ def _number(found: StoredEpisode, name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-class _Recorded(NamedTuple):
-    """One request of a recorded episode, and its answer.
-
-    Attributes:
-        request: As `serialize_llm_request` gives it.
-        action: The answer; `None`: there was none in time.
-        is_last: Whether the episode was recorded no further.
-    """
-
-    request: Mapping[str, Any]
-    action: Mapping[str, Any] | None
-    is_last: bool
-
-
-def _exchanges(episode: EpisodeTrajectory) -> Iterator[_Recorded]:
-    """Yields the requests of an episode with their answers."""
-    steps: Sequence[StepRecord] = episode.steps
-    for number, step in enumerate(steps):
-        if step.observation is not None:
-            after = steps[number + 1] if number + 1 < len(steps) else None
-            yield _Recorded(step.observation, after.action if after is not None else None, after is None)
-
-
 def _is_aside(request: LLMRequest) -> bool:
     return request.origin is not None and request.origin.is_aside
-
-
-def _asides(episode: EpisodeTrajectory) -> Iterator[AsideRecord]:
-    """Yields what was answered without a step."""
-    unfinished = (episode.unfinished_step,) if episode.unfinished_step is not None else ()
-    for step in (*episode.steps, *unfinished):
-        yield from step.asides
 
 
 class _Replayed:
@@ -213,15 +184,14 @@ class _Replayed:
         self._edits = recorded_edits(episode.metadata)
         self._strict = strict
         self.normalisers = normalisers
-        self._recorded = RecordedLanes(_exchanges(episode))
-        self._asides = RecordedLanes(_asides(episode))
-        self._comparison = RequestComparison(normalisers)
+        self._recorded = RecordedResponses(recorded_exchanges(episode), normalisers=normalisers)
+        self._background = RecordedResponses(background_exchanges(episode), normalisers=normalisers)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         if _is_aside(request):
             return self._answer_aside(request)
         recorded, asked = self._compare(request)
-        if recorded is None or recorded.is_last:
+        if recorded is None or recorded.is_pending:
             raise ReplayDivergenceError(
                 f"Recorded episode {self._episode.episode_id} has {max(len(self._episode.steps) - 1, 0)} actions, "
                 f"and the agent asks for one more (request {len(self.steps)}).",
@@ -231,9 +201,9 @@ class _Replayed:
         tolerated = {Match.EXACT, Match.NORMALISED} if self._strict == "normalised" else {Match.EXACT}
         if self._strict and self.steps[-1].match not in tolerated:
             self._refuse(recorded.request, asked)
-        if recorded.action is None:
+        if recorded.answer is None:
             raise UnansweredError(f"Recorded episode {self._episode.episode_id} has no answer in time at this step.")
-        return deserialize_llm_response(recorded.action)
+        return recorded.answer
 
     def advance(self, request: LLMRequest, answer: LLMResponse | None) -> None:
         """Compares a request that was answered in its stead, and goes past it."""
@@ -252,30 +222,27 @@ class _Replayed:
                 step=len(self.steps),
                 why="the agent asks for more beside its work than recorded",
             )
-        return deserialize_llm_response(recorded.answer)
-
-    def _next_aside(self, asked: Mapping[str, Any]) -> AsideRecord | None:
-        """Takes the next recorded call without a step of the lane of a request."""
-        recorded = self._asides.next_of(asked, self._is_same)
-        if recorded is not None:
-            self._asides.use(asked)
         return recorded
 
-    def _compare(self, request: LLMRequest) -> tuple[_Recorded | None, Mapping[str, Any]]:
+    def _next_aside(self, asked: Mapping[str, Any]) -> LLMResponse | None:
+        """Takes the response to the next recorded background request of a conversation."""
+        recorded = self._background.next_for(asked)
+        if recorded is None:
+            return None
+        self._background.use(asked)
+        return recorded.answer
+
+    def _compare(self, request: LLMRequest) -> tuple[Exchange | None, Mapping[str, Any]]:
         """Notes how the next request compares; returns the recorded one, if there is one, and what is asked now."""
         position = len(self.steps)
         asked = serialize_llm_request(edited(request, self._edits, position))  # shown as it was then
-        recorded = self._recorded.next_of(asked, self._is_same)
+        recorded = self._recorded.next_for(asked)
         if recorded is None:
             self.steps.append(StepComparison(position, Match.EXTRA))
         else:
             self._recorded.use(asked)
-            self.steps.append(self._comparison.compare(position, recorded.request, asked))
+            self.steps.append(self._recorded.compare(recorded, asked, position))
         return recorded, asked
-
-    def _is_same(self, recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
-        match = RequestComparison(self.normalisers).compare(0, recorded, asked).match
-        return match in (Match.EXACT, Match.NORMALISED)
 
     def _refuse(self, recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
         step = self.steps[-1]

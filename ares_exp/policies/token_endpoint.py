@@ -30,21 +30,11 @@ from ares_exp.policies.in_process.chat_template import (
     load_tokenizer,
     prompt_of,
 )
-from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS
+from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS, NEUTRAL_SAMPLING
 from ares_exp.policies.policy import EpisodeSpec, Weights
 
 ENGINE_KEYS = ("kv_transfer_params", "ec_transfer_params", "prompt_logprobs", "metrics", "sglext", "metadata")
 """What engines tell of an answer beside it."""
-NEUTRAL_SAMPLING: Mapping[str, float] = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": -1,
-    "min_p": 0.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-}
-"""Values that leave the model's distribution unchanged. A server replaces a missing field by the model's default."""
 CHOICE_KEYS = ("stop_reason", "matched_stop", "hidden_states", "routed_experts", "prompt_token_ids")
 
 
@@ -252,7 +242,7 @@ class _ContinuingEpisode:
 
 
 def _sampling_of(request: LLMRequest) -> dict[str, Any]:
-    """Returns the sampling parameters of a request, and the neutral value of each one that it does not set."""
+    """Sets every parameter: a server replaces a missing one by the model's default."""
     asked = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
     return {**NEUTRAL_SAMPLING, **{name: value for name, value in asked.items() if value is not None}}
 

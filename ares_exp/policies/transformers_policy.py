@@ -246,7 +246,7 @@ class TransformersPolicy(Policy):
                 version=self._version,
                 max_batch_size=self._max_batch_size,
                 batch_wait_sec=self._batch_wait_sec,
-                watcher=self._watcher,
+                watch=self._watcher.watching,
                 on_end=self._watcher.links,
             )
             self._thread.start()

@@ -20,10 +20,11 @@ import errno
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -33,12 +34,12 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.records.appended_file import AppendedFile
 from ares_exp.records.recorded_results import MAX_COUNT, checked_result, is_countable
 from ares_exp.records.results import ANSWERS_USED_UP, EpisodeResult
-from ares_exp.records.run_dir import RunDir, atomic_file, dump_json
+from ares_exp.records.run_dir import atomic_file, dump_json
 from ares_exp.records.run_storage import RunStorage
 from ares_exp.records.validation import Text, briefly, explain_validation
-from ares_exp.resume.spare_files import SpareFiles
 from ares_exp.trajectories.files.line_file import read_lines
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
+from ares_exp.trajectories.recorded_responses import Exchange
 from ares_exp.trajectories.records import (
     StepRecord,
     deserialize_llm_response,
@@ -52,25 +53,6 @@ _CONTENT = {"exchanges", "ahead", "ahead_taken_over", "result"}
 """What of a `LoggedEpisode` its first line leaves out."""
 
 logger = logging.getLogger(__name__)
-
-
-class Exchange(NamedTuple):
-    """A request, and what came of it.
-
-    Attributes:
-        request: As `serialize_llm_request` gives it.
-        answer: The answer to it; `None`: there was none before the environment's time was up.
-        stage: How many stages of the task were over.
-    """
-
-    request: Mapping[str, Any]
-    answer: LLMResponse | None
-    stage: int = 0
-
-
-def answers(exchanges: Iterable[Exchange]) -> list[LLMResponse]:
-    """Returns the answers of exchanges; an exchange may have none."""
-    return [exchange.answer for exchange in exchanges if exchange.answer is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,23 +165,15 @@ class _Exchanges:
 class AnswerLog:
     """Writes the log of one episode. A line that cannot be written ends the run."""
 
-    def __init__(
-        self,
-        folder: Path,
-        episode: LoggedEpisode,
-        spares: SpareFiles | None = None,
-        storage: RunStorage | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, episode: LoggedEpisode, storage: RunStorage) -> None:
         """Keeps the arguments.
 
         Args:
-            folder: Where the log is.
-            episode: Whose log it is.
-            spares: Discarded logs of the same folder become new ones; by default they are removed.
-            storage: Storage of the run; by default of the folder above, without a reserve.
+            folder: The directory of the log.
+            episode: The episode whose log it is.
+            storage: Storage of the run.
         """
-        self._spares = spares
-        self._storage = storage or RunStorage(RunDir(folder.parent))
+        self._storage = storage
         self._path = f"{folder}/{episode.episode_id}{SUFFIX}"
         self._file: AppendedFile | None = None
         self._episode = episode
@@ -208,6 +182,11 @@ class AnswerLog:
         self._ahead = 0
         self._discarded = False
         self._failure: StorageError | None = None
+
+    @property
+    def episode_id(self) -> str:
+        """The episode whose log it is."""
+        return self._episode.episode_id
 
     def begin(self, taken_over: Sequence[Exchange], ahead: Sequence[Exchange] = ()) -> None:
         """Makes the file, whole, with the answers that the episode takes over; one that is there is replaced. Blocking.
@@ -229,10 +208,8 @@ class AnswerLog:
         self._file = self._storage.write(lambda: self._make(text, has_answers=bool(taken_over or ahead)), self._path)
 
     def _make(self, text: str, *, has_answers: bool) -> AppendedFile:
-        """Makes the file. One without answers is not synced: the answers that follow are not, either."""
+        """Makes the file. A file without responses is not synced: the responses that follow are not synced either."""
         if not has_answers:
-            if self._spares is not None and (file := self._spares.make(self._path, text)) is not None:
-                return file
             with contextlib.suppress(FileExistsError):
                 file = AppendedFile.open(self._path, flags=os.O_CREAT | os.O_EXCL)
                 try:
@@ -316,11 +293,7 @@ class AnswerLog:
         """Removes the file."""
         self._discarded = True
         self.close()
-        path = Path(self._path)
-        if self._spares is not None:
-            self._spares.remove(path)
-        else:
-            path.unlink(missing_ok=True)
+        Path(self._path).unlink(missing_ok=True)
 
     def _append(self, line: str) -> None:
         if self._discarded:
@@ -328,13 +301,9 @@ class AnswerLog:
         if self._failure is not None:  # a line is missing: later lines refer to it
             raise self._failure
 
-        def write() -> None:
-            if self._file is None:
-                self._file = AppendedFile.open(self._path)
-            self._file.append(f"{line}\n")
-
+        assert self._file is not None, "begin() comes first"
         try:
-            self._storage.write(write, self._path)
+            self._storage.write(partial(self._file.append, f"{line}\n"), self._path)
         except StorageError as failure:
             self._failure = failure
             raise

@@ -18,7 +18,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ares_exp.config.options import config_dirs_of, folder_url
 from ares_exp.config.overrides import covers, key_set_by, leaves, listed, parse_overrides, quoted
@@ -35,8 +35,16 @@ from ares_exp.resume.recorded_run import (
     is_folder_of_runs,
     last_attempts,
 )
-from ares_exp.resume.session import KEYS_THAT_MAY_CHANGE, RESUME_KEYS
-from ares_exp.resume.trusted_record import check_config_dirs, check_lines, check_values, values_as_meant, values_of
+from ares_exp.resume.session import RESUME_KEYS, config_differences
+from ares_exp.resume.trusted_record import (
+    check_config_dirs,
+    check_secrets,
+    check_trust,
+    check_values,
+    is_trusted,
+    values_as_meant,
+    values_of,
+)
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -50,6 +58,18 @@ NO_SELECTION: Mapping[str, Any] = {"exclude": [], "limit": None}
 """Keys of `env` that select tasks, with the values that select all."""
 OF_ONE_SESSION = ("resume", "resume_redo", "resume_force", "hydra.run.dir", "hydra.sweep.dir", "hydra.mode")
 """Keys that apply to one session only, not to the run or the sweep."""
+
+
+_GOES_ON = "the run goes on where it is"
+FIXED: Mapping[str, Mapping[str, str]] = {
+    "resume": {"hydra.run.dir": _GOES_ON, "hydra.sweep.dir": _GOES_ON},
+    "replay": {
+        "policy": "the recorded answers are the policy",
+        **dict.fromkeys(BRANCH_KEYS, "it belongs to `branch_from=<run>/<episode>@<step>`"),
+    },
+    "branch_from": {"attempts": "`branches` is their number"},
+}
+"""Keys that cannot be set together with each verb, and why."""
 
 
 class Command(NamedTuple):
@@ -90,14 +110,19 @@ def compose_from_run(flags: Sequence[str], overrides: Sequence[str]) -> Command:
     [(verb, named)] = verbs.items()
     if named.is_sweep_override():
         raise ConfigError(f"Expected `{verb}` to be one episode or run, got a sweep. Give each a command of its own.")
-    _refuse(typed, verb, "experiment", "the run is composed as it was; set what is to be otherwise")
+    fixed = {"experiment": "the run is composed as it was; set what is to be otherwise", **FIXED[verb]}
+    for key in map(key_set_by, typed):
+        if key in fixed:
+            raise ConfigError(f"`{key}` cannot be set with `{verb}`: {fixed[key]}. Leave `{key}=…` out.")
     own = [one for one in typed if one is not named]
+    forced = any(one.key_or_group == "resume_force" and one.value() is True for one in own)
     if verb == "resume":
         if not named.value():  # a variable of the shell that was not set, and no `.`
             raise ConfigError("Expected `resume=<run dir>`, got no directory. That in which you are is `resume=.`.")
-        return _resume(run_path(str(named.value())).expanduser(), flags, own)
+        return _resume(run_path(str(named.value())).expanduser(), flags, own, forced=forced)
     ref = EpisodeRef.parse(str(named.value()))
-    needed, tasks = (_replay if verb == "replay" else _branch)(ref, typed)
+    check_trust(ref.run.path, forced=forced)
+    needed, tasks = (_replay if verb == "replay" else _branch)(ref)
     values = {key: value for key, value in values_of(ref.run).items() if key not in ASKED_FOR}
     env = values.get("env")
     if isinstance(env, dict):
@@ -113,10 +138,8 @@ def _names_something(override: Override) -> bool:
     return value is not None and not (override.key_or_group == "resume" and isinstance(value, bool))
 
 
-def _resume(path: Path, flags: Sequence[str], typed: Sequence[Override]) -> Command:
+def _resume(path: Path, flags: Sequence[str], typed: Sequence[Override], *, forced: bool) -> Command:
     """Composes the command that runs the run or the sweep again in its directory."""
-    for key in ("hydra.run.dir", "hydra.sweep.dir"):
-        _refuse(typed, "resume", key, "the run goes on where it is")
     place, is_sweep = path.absolute(), {"-m", "--multirun"} & {*flags}
     if (place / SWEEP_RECORD).is_file():
         return _resume_sweep(RecordedSweep(place), flags if is_sweep else [*flags, "-m"], typed)
@@ -128,6 +151,7 @@ def _resume(path: Path, flags: Sequence[str], typed: Sequence[Override]) -> Comm
             "it again."
         )
     run = RecordedRun(place)
+    check_trust(place, forced=forced)
     values = {key: value for key, value in values_of(run).items() if key not in OF_ONE_SESSION}
     asked_anew = any(one.key_or_group in ("attempts", "branches") for one in typed)
     if not asked_anew and (attempts := last_attempts(RunDir(place))) is not None:
@@ -137,21 +161,23 @@ def _resume(path: Path, flags: Sequence[str], typed: Sequence[Override]) -> Comm
 
 def _resume_sweep(sweep: RecordedSweep, flags: Sequence[str], typed: Sequence[Override]) -> Command:
     """Composes the sweep's command line again, with the overrides that are typed now."""
+    if not is_trusted(sweep.path):
+        raise ConfigError(
+            f"Expected a sweep that only you can write, got {sweep.path}: it belongs to another user, or other users "
+            f"can write in it. Type its command again, with `resume=true hydra.sweep.dir={sweep.path}`."
+        )
     needed = parse_overrides(
         ["resume=true", f"hydra.sweep.dir={quoted(str(sweep.path))}", *_search_path(check_config_dirs(sweep))]
     )
     replaced = [*OF_ONE_SESSION, *map(key_set_by, (*needed, *typed))]
     recorded = [one for one in _recorded_lines(sweep) if not any(covers(key, key_set_by(one)) for key in replaced)]
-    check_lines(recorded)
+    check_secrets([one.key_or_group for one in recorded if MASK in str(one.input_line)])
     again = [*_from(sweep.working_directory(), recorded), *_not_typed(needed, typed)]
     return Command([*flags, *again, *(str(one.input_line) for one in typed)], source=sweep.path)
 
 
-def _replay(ref: EpisodeRef, typed: Sequence[Override]) -> tuple[list[str], Collection[str]]:
+def _replay(ref: EpisodeRef) -> tuple[list[str], Collection[str]]:
     """Expands `replay=`; returns the recorded tasks, too. All attempts are played, unless `attempts=` is given."""
-    _refuse(typed, "replay", "policy", "the recorded answers are the policy")
-    for key in BRANCH_KEYS:
-        _refuse(typed, "replay", key, "it belongs to `branch_from=<run>/<episode>@<step>`")
     if ref.step is not None:
         raise ConfigError(f"A replay is of whole episodes: leave `@{ref.step}` out, or use `branch_from=`.")
     episodes = [ref.episode] if ref.episode is not None else list(ref.run.trajectories())
@@ -172,9 +198,8 @@ def _replay(ref: EpisodeRef, typed: Sequence[Override]) -> tuple[list[str], Coll
     return needed, attempts
 
 
-def _branch(ref: EpisodeRef, typed: Sequence[Override]) -> tuple[list[str], Collection[str]]:
+def _branch(ref: EpisodeRef) -> tuple[list[str], Collection[str]]:
     """Composes the overrides of a branch, and returns its task; the job itself does the branching."""
-    _refuse(typed, "branch_from", "attempts", "`branches` is their number")
     episode = ref.episode
     if episode is None or ref.step is None:
         have = (
@@ -184,11 +209,6 @@ def _branch(ref: EpisodeRef, typed: Sequence[Override]) -> tuple[list[str], Coll
         )
         raise ConfigError(f"Expected `branch_from=<run>/<episode>@<step>`, got {ref}: {have}.")
     return [f"branch_from={quoted(str(ref))}", "attempts=${branches}"], [episode.task_name]
-
-
-def _refuse(typed: Sequence[Override], verb: str, key: str, reason: str) -> None:
-    if any(key_set_by(one) == key for one in typed):
-        raise ConfigError(f"`{key}` cannot be set with `{verb}`: {reason}. Leave `{key}=…` out.")
 
 
 def _composed(
@@ -201,7 +221,7 @@ def _composed(
     for one in replacing:
         _make_room(values, one)
     keys = [key_set_by(one) for one in replacing]
-    check_values(values, typed=keys, config_dirs=[*folders, *config_dirs_of(flags)])
+    check_values(run, values, typed=keys, config_dirs=[*folders, *config_dirs_of(flags)])
     chosen = {one.key_or_group for one in replacing}
     choices = {group: option for group, option in run.choices().items() if group not in chosen}
     lines = [*needed, *(_over(values, one) for one in typed)]
@@ -293,10 +313,11 @@ def keep_recorded(config: DictConfig, run_dir: RunDir, overrides: Sequence[str])
     if "experiment" in typed:
         return []
     changed = []
-    composed: Any = OmegaConf.to_container(config, resolve=True)
-    for name in (key for key in composed if key in recorded and key not in {*typed, *KEYS_THAT_MAY_CHANGE}):
-        was, now = recorded[name], scrub({name: composed[name]})[name]
-        if now != was and _classes(now) == _classes(was) and not any(_is_no_value(one) for _, one in leaves(was)):
+    composed = scrub(cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True)))
+    differing = dict.fromkeys(key.partition(".")[0] for key, *_ in config_differences(recorded, composed))
+    for name in (key for key in differing if key in recorded and key in composed and key not in typed):
+        was, now = recorded[name], composed[name]
+        if _classes(now) == _classes(was) and not any(_is_no_value(one) for _, one in leaves(was)):
             with open_dict(config):
                 OmegaConf.update(config, name, was, merge=False)
             changed.append(name)

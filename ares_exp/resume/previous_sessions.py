@@ -29,8 +29,9 @@ from ares_exp.records.results import (
     final_results,
 )
 from ares_exp.records.run_dir import RunDir, dump_json
-from ares_exp.resume.answer_log import SUFFIX, LoggedEpisode, answers, logged_episodes
+from ares_exp.resume.answer_log import SUFFIX, LoggedEpisode, logged_episodes
 from ares_exp.resume.episode_plan import PlannedEpisode, episode_seed
+from ares_exp.trajectories.recorded_responses import answers
 
 logger = logging.getLogger(__name__)
 

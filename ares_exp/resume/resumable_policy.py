@@ -6,31 +6,28 @@ So is that there was no answer in time: the stage of the task that it ended ends
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from ares_exp.asking.asked_ahead import NO_CALL, AskedAhead, concurrency_of, is_asked_ahead
+from ares_exp.asking.asked_ahead import NO_CALL, AskedAhead, concurrency_of
 from ares_exp.asking.checked_answer import checked_answer
 from ares_exp.cancellation import in_thread
 from ares_exp.config.parts import has_members
 from ares_exp.environment import PendingRequest
-from ares_exp.errors import PolicyError, RefusalError, ResumeDivergedError, UnansweredError
+from ares_exp.errors import PolicyError, RefusalError, UnansweredError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import AdvancingClient
-from ares_exp.resume.answer_log import AnswerLog, Exchange, answers
+from ares_exp.resume.answer_log import AnswerLog
 from ares_exp.rollout import EpisodeEvents
 from ares_exp.trajectories.normalisers import Normaliser
-from ares_exp.trajectories.recorded_lanes import RecordedLanes
+from ares_exp.trajectories.recorded_responses import Exchange, RecordedResponses, answers
 from ares_exp.trajectories.records import deserialize_llm_request, lane_of, serialize_llm_request
-from ares_exp.trajectories.request_diff import Match, RequestComparison, StepComparison
+from ares_exp.trajectories.request_diff import StepComparison
 
-OnDivergence = Literal["continue", "restart"]
-"""Action when a replayed episode sends a different request: continue from there with the policy, or restart the
-attempt."""
-
-_SAME = {Match.EXACT, Match.NORMALISED}
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -82,7 +79,6 @@ class ResumablePolicy:
         begin_at: int = 0,
         events: EpisodeEvents | None = None,
         may_ask: Callable[[], Awaitable[None]] | None = None,
-        on_divergence: OnDivergence = "continue",
         normalisers: Sequence[Normaliser] | None = None,
     ) -> None:
         """Advances the client past the exchanges before `begin_at`.
@@ -97,19 +93,15 @@ class ResumablePolicy:
             events: Says how many stages of the task have ended and whether the time is up, and hears of every answer
                 that is to be paid for.
             may_ask: Returns when the policy may be asked: not while the run is held.
-            on_divergence: What to do where a request is another one.
             normalisers: What may differ between two requests that are the same; `None`: the built-in ones.
         """
         self._client = client
         self._log = log
         self._logged = list(earlier)
-        self._recorded = RecordedLanes(earlier, used=begin_at)
+        self._recorded = RecordedResponses(earlier, used=begin_at, normalisers=normalisers)
         self._position = begin_at
         self._events = events or EpisodeEvents()
         self._may_ask = may_ask
-        self._on_divergence = on_divergence
-        self._normalisers = normalisers
-        self._comparison = RequestComparison(normalisers)
         self._advance = client.advance if has_members(client, AdvancingClient) else _stay
         self._asked = AskedAhead(
             self._ask,
@@ -145,30 +137,46 @@ class ResumablePolicy:
 
         Raises:
             PolicyError: The policy failed, or what it answered is no answer.
-            ResumeDivergedError: It differs from the recorded request, and the attempt is to start from the beginning.
             UnansweredError: There was no answer to it in time.
         """
         position = self._position
         self._position += 1
         if self._recorded and (given := await self._recorded_answer(request, position)) is not None:
             return given
-        self._go_live()
-        return await self._answer(request)
+        if not self._is_live:
+            self._go_live()
+        try:
+            answer, ahead, is_taken = await self._asked(request)
+        except PolicyError as error:
+            if isinstance(error, UnansweredError):
+                self._note_unanswered(request)
+            raise
+        except BaseException:  # usually the cancellation when the environment's time is up
+            if self._events.is_time_up:
+                self._note_unanswered(request)
+            raise
+        if ahead is not None:
+            self._log.apply(ahead)
+        if self._recorded:
+            self._note(request, answer)
+        if is_taken:
+            self._advance(request, answer)
+        return answer
 
     async def _recorded_answer(self, request: LLMRequest, position: int) -> LLMResponse | None:
         """Returns the answer of the earlier try to the same request; `None`: its lane has no more, or goes another way.
 
         Raises:
-            ResumeDivergedError, UnansweredError: As `__call__`.
+            UnansweredError: As `__call__`.
         """
         asked = serialize_llm_request(request)
-        if (exchange := self._recorded.next_of(asked, self._is_same)) is None:
+        if (exchange := self._recorded.next_for(asked)) is None:
             return None
         if exchange.stage > self._events.num_stages:
             await self._end_stage(asked, exchange)
             raise UnansweredError("The stage of the task had ended before this request.")
-        compared = self._comparison.compare(position, exchange.request, asked)
-        if compared.match in _SAME:
+        compared = self._recorded.compare(exchange, asked, position)
+        if compared.is_same:
             self._recorded.use(asked)
             self._advance(request, exchange.answer)
             if exchange.answer is None:
@@ -198,23 +206,16 @@ class ResumablePolicy:
             self._events.pay(answer)
             return answer
 
-    def _is_same(self, recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
-        return RequestComparison(self._normalisers).compare(0, recorded, asked).match in _SAME
-
     async def _diverge(self, position: int, asked: Mapping[str, Any], compared: StepComparison) -> None:
-        """Notes that a lane goes another way: its later recorded answers are not used.
-
-        Raises:
-            ResumeDivergedError: The attempt is to start from the beginning.
-        """
+        """Continues a conversation with the policy: its later recorded responses are not used."""
         if self.given_again.diverged_at is None:
             self.given_again.diverged_at = position
-        if self._on_divergence == "restart":
-            raise ResumeDivergedError(
-                f"Played again, the episode asks something else at step {position} than it did: the attempt is "
-                "started anew (resume_diverged=restart).",
-                step=position,
-                why=f"{compared.where}: {'; '.join(compared.diff)}",
+            logger.warning(
+                "The resumed episode %s differs from the recorded one at step %d (%s). It continues from there with "
+                "the policy.",
+                self._log.episode_id,
+                position,
+                compared.where,
             )
         forgotten = set(map(id, self._recorded.forget(asked)))
         await self._begin_log([exchange for exchange in self._logged if id(exchange) not in forgotten])
@@ -233,33 +234,13 @@ class ResumablePolicy:
         self.given_again.answers.append(answer)
         self._events.usage.pay(answer)
 
-    async def _answer(self, request: LLMRequest) -> LLMResponse:
-        """Returns the answer to the observation, which is on record as the next exchange then."""
-        try:
-            answer, ahead, is_taken = await self._asked(request)
-        except UnansweredError:
-            self._note_unanswered(request)
-            raise
-        except PolicyError:
-            raise
-        except BaseException:  # usually the cancellation when the environment's time is up
-            if self._events.is_time_up:
-                self._note_unanswered(request)
-            raise
-        if ahead is not None:
-            self._log.apply(ahead)
-        self._note(request, answer)
-        if is_taken:
-            self._advance(request, answer)
-        return answer
-
-    async def _ask(self, call: PendingRequest) -> _Answered:
-        """Asks the policy for one answer, in its turn or ahead; it is on record and paid for when it is returned."""
-        if (taken := self._take(call)) is not None:
+    async def _ask(self, call: PendingRequest, is_ahead: bool) -> _Answered:
+        """Asks the policy for one response, which is on record and paid for when this returns."""
+        if self._left_over and (taken := self._take(call)) is not None:
             return taken
         answer = await self._paid_answer(call.request)
         stage, ahead = self._events.num_stages, None
-        if is_asked_ahead():
+        if is_ahead:
             ahead = self._log.append_ahead(call.request, answer, stage=stage)
         else:
             self._log.append(call.request, answer, stage=stage)
@@ -279,11 +260,10 @@ class ResumablePolicy:
 
     def _take(self, call: PendingRequest) -> _Answered | None:
         """Returns the answer that the earlier try had asked ahead to this request, if there is one."""
-        if not self._left_over:
-            return None
         stage, request = self._events.num_stages, serialize_llm_request(call.request)
-        for number, (recorded, answer, own_stage) in self._left_over.items():
-            if own_stage == stage and answer is not None and self._is_same(recorded, request):
+        for number, earlier in self._left_over.items():
+            answer = earlier.answer
+            if answer is not None and earlier.stage == stage and self._recorded.are_same(earlier.request, request):
                 del self._left_over[number]
                 return _Answered(answer, number, is_taken=True)
         return None
@@ -291,12 +271,12 @@ class ResumablePolicy:
     def _note_unanswered(self, request: LLMRequest) -> None:
         """Logs that the last request had no answer before the environment's time was up."""
         self._log.append(request, None, stage=self._events.num_stages)
-        self._note(request, None)
+        if self._recorded:
+            self._note(request, None)
 
     def _note(self, request: LLMRequest, answer: LLMResponse | None) -> None:
-        """Remembers what the log has more than the earlier try, as long as it may have to be begun anew."""
-        if self._recorded:
-            self._logged.append(Exchange(serialize_llm_request(request), answer, self._events.num_stages))
+        """Remembers a new exchange, as the log may have to be written again."""
+        self._logged.append(Exchange(serialize_llm_request(request), answer, self._events.num_stages))
 
     async def _end_stage(self, asked: Mapping[str, Any], next_one: Exchange) -> None:
         """Logs the end of a stage whose agent was interrupted by its time limit, before the next exchange."""

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -132,7 +132,10 @@ def _check_same(
     was = recorded_config(run_dir.path)
     place = Path(str(recorded.get("cwd", ".")))
     differing = [
-        *_differences(was, config, place),
+        *(
+            f"`{key}` was {before!r:.100} and is {after!r:.100}"
+            for key, before, after in config_differences(was, config, place=place)
+        ),
         *_task_differences(recorded.get("tasks"), tasks),
     ]
     if not differing:
@@ -147,22 +150,37 @@ def _check_same(
     )
 
 
-def _differences(was: Mapping[str, Any], now: Mapping[str, Any], place: Path) -> Iterator[str]:
-    """Yields the differences. Compares paths after resolving them: those of the run against `place`."""
+def config_differences(
+    was: Mapping[str, Any],
+    now: Mapping[str, Any],
+    *,
+    place: Path | None = None,
+    may_differ: Collection[str] = KEYS_THAT_MAY_CHANGE,
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yields the differences between two resolved configs: the dotted key, the value before and the value now.
+
+    A missing value is `"nothing"`.
+
+    Args:
+        was: The config before.
+        now: The config now.
+        place: Directory against which relative paths of `was` are resolved; by default the current directory.
+        may_differ: Keys that may differ, with the keys below them.
+    """
     old, new = dict(dotted_items(was)), dict(dotted_items(now))
     given = {key for key, value in new.items() if value is not None}
     for key in [*new, *(key for key in old if key not in new)]:
-        if any(covers(one, key) for one in KEYS_THAT_MAY_CHANGE):
+        if any(covers(one, key) for one in may_differ):
             continue
         before, after = old.get(key, "nothing"), new.get(key, "nothing")
         if begins_where_started(key, given):
-            same = _places(before, place) == _places(after, Path.cwd())
+            same = _places(before, place or Path.cwd()) == _places(after, Path.cwd())
         elif key.endswith("base_url"):
             same = _without_port(before) == _without_port(after)
         else:
             same = before == after
         if not same:
-            yield f"`{key}` was {before!r:.100} and is {after!r:.100}"
+            yield key, before, after
 
 
 def _without_port(url: Any) -> Any:

@@ -1,40 +1,69 @@
-"""The trust boundary of a recorded run: what of its files may decide something on this machine.
+"""Trust in recorded runs: which of their files may decide something on this machine.
 
-A run directory may come from anybody. Values are taken from it: numbers, texts, names of options. It never names a
-class that no option on this machine names, never reads a variable of this machine, never starts a program, never
-brings an option of its own. What the user types now is not checked here: it is the user's own.
+A run directory is trusted if it belongs to this user and no other user can write in it. Any other one needs
+`resume_force=true`, and is read as hostile: values are taken from it (numbers, texts, names of options), but it cannot
+name a class that no option on this machine names, and its sweeps are not resumed. No record brings its own options, or
+reads a variable of this machine. Overrides that the user types are not checked here.
 
-All that composes a command from a record goes through this module.
+All code that composes a command from a record uses this module.
 """
 
 from __future__ import annotations
 
+import grp
+import os
+import pwd
 import re
+import stat
 from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ares_exp.config.overrides import covers, dotted_items, leaves
 from ares_exp.config.targets import classes_of_options
 from ares_exp.errors import ConfigError
+from ares_exp.records.run_dir import SWEEP_RECORD, RunDir
 from ares_exp.records.secrets import MASK
-from ares_exp.resume.recorded_run import PATH_KEY, RecordedRun, begins_where_started, recorded_config
-
-if TYPE_CHECKING:
-    from hydra.core.override_parser.types import Override
+from ares_exp.resume.recorded_run import RecordedRun, begins_where_started, recorded_config
 
 SCORERS = "env.scorers"
 _NOT_OF_THE_RUN = ("defaults", "hydra")
 """Keys that set up Hydra itself."""
 _IN_TEXT = re.compile(r"(\\*)\$\{")
-_ESCAPED = re.compile(r"(?<!\\)\\\$\{")
 _REFERENCE = re.compile(r"\$\{([\w.]+|hydra:(runtime\.output_dir|run\.dir))\}")
 """A reference to another config key, or to the run's directory. Other resolvers may read this machine, or write."""
-_REFERENCE_OF_A_SWEEP = re.compile(r"\$\{([\w.]+|hydra:[\w.]+|now:[\w%:-]+)\}")
-_OF_HYDRA = re.compile(r"hydra/[\w/]+|hydra\.(launcher|sweeper|verbose)(\..*)?")
-_SPACE_OF_A_SWEEP = re.compile(r"hydra\.sweeper\.(params|search_space)(\..*)?")
-_WORD = re.compile(r"[\w-]+")
+
+
+def is_trusted(run_dir: Path) -> bool:
+    """Returns whether a run directory and its config belong to this user, and no other user can write there."""
+    hydra = run_dir / ".hydra"
+    records = [RunDir(run_dir).config, run_dir / SWEEP_RECORD, hydra, *(hydra.iterdir() if hydra.is_dir() else ())]
+    found = [run_dir.stat(), *(path.lstat() for path in records if os.path.lexists(path))]
+    return all(one.st_uid == os.getuid() and not _is_writable_by_others(one) for one in found)
+
+
+def _is_writable_by_others(status: os.stat_result) -> bool:
+    """Ignores the permissions of a group that has this user as its only member: its umask is often 002."""
+    try:
+        name, group = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(status.st_gid)
+        is_own_group = group.gr_name == name and {*group.gr_mem} <= {name}
+    except KeyError:
+        is_own_group = False
+    return bool(status.st_mode & (stat.S_IWOTH if is_own_group else stat.S_IWOTH | stat.S_IWGRP))
+
+
+def check_trust(run_dir: Path, *, forced: bool) -> None:
+    """Rejects the run directory of another user, unless that is forced.
+
+    Raises:
+        ConfigError: It is not trusted.
+    """
+    if not forced and not is_trusted(run_dir):
+        raise ConfigError(
+            f"Expected a run directory that only you can write, got {run_dir}: it belongs to another user, or other "
+            "users can write in it. Use `resume_force=true` to use it anyway."
+        )
 
 
 def values_of(run: RecordedRun) -> dict[str, Any]:
@@ -87,10 +116,13 @@ def _text(value: Any, composed: Any) -> Any:
     return _IN_TEXT.sub(lambda found: f"{2 * found[1]}\\${{", value) if isinstance(value, str) else value
 
 
-def check_values(values: Mapping[str, Any], *, typed: Collection[str], config_dirs: Sequence[Path]) -> None:
-    """Refuses secrets that are not on disk, and classes that no option of this machine names.
+def check_values(
+    run: RecordedRun, values: Mapping[str, Any], *, typed: Collection[str], config_dirs: Sequence[Path]
+) -> None:
+    """Rejects secrets that are not on disk. In a run that is not trusted, rejects classes that no option here names.
 
     Args:
+        run: The run.
         values: From `values_of`.
         typed: Keys that are set now: their recorded values do not count.
         config_dirs: The user's folders of options.
@@ -99,7 +131,9 @@ def check_values(values: Mapping[str, Any], *, typed: Collection[str], config_di
         ConfigError: With what is to be typed again.
     """
     recorded = [(key, one) for key, one in leaves(values) if not any(covers(new, key) for new in typed)]
-    _refuse_masked([key for key, one in recorded if isinstance(one, str) and MASK in one])
+    check_secrets([key for key, one in recorded if isinstance(one, str) and MASK in one])
+    if is_trusted(run.path):
+        return
     known = classes_of_options(config_dirs)
     is_typed = any(covers(new, SCORERS) for new in typed)
     functions = [] if is_typed else [(SCORERS, name) for name in functions_of_scorers(values.get("env"))]
@@ -118,21 +152,6 @@ def functions_of_scorers(env: Any) -> list[str]:
     return [one for one in named if isinstance(one, str)]
 
 
-def check_lines(lines: Sequence[Override]) -> None:
-    """Refuses recorded overrides of a sweep that lack their secret, or could run, read or write something here.
-
-    Raises:
-        ConfigError: With what is to be typed again.
-    """
-    _refuse_masked([one.key_or_group for one in lines if MASK in str(one.input_line)])
-    for one in lines:
-        if (objection := _objection(one)) is not None:
-            raise ConfigError(
-                f"The recorded sweep {objection}, which is not taken over from a file: `{one.input_line}`. Type it "
-                "again if you trust it."
-            )
-
-
 def check_config_dirs(run: RecordedRun) -> Sequence[Path]:
     """Returns the recorded folders of options. They name classes: a run cannot bring its own.
 
@@ -148,39 +167,18 @@ def check_config_dirs(run: RecordedRun) -> Sequence[Path]:
     return folders
 
 
-def _refuse_masked(keys: Sequence[str]) -> None:
+def check_secrets(keys: Sequence[str]) -> None:
+    """Rejects recorded values that are secrets, which are not on disk.
+
+    Args:
+        keys: The keys whose values are masked.
+
+    Raises:
+        ConfigError: There are such keys.
+    """
     if keys:
         again = " ".join(f"{key}=…" for key in keys)
         raise ConfigError(
             f"The recorded run was given secrets, which are not kept on disk, for {', '.join(keys)}. "
             f"Give them again ({again}), or leave one out with `~{keys[0]}`."
         )
-
-
-def _objection(override: Override) -> str | None:
-    """Describes what an override does that a file may not decide; `None` for a value, or a choice of a known option."""
-    key, line = override.key_or_group, str(override.input_line)
-    if "${" in _REFERENCE_OF_A_SWEEP.sub("", _ESCAPED.sub("", line)):
-        return "reads something of this machine in an override"
-    if "_target_" in line:
-        return "names a class on its command line"
-    is_choice = key.startswith("hydra") or ("." not in key and not PATH_KEY.search(key))
-    if is_choice and ".." in re.findall(r"[\w.-]+", line):
-        return "takes an option from elsewhere"
-    if key.startswith("hydra") and not _is_launcher_or_sweeper(key, line, override.value()):
-        return "sets up Hydra itself"
-    return None
-
-
-def _is_launcher_or_sweeper(key: str, line: str, value: Any) -> bool:
-    """Whether a key of Hydra's chooses launcher or sweeper, or gives them a plain number or word.
-
-    Hydra has keys for folders of options, for environment variables and for callbacks, and launchers have some for
-    programs to start.
-    """
-    if _SPACE_OF_A_SWEEP.fullmatch(key):
-        return line.count("hydra") == 1
-    if key == "hydra.sweep.subdir":
-        return not str(value).startswith("/")
-    is_plain = bool(_WORD.fullmatch(value)) if isinstance(value, str) else not isinstance(value, list | dict)
-    return is_plain and _OF_HYDRA.fullmatch(key) is not None

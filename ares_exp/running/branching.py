@@ -9,9 +9,8 @@ by itself, in a container of its own.
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +29,16 @@ from ares_exp.errors import (
 )
 from ares_exp.journal.encoding import decode_journal
 from ares_exp.journal.journal import DoneEntry
-from ares_exp.llms.message_edit import MessageEdit, edited, recorded_edits
+from ares_exp.llms.message_edit import MessageEdit, recorded_edits
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.policies.policy import AdvancingClient, RememberingClient
+from ares_exp.policies.policy import AdvancingClient, EpisodeSpec, Policy
 from ares_exp.records.run_dir import RunDir
-from ares_exp.resume.answer_log import Exchange
 from ares_exp.resume.episode_ref import EpisodeRef
 from ares_exp.snapshots.nearest import nearest_snapshot
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
-from ares_exp.terminal.terminal import count_of
-from ares_exp.trajectories.records import EpisodeTrajectory, deserialize_llm_response, serialize_llm_request
-from ares_exp.trajectories.request_diff import Match, RequestComparison
+from ares_exp.trajectories.recorded_responses import answers, recorded_exchanges
+from ares_exp.trajectories.records import EpisodeTrajectory
 
 Report = Callable[[str], None]
 
@@ -90,11 +87,9 @@ class Branching:
         self._episode = ref.episode
         self._step = ref.step
         self._options = options
-        self._snapshot: EnvironmentSnapshot | None = None
-        self._played_again: _Recording | None = None
-        self._messages = 0
-        self._root: str | None = None
-        self._earlier_edits: tuple[MessageEdit, ...] = ()
+        self._start: Callable[[Mapping[str, Any], tuple[MessageEdit, ...]], EpisodeStart] | None = None
+        self._origin: Mapping[str, Any] = {}
+        self._edits: tuple[MessageEdit, ...] = ()
         self._earlier_answers: tuple[LLMResponse, ...] = ()
 
     @property
@@ -110,17 +105,17 @@ class Branching:
     async def prepare(
         self,
         agents: AgentFactoryBase,
-        make: Callable[[Continuation | None, int], MinimalEnvironment],
-        check: Callable[[Continuation], None],
+        make: Callable[[EpisodeStart], MinimalEnvironment],
+        check: Callable[[EpisodeStart], None],
         store: Path,
         report: Report,
     ) -> None:
-        """Finds or makes the snapshot that the branches start from, or the answers that they are played again with.
+        """Finds or makes the snapshot that the branches start from, or the responses that each of them is given.
 
         Args:
             agents: Makes their agents.
-            make: Makes an environment that starts, or continues, with that seed, for playing the episode again.
-            check: Raises when no episode can continue there. Blocking.
+            make: Makes an environment that starts there.
+            check: Raises when no episode can start there. Blocking.
             store: Directory for a new snapshot, also if an earlier session of the run made it.
             report: Receives messages for the user.
 
@@ -129,75 +124,78 @@ class Branching:
         """
         try:
             if not agents.can_be_restored:
-                await self._read_answers(agents, report)
+                self._start_from_beginning(await asyncio.to_thread(self._recorded, agents), report)
                 return
-            self._snapshot = await asyncio.to_thread(self._nearest, store)
-            if self._snapshot is None or self._snapshot.step_count != self._step:
-                self._snapshot = await self._play_again(make, store, report)
-            await asyncio.to_thread(check, Continuation(self._snapshot))
-            shown = edited(
-                LLMRequest(await asyncio.to_thread(lambda: self._snapshot_at_hand.agent_messages)),
-                self._earlier_edits,
-                self._step,
-            )
-            self._messages = len(shown.messages)
-            self._earlier_answers = await asyncio.to_thread(lambda: _answers_in(self._snapshot_at_hand))
+            snapshot = await asyncio.to_thread(self._nearest, store)
+            if snapshot is None or snapshot.step_count != self._step:
+                recorded = await asyncio.to_thread(self._recorded, agents)
+                start = self._repetition(
+                    recorded, _origin(recorded), recorded_edits(recorded.metadata), report, snapshot
+                )
+                async with EnvironmentWrapper(make(start)) as environment:
+                    await environment.reset()
+                    name = f"{self._episode.episode_id}@{self._step}"
+                    snapshot = await environment.export_state(store, snapshot_id=name)
+            await asyncio.to_thread(check, Continuation(snapshot))
+            await asyncio.to_thread(self._start_from_snapshot, snapshot)
         except (SnapshotError, EpisodeError, TrajectoryFormatError) as error:
             name = f"{self._run_dir.path / self._episode.episode_id}@{self._step}"
             raise UserError(f"Cannot branch from {name}: {error}") from error
 
-    async def _read_answers(self, agents: AgentFactoryBase, report: Report) -> None:
-        """Reads the answers that each branch is played again with."""
-        recorded = await asyncio.to_thread(self._recorded)
-        if (was := recorded.metadata.get("agent")) not in (None, agents.name):
-            raise SnapshotMismatchError(
-                f"its agent was {was!r:.100}, whose answers cannot be given to agent={agents.name} up to that step."
-            )
+    def _start_from_snapshot(self, snapshot: EnvironmentSnapshot) -> None:
+        """Starts the branches from a snapshot, which knows the edits up to there. Blocking."""
+        self._edits = self._options.edits(len(snapshot.agent_messages), self._step)
+        self._origin = {**snapshot.lineage, "snapshot": snapshot.snapshot_id}
+        self._earlier_answers = _answers_in(snapshot)
+        self._start = lambda lineage, edits: Continuation(snapshot, lineage=lineage, edits=edits)
+
+    def _start_from_beginning(self, recorded: EpisodeTrajectory, report: Report) -> None:
+        """Starts each branch from its beginning, with the recorded responses."""
         pending = recorded.steps[self._step].observation or {}
-        self._messages = len(pending.get("messages", ()))
-        self._note_origin(recorded)
-        self._earlier_answers = tuple(_answer(recorded, step) for step in range(self._step))
-        self._played_again = _Recording(_exchanges(recorded), _seed_of(recorded), report)
+        new = self._options.edits(len(pending.get("messages", ())), self._step)
+        self._edits = (*recorded_edits(recorded.metadata), *new)
+        self._origin = _origin(recorded)
+        self._earlier_answers = tuple(answers(recorded_exchanges(recorded)[: self._step]))
+        self._start = lambda lineage, edits: self._repetition(recorded, lineage, edits, report)
+
+    def _repetition(
+        self,
+        recorded: EpisodeTrajectory,
+        lineage: Mapping[str, Any],
+        edits: tuple[MessageEdit, ...],
+        report: Report,
+        snapshot: EnvironmentSnapshot | None = None,
+    ) -> PlayedAgain:
+        seed = recorded.metadata.get("seed", 0)
+        return PlayedAgain(
+            self.task_name,
+            recorded_exchanges(recorded),
+            self._step,
+            seed=seed if isinstance(seed, int) else 0,
+            lineage=lineage,
+            edits=edits,
+            snapshot=Continuation(snapshot) if snapshot is not None else None,
+            report=report,
+        )
 
     def start(self, branch: int) -> EpisodeStart:
         """Returns the starting point of a branch."""
-        snapshot, again, parent = self._snapshot, self._played_again, self._episode.episode_id
-        assert snapshot is not None or again is not None, "prepare() comes first"
-        root = self._root if snapshot is None else snapshot.lineage.get("root", self._root)
+        assert self._start is not None, "prepare() comes first"
+        parent = self._episode.episode_id
         lineage: dict[str, Any] = {
-            "root": str(root or parent),
+            "root": str(self._origin.get("root") or parent),
             "parent": parent,
             "step": self._step,
             "branch": branch,
-            **({} if snapshot is None else {"snapshot": snapshot.snapshot_id}),
+            **({"snapshot": self._origin["snapshot"]} if "snapshot" in self._origin else {}),
+            **({"edits": [edit.to_dict() for edit in self._edits]} if self._edits else {}),
         }
-        new = self._options.edits(self._messages, self._step)
-        if edits := (*self._earlier_edits, *new):
-            lineage["edits"] = [edit.to_dict() for edit in edits]
-        if snapshot is not None:
-            return Continuation(snapshot, lineage=lineage, edits=edits)
-        assert again is not None
-        return PlayedAgain(
-            self.task_name,
-            again.exchanges,
-            self._step,
-            seed=again.seed,
-            lineage=lineage,
-            edits=edits,
-            report=again.report,
-        )
+        return self._start(lineage, self._edits)
 
-    def policy(self, client: LLMClient) -> LLMClient:
-        """Returns the policy of a branch, told of the answers before it; one that gives a given answer first."""
-        if isinstance(client, RememberingClient):
-            for answer in self._earlier_answers:
-                client.remember(answer)
+    def policy(self, policy: Policy, episode: EpisodeSpec) -> LLMClient:
+        """Returns the policy of a branch: it knows the earlier responses, and a fixed first response is given first."""
+        client = policy.for_episode(replace(episode, earlier=self._earlier_answers))
         return client if self._options.answer is None else _FirstAnswer(self._options.answer, client)
-
-    @property
-    def _snapshot_at_hand(self) -> EnvironmentSnapshot:
-        assert self._snapshot is not None, "prepare() comes first"
-        return self._snapshot
 
     def _nearest(self, made: Path) -> EnvironmentSnapshot | None:
         """Returns the recorded snapshot of the step, one made from it, or the last earlier one. Blocking."""
@@ -206,62 +204,24 @@ class Branching:
             return found
         return nearest_snapshot(made, self._episode.episode_id, self._step) or found
 
-    async def _play_again(
-        self, make: Callable[[Continuation | None, int], MinimalEnvironment], store: Path, report: Report
-    ) -> EnvironmentSnapshot:
-        recorded = await asyncio.to_thread(self._recorded)
-        begin = Continuation(self._snapshot) if self._snapshot is not None else None
-        if begin is None:  # a snapshot of a branch knows both itself
-            self._note_origin(recorded)
-        async with EnvironmentWrapper(make(begin, _seed_of(recorded))) as environment:
-            time_step = await environment.reset()
-            comparison, differing = RequestComparison(), []
-            for step in range(environment.step_count, self._step + 1):
-                request = time_step.observation
-                if request is None:
-                    raise SnapshotError(
-                        f"played again with the recorded answers, the episode ended at step {step}. Its run had no "
-                        "snapshot to start from: `snapshot=every_step` takes them."
-                    )
-                request = edited(request, self._earlier_edits, step)
-                observed, asked = recorded.steps[step].observation or {}, serialize_llm_request(request)
-                if comparison.compare(step, observed, asked).match is Match.DIFFERENT:
-                    differing.append(step)
-                if step < self._step:
-                    time_step = await environment.step(_answer(recorded, step))
-            if differing:
-                requests = count_of(len(differing), "request")
-                report(
-                    f"branch_from: played again up to step {self._step}, the episode differs from the recorded one in "
-                    f"{requests}, from step {differing[0]} on. The branches go on from what it is now."
-                )
-            return await environment.export_state(store, snapshot_id=f"{self._episode.episode_id}@{self._step}")
-
-    def _note_origin(self, recorded: EpisodeTrajectory) -> None:
-        """Notes what the recorded episode was branched off itself, and how its conversation was edited."""
-        self._earlier_edits = recorded_edits(recorded.metadata)
-        lineage = recorded.metadata.get("lineage")
-        self._root = lineage.get("root") if isinstance(lineage, Mapping) else None
-
-    def _recorded(self) -> EpisodeTrajectory:
+    def _recorded(self, agents: AgentFactoryBase) -> EpisodeTrajectory:
+        """Reads the recorded episode. Blocking."""
         from ares_exp.trajectories.stored_episodes import load
 
         for stored in load(self._run_dir.path, partial=True, skip_broken=True):
             if stored.episode_id == self._episode.episode_id:
-                return stored.load()
-        raise SnapshotError(
-            f"the run has neither a snapshot of step {self._step} nor a trajectory of the episode, with which it could "
-            "be played again. Use `snapshot=every_step`, or a collector, in the run to be branched."
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Recording:
-    """What branches are played again with, and who hears how that went."""
-
-    exchanges: Sequence[Exchange]
-    seed: int
-    report: Report
+                recorded = stored.load()
+                break
+        else:
+            raise SnapshotError(
+                f"the run has neither a snapshot of step {self._step} nor a trajectory of the episode, with which it "
+                "could be played again. Use `snapshot=every_step`, or a collector, in the run to be branched."
+            )
+        if (was := recorded.metadata.get("agent")) not in (None, agents.name):
+            raise SnapshotMismatchError(
+                f"its agent was {was!r:.100}, whose answers cannot be given to agent={agents.name} up to that step."
+            )
+        return recorded
 
 
 class _FirstAnswer:
@@ -298,25 +258,7 @@ def _answers_in(snapshot: EnvironmentSnapshot) -> tuple[LLMResponse, ...]:
     return tuple(value for value in values if isinstance(value, LLMResponse))
 
 
-def _answer(recorded: EpisodeTrajectory, step: int) -> LLMResponse:
-    """Returns the recorded answer to the request of that step."""
-    steps: Sequence[Any] = recorded.steps
-    action = steps[step + 1].action if step + 1 < len(steps) else None
-    if action is None:
-        raise SnapshotError(f"the recorded trajectory has no answer after step {step}.")
-    return deserialize_llm_response(action)
-
-
-def _exchanges(recorded: EpisodeTrajectory) -> list[Exchange]:
-    """Returns the recorded requests with their answers."""
-    steps: Sequence[Any] = recorded.steps
-    return [
-        Exchange(step.observation, deserialize_llm_response(after.action))
-        for step, after in itertools.pairwise(steps)
-        if step.observation is not None and after.action is not None
-    ]
-
-
-def _seed_of(recorded: EpisodeTrajectory) -> int:
-    seed = recorded.metadata.get("seed", 0)
-    return seed if isinstance(seed, int) else 0
+def _origin(recorded: EpisodeTrajectory) -> Mapping[str, Any]:
+    """Returns the lineage of a recorded episode that is a branch itself."""
+    lineage = recorded.metadata.get("lineage")
+    return {"root": lineage.get("root")} if isinstance(lineage, Mapping) else {}

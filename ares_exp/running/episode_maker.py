@@ -24,15 +24,15 @@ from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.records.environment_answers import copy_answers
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_storage import RunStorage
-from ares_exp.resume.answer_log import AnswerLog, LoggedEpisode, answers
+from ares_exp.resume.answer_log import AnswerLog, LoggedEpisode
 from ares_exp.resume.episode_plan import PlannedEpisode
 from ares_exp.resume.resumable_policy import ResumablePolicy
-from ares_exp.resume.spare_files import SpareFiles
 from ares_exp.running.components import Components, Settings
 from ares_exp.running.running_episode import RunningEpisode
 from ares_exp.snapshots.nearest import nearest_snapshot
 from ares_exp.trajectories.collecting_environment import EpisodeEnds, TrajectoryCollectingEnvironment
 from ares_exp.trajectories.normalisers import Normaliser, with_own
+from ares_exp.trajectories.recorded_responses import answers
 
 if TYPE_CHECKING:
     from ares_exp.environments.playing_again import EpisodeStart
@@ -152,8 +152,9 @@ class EpisodeMaker:
             may_ask=self._may_ask(episode),
             normalisers=self._parts.playing_agent.normalisers,
         )
-        client: LLMClient = self._parts.policy.for_episode(spec)
-        return client if self._parts.branching is None else self._parts.branching.policy(client)
+        if (branching := self._parts.branching) is not None:
+            return branching.policy(self._parts.policy, spec)
+        return self._parts.policy.for_episode(spec)
 
     def _may_ask(self, episode: RunningEpisode) -> Callable[[], Awaitable[None]]:
         on_wait = counted_when_awaited(episode.held)
@@ -168,8 +169,8 @@ class ResumableEpisodeMaker(EpisodeMaker):
         components: Components,
         settings: Settings,
         run_dir: RunDir,
-        gate: Gate | None = None,
-        storage: RunStorage | None = None,
+        gate: Gate,
+        storage: RunStorage,
     ) -> None:
         """Keeps the arguments; does no I/O.
 
@@ -182,8 +183,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
         """
         super().__init__(components, settings, gate)
         self._run_dir = run_dir
-        self._storage = storage or RunStorage(run_dir)
-        self._spare_logs = SpareFiles(run_dir.answers)
+        self._storage = storage
 
     async def make(self, episode: RunningEpisode) -> tuple[MinimalEnvironment, ResumablePolicy]:
         """Makes environment and policy of an episode. Starts nothing; the rollout loop closes the environment.
@@ -249,7 +249,6 @@ class ResumableEpisodeMaker(EpisodeMaker):
             begin_at=episode.from_snapshot or 0,
             events=episode,
             may_ask=self._may_ask(episode),
-            on_divergence=self._settings.resume_diverged,
             normalisers=self._normalisers,
         )
         episode.given_again = policy.given_again
@@ -287,14 +286,10 @@ class ResumableEpisodeMaker(EpisodeMaker):
             started_at=started_at,
             parent=earlier.episode_id if earlier is not None else None,
         )
-        log = AnswerLog(self._run_dir.answers, begun, self._spare_logs, self._storage)
+        log = AnswerLog(self._run_dir.answers, begun, self._storage)
         if earlier is None:
             log.begin(())
         else:
             log.begin(earlier.exchanges, earlier.ahead)
-            AnswerLog(self._run_dir.answers, earlier).discard()
+            AnswerLog(self._run_dir.answers, earlier, self._storage).discard()
         return log
-
-    def close(self) -> None:
-        """Removes what was kept for episodes to come. Idempotent. Blocking."""
-        self._spare_logs.close()

@@ -18,7 +18,6 @@ from ares_exp.errors import (
     BudgetExhaustedError,
     ConfigError,
     HostLostError,
-    ResumeDivergedError,
     SnapshotError,
     StorageError,
 )
@@ -54,7 +53,7 @@ from ares_exp.trackers.tracker import RunInfo
 
 if TYPE_CHECKING:
     from ares_exp.environments.code_environment import CodeEnvironment
-    from ares_exp.environments.restoring import Continuation
+    from ares_exp.environments.playing_again import EpisodeStart
 
 BUDGET_INTERVAL_SEC = 2.0
 """Seconds between two checks of the budgets while nothing is paid for."""
@@ -202,7 +201,6 @@ class Experiment:
         finally:
             self._storage.close()
             self._progress.stop()
-            await finish(asyncio.to_thread(self._maker.close))
         summary = self._summarise(self._num_planned(), earlier.wall_sec + time.monotonic() - began)
         await asyncio.to_thread(self._write_totals, summary)
         return summary
@@ -448,8 +446,6 @@ class Experiment:
         if isinstance(failure, HostLostError):
             self._losses[planned.slot] = self._losses.get(planned.slot, 0) + 1
             return Retry(self._gone_on(episode, retry), 0.0, is_first=True)
-        if isinstance(failure, ResumeDivergedError):
-            return Retry(planned.anew(retry=retry, seed=planned.seed), 0.0)
         if isinstance(failure, SnapshotError) and episode.from_snapshot is not None and planned.earlier is not None:
             self._warn(
                 f"An episode could not go on with its snapshot, and is played again from its beginning: {failure}"
@@ -597,14 +593,14 @@ class Experiment:
         if branching is None:
             return
 
-        def make(place: Place, start_from: Continuation | None, seed: int) -> MinimalEnvironment:
-            parts = self._maker.episode_parts(seed, start_from=start_from)
+        def make(place: Place, start_from: EpisodeStart) -> MinimalEnvironment:
+            parts = self._maker.episode_parts(self._settings.seed, start_from=start_from)
             environment = place.make(self._parts.source, branching.task_name, parts)
             # Without its scorers: it never comes to its LAST step.
             return environment.unwrapped if isinstance(environment, EnvironmentWrapper) else environment
 
-        def check(start_from: Continuation) -> None:
-            cast("CodeEnvironment", make(Here(), start_from, 0)).check_start()
+        def check(start_from: EpisodeStart) -> None:
+            cast("CodeEnvironment", make(Here(), start_from)).check_start()
 
         agents = self._parts.playing_agent
         if agents.can_be_restored:

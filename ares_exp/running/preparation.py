@@ -51,7 +51,7 @@ async def prepare(
         )
     _check_terminals(parts)
     _check_doors(parts)
-    parts.snapshots.check(parts.source, parts.container_factory, parts.playing_agent)
+    check_snapshots(parts)
     checks = [_load(parts.source, warn), parts.policy.preflight()]
     checks += parts.executor.checks(parts.source, maker.episode_parts(settings.seed))
     outcomes = await asyncio.gather(*checks, return_exceptions=True)
@@ -134,6 +134,27 @@ def _check_doors(parts: Components) -> None:
             f"agent={agents.name} is a program in the container, whose LLM calls come out by a door, and "
             f"container={containers.name} does not say that it has doors (`has_doors = True` beside `open_door`). Use "
             "container=local, container=docker or container=daytona, or agent=tools or agent=shell."
+        )
+
+
+def check_snapshots(parts: Components) -> None:
+    """Rejects snapshots of parts that cannot be captured, and snapshots at every step that nothing can use."""
+    agents, schedule = parts.playing_agent, parts.snapshots
+    if schedule.output_dir is None:
+        return
+    if not parts.source.exports_state:
+        raise ConfigError(
+            f"Expected environments that have `export_state` for snapshots, and {name_of(parts.source)} does not "
+            "say that its own have it (`exports_state = True`). Set `snapshot=none`."
+        )
+    parts.container_factory.check_snapshots()
+    agents.check_snapshots()
+    if schedule.is_only_to_continue and not agents.can_be_restored:
+        raise ConfigError(
+            f"Expected `snapshot=on_failure`, `manual` or `none` with agent={agents.name}, which is a process in "
+            "its container: a snapshot has files, to look at, and cannot put a process back. A run that was killed "
+            "goes on without one (`resume=`), and `branch_from=` needs none: recorded answers are given again in a "
+            "fresh container. What the agent leaves is kept in files/<episode>/agent/."
         )
 
 

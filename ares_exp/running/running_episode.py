@@ -16,12 +16,13 @@ from ares_exp.executors.here import Here
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import ANSWERS_USED_UP, EpisodeResult, ErrorInfo, Outcome, Replayed
 from ares_exp.records.run_dir import dump_json
-from ares_exp.resume.answer_log import AnswerLog, answers
+from ares_exp.resume.answer_log import AnswerLog
 from ares_exp.resume.episode_plan import PlannedEpisode
 from ares_exp.resume.resumable_policy import GivenAgain
 from ares_exp.rollout import EpisodeEvents
 from ares_exp.running.scheduler import Retry
 from ares_exp.trajectories.ending import ending
+from ares_exp.trajectories.recorded_responses import answers
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 

@@ -64,7 +64,10 @@ def collect(
         needed = _needed(store, without)
         directories = _remove_temporary(store, grace_sec, dry_run=dry_run)
         if dry_run:
-            objects, size = _unneeded(store, needed, grace_sec)
+            before = time.time() - grace_sec
+            found = [store.objects.file(digest).stat() for digest in store.objects.digests() if digest not in needed]
+            sizes = [each.st_size for each in found if each.st_mtime <= before]
+            objects, size = len(sizes), sum(sizes)
         else:
             objects, size = store.objects.remove_unneeded(needed, older_than_sec=grace_sec)
         return RemovedObjects(objects, size, directories)
@@ -93,13 +96,6 @@ def _needed(store: SnapshotStore, without: Collection[str]) -> set[str]:
                 f"Repair or remove {store.path / name}. {error}"
             ) from None
     return needed
-
-
-def _unneeded(store: SnapshotStore, needed: Collection[str], grace_sec: float) -> tuple[int, int]:
-    before = time.time() - grace_sec
-    found = [store.objects.file(digest).stat() for digest in store.objects.digests() if digest not in needed]
-    sizes = [each.st_size for each in found if each.st_mtime <= before]
-    return len(sizes), sum(sizes)
 
 
 def _remove_temporary(store: SnapshotStore, grace_sec: float, *, dry_run: bool) -> int:

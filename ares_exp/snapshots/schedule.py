@@ -4,57 +4,22 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from pydantic import Field, validate_call
 
-from ares_exp.config.parts import name_of
 from ares_exp.environment import EnvironmentWrapper
-from ares_exp.errors import ConfigError
 from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
 from ares_exp.snapshots.store import SnapshotStore
 
 logger = logging.getLogger(__name__)
 
 
-class Exporting(Protocol):
-    """What is asked of an environment source; see `SourceBase`."""
-
-    @property
-    def exports_state(self) -> bool:
-        """Whether its environments have `export_state`."""
-        ...
-
-
-class Capturing(Protocol):
-    """What is asked of the factories of containers and agents."""
-
-    def check_snapshots(self) -> None:
-        """Raises a `UserError` where what it makes cannot be captured."""
-        ...
-
-
-class Agents(Capturing, Protocol):
-    """What is asked of the factory of agents."""
-
-    @property
-    def name(self) -> str:
-        """The agent's name."""
-        ...
-
-    @property
-    def can_be_restored(self) -> bool:
-        """Whether an episode can go on from a snapshot."""
-        ...
-
-
 class NoSnapshots:
     """`snapshot=none`: episodes are played as they are."""
 
     output_dir: Path | None = None
-
-    def check(self, source: Exporting, containers: Capturing, agents: Agents) -> None:
-        """There is nothing to refuse."""
+    is_only_to_continue: bool = False
 
     def around(self, env: EnvironmentWrapper, *, episode_id: str) -> EnvironmentWrapper:
         """`env` itself."""
@@ -70,6 +35,7 @@ class SnapshotSchedule:
     Attributes:
         output_dir: The snapshot store that they go to.
         timeout_sec: Bound on one snapshot, seconds.
+        is_only_to_continue: Whether its snapshots are of use only if episodes can continue from them.
     """
 
     @validate_call
@@ -97,6 +63,7 @@ class SnapshotSchedule:
         """
         self.output_dir = output_dir
         self.timeout_sec = timeout_sec
+        self.is_only_to_continue = every is not None and success_reward is None
         self._every = every
         self._keep = keep
         self._success_reward = success_reward
@@ -104,32 +71,6 @@ class SnapshotSchedule:
         self._store = SnapshotStore(output_dir)
         self._has_garbage = False
         self._told: set[str] = set()
-
-    def check(self, source: Exporting, containers: Capturing, agents: Agents) -> None:
-        """Refuses, before anything starts, what cannot be captured, and snapshots at every step that nobody can use.
-
-        Args:
-            source: Makes the environments.
-            containers: The factory of their containers.
-            agents: The factory of their agents.
-
-        Raises:
-            UserError: With the reason and the remedy.
-        """
-        if not source.exports_state:
-            raise ConfigError(
-                f"Expected environments that have `export_state` for snapshots, and {name_of(source)} does not "
-                "say that its own have it (`exports_state = True`). Set `snapshot=none`."
-            )
-        containers.check_snapshots()
-        agents.check_snapshots()
-        if self._every is not None and self._success_reward is None and not agents.can_be_restored:
-            raise ConfigError(
-                f"Expected `snapshot=on_failure`, `manual` or `none` with agent={agents.name}, which is a process in "
-                "its container: a snapshot has files, to look at, and cannot put a process back. A run that was killed "
-                "goes on without one (`resume=`), and `branch_from=` needs none: recorded answers are given again in a "
-                "fresh container. What the agent leaves is kept in files/<episode>/agent/."
-            )
 
     def around(self, env: EnvironmentWrapper, *, episode_id: str) -> EnvironmentWrapper:
         """`env` with snapshots."""

@@ -8,16 +8,17 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
-from ares_exp.errors import SnapshotCorruptError, SnapshotError, SnapshotNotFoundError
+from ares_exp.errors import SnapshotCorruptError, SnapshotError, SnapshotNotFoundError, SnapshotVersionError
 from ares_exp.filesystem.objects import ObjectStore
 from ares_exp.records.run_dir import atomic_file, dump_json
 from ares_exp.records.validation import briefly
 from ares_exp.snapshots.checked_json import MAX_FILE_BYTES, check_json, read_json_object
 from ares_exp.snapshots.checksum import CHECKSUM, check_checksum, digest_of, with_checksum
 from ares_exp.snapshots.document import check_document, place_of
-from ares_exp.snapshots.schema_versions import SCHEMA, check_schema
 from ares_exp.snapshots.snapshot_id import check_id
 
+SCHEMA = (1, 1)
+"""The schema version of snapshot.json: major, minor."""
 SNAPSHOT_FILE = "snapshot.json"
 OBJECTS = "objects"
 MAX_MESSAGES_BYTES = 256 * 2**20
@@ -108,7 +109,11 @@ class EnvironmentSnapshot:
         """
         where = str(where)
         check_json(data, where)
-        check_schema(data, where)
+        if (schema := data.get("schema")) not in (SCHEMA, list(SCHEMA)):
+            raise SnapshotVersionError(
+                f"{where}: expected `schema` {list(SCHEMA)}, got {briefly(schema)}. Use the version of ares_exp that "
+                "wrote this snapshot."
+            )
         check_document(data, where)
         check_id(data["snapshot_id"], where)
         check_checksum(data, where)

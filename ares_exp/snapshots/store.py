@@ -76,7 +76,12 @@ class SnapshotStore:
         temporary = self.path / f"{garbage.TEMPORARY}{secrets.token_hex(8)}"
         file = temporary / SNAPSHOT_FILE
         with self.writing(), _told(target, "write"):
-            self._refuse_missing(snapshot)
+            for digest in snapshot.objects():
+                if not self.objects.keep(digest):
+                    raise SnapshotError(
+                        f"Cannot write {self.path / snapshot.snapshot_id}: its object {digest} is not in the store. "
+                        "Put objects inside `writing()`, and commit before it ends."
+                    )
             if sync:
                 self.objects.sync()
             try:
@@ -97,14 +102,6 @@ class SnapshotStore:
             if sync:
                 sync_to_disk(self.path)
         return committed
-
-    def _refuse_missing(self, snapshot: EnvironmentSnapshot) -> None:
-        for digest in snapshot.objects():
-            if not self.objects.keep(digest):
-                raise SnapshotError(
-                    f"Cannot write {self.path / snapshot.snapshot_id}: its object {digest} is not in the store. Put "
-                    "objects inside `writing()`, and commit before it ends."
-                )
 
     def get(self, snapshot_id: str) -> EnvironmentSnapshot:
         """Reads a snapshot.
@@ -179,22 +176,6 @@ class SnapshotStore:
         """Ids of an episode's snapshots, but for those of its last `keep` steps; the first step first."""
         steps = {name: found for name in self.ids() if (found := step_of(name)) is not None and found[0] == episode_id}
         return sorted(steps, key=lambda name: steps[name][1])[: max(0, len(steps) - keep)]
-
-    def retain(self, episode_id: str, keep: int) -> Sequence[str]:
-        """Removes an episode's snapshots, `<episode_id>@<step>`, but for those of its last `keep` steps.
-
-        Returns:
-            The ids of what was removed.
-
-        Raises:
-            SnapshotError: One cannot be removed.
-        """
-        if keep < 1:
-            raise ValueError(f"Expected at least 1 snapshot to keep, got {keep}.")
-        removed = self.beyond(episode_id, keep)
-        for name in removed:
-            self.delete(name)
-        return removed
 
     def verify(self, snapshot_id: str, *, deep: bool = True) -> verification.Verification:
         """Looks at everything that a snapshot needs; tells what is wrong, and raises nothing of it."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ares_exp.errors import SnapshotCorruptError, SnapshotMetadataError
 from ares_exp.filesystem.delta import Delta
 from ares_exp.filesystem.delta_encoding import get_delta
-from ares_exp.filesystem.objects import CHUNK_BYTES, ObjectStore
+from ares_exp.filesystem.objects import CHUNK_BYTES
 from ares_exp.snapshots.snapshot import SNAPSHOT_FILE, EnvironmentSnapshot, decode_messages
 
 MAX_PROBLEMS = 20
@@ -48,9 +48,17 @@ def verify(snapshot: EnvironmentSnapshot, *, deep: bool = True) -> Verification:
     objects = snapshot.object_store
     problems: list[str] = []
     chunks: dict[str, int] = {}
-    for check in (_check_journal, _check_messages, _check_state):
-        with _noted(problems):
-            check(snapshot, objects)
+    with _noted(problems):
+        lines = objects.get_lines(snapshot.journal)
+        _expect(snapshot, "journal_entries", snapshot.journal_entries, len(lines))
+        for past in snapshot.past_journals:
+            _check_lines(objects.get_lines(past))
+        _check_lines(lines)
+    with _noted(problems):
+        decode_messages(objects.get_lines(snapshot.message_objects), "The snapshot")
+    with _noted(problems):
+        if (state := snapshot.agent.get("state")) is not None:
+            objects.get(state)
     with _noted(problems):
         chunks = _chunk_sizes(get_delta(objects, snapshot.filesystem), snapshot)
     size = 0
@@ -58,7 +66,11 @@ def verify(snapshot: EnvironmentSnapshot, *, deep: bool = True) -> Verification:
         with _noted(problems):
             size += objects.size(digest)
             if deep and digest in chunks:
-                _check_chunk(objects, digest, chunks[digest])
+                found = len(objects.get(digest, max_bytes=CHUNK_BYTES))
+                if found != chunks[digest]:
+                    raise SnapshotCorruptError(
+                        f"Expected {objects.file(digest)} to hold {chunks[digest]} bytes of a file, got {found}."
+                    )
     count = len({*snapshot.objects(), *chunks})
     return Verification(snapshot.snapshot_id, count, size, tuple(dict.fromkeys(problems))[:MAX_PROBLEMS])
 
@@ -71,29 +83,12 @@ def _noted(problems: list[str]) -> Iterator[None]:
         problems.append(str(error))
 
 
-def _check_journal(snapshot: EnvironmentSnapshot, objects: ObjectStore) -> None:
-    lines = objects.get_lines(snapshot.journal)
-    _expect(snapshot, "journal_entries", snapshot.journal_entries, len(lines))
-    for past in snapshot.past_journals:
-        _check_lines(objects.get_lines(past))
-    _check_lines(lines)
-
-
 def _check_lines(lines: list[bytes]) -> None:
     for number, line in enumerate(lines):
         try:
             json.loads(line)
         except (ValueError, RecursionError):
             raise SnapshotCorruptError(f"Expected JSON in line {number} of the journal, got something else.") from None
-
-
-def _check_messages(snapshot: EnvironmentSnapshot, objects: ObjectStore) -> None:
-    decode_messages(objects.get_lines(snapshot.message_objects), "The snapshot")
-
-
-def _check_state(snapshot: EnvironmentSnapshot, objects: ObjectStore) -> None:
-    if (state := snapshot.agent.get("state")) is not None:
-        objects.get(state)
 
 
 def _chunk_sizes(delta: Delta, snapshot: EnvironmentSnapshot) -> dict[str, int]:
@@ -107,11 +102,6 @@ def _chunk_sizes(delta: Delta, snapshot: EnvironmentSnapshot) -> dict[str, int]:
         for position, chunk in enumerate(entry.chunks)
         if chunk is not None
     }
-
-
-def _check_chunk(objects: ObjectStore, digest: str, size: int) -> None:
-    if (found := len(objects.get(digest, max_bytes=CHUNK_BYTES))) != size:
-        raise SnapshotCorruptError(f"Expected {objects.file(digest)} to hold {size} bytes of a file, got {found}.")
 
 
 def _expect(snapshot: EnvironmentSnapshot, name: str, said: object, found: object) -> None:

@@ -16,19 +16,15 @@ from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.secrets import scrub
 from ares_exp.resume.recorded_run import recorded_config
+from ares_exp.resume.session import KEYS_THAT_MAY_CHANGE, config_differences
 from ares_exp.sweeps.failure_note import FailureNote
 from ares_exp.terminal import exit_codes
 
 DEPTH = 4
 """Maximum depth of job folders: `hydra.sweep.subdir` may name nested folders."""
 
-OF_NO_RESULT = frozenset(
-    {
-        *("resume", "resume_redo", "resume_diverged", "resume_force"),
-        *("concurrency", "objective", "tracker", "budget", "executor"),
-    }
-)
-"""Keys in which a complete job may differ from the config and still count as complete."""
+OF_THE_SUMMARY = ("attempts", "branches", "reward_threshold")
+"""Keys that may change when a job is resumed, but change what a complete job adds up to."""
 
 
 class JobState(StrEnum):
@@ -100,7 +96,8 @@ class JobFolder:
             recorded = recorded_config(self.path)
         except OSError:
             return False
-        return _that_counts(recorded) == _that_counts(scrub(config))
+        may_differ = [key for key in KEYS_THAT_MAY_CHANGE if key not in OF_THE_SUMMARY]
+        return not any(config_differences(recorded, scrub(config), may_differ=may_differ))
 
 
 def job_folders(sweep_dir: Path, *, depth: int = DEPTH) -> Iterator[Path]:
@@ -118,7 +115,3 @@ def job_folders(sweep_dir: Path, *, depth: int = DEPTH) -> Iterator[Path]:
 
 def _order(path: Path) -> tuple[int, str]:
     return (int(path.name) if path.name.isdecimal() and len(path.name) < 10 else 0, path.name)
-
-
-def _that_counts(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key not in OF_NO_RESULT}

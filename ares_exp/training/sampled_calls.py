@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from ares_exp.environment import MAIN_LANE
 from ares_exp.errors import UntrainableError
+from ares_exp.policies.in_process.sampling import NEUTRAL_SAMPLING
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, lane_of
 
 GIVEN_BY = "policy=transformers, policy=vllm and policy=sglang give them"
@@ -21,13 +22,9 @@ MAX_LOGPROB = 1e-3
 """Log-probabilities are at most 0 but for rounding."""
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "top_p": (1,),
+    **{name: (value,) for name, value in NEUTRAL_SAMPLING.items() if name != "temperature"},
     "top_k": (0, -1),
-    "min_p": (0,),
     "typical_p": (1,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
     "min_tokens": (0,),
     "logit_bias": ({},),
     "bad_words": ((), []),

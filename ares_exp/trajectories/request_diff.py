@@ -68,6 +68,11 @@ class StepComparison:
     normalisers: tuple[str, ...] = ()
     diff: tuple[str, ...] = ()
 
+    @property
+    def is_same(self) -> bool:
+        """Whether the requests are equal, exactly or after normalising."""
+        return self.match in (Match.EXACT, Match.NORMALISED)
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON-ready form; what does not apply is left out."""
         data = {"step": self.step, "match": self.match.value, "where": self.where}

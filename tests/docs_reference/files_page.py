@@ -10,7 +10,7 @@ from pathlib import Path
 from ares_exp.policies import replay_report
 from ares_exp.records.results import EpisodeResult, ErrorInfo, Replayed, StageResult
 from ares_exp.records.run_dir import RunDir
-from ares_exp.snapshots import schema_versions as snapshot_versions
+from ares_exp.snapshots import snapshot as snapshot_versions
 from ares_exp.statistics import results_document
 from ares_exp.sweeps import report as sweep_report
 from ares_exp.trajectories.exports import parquet_export

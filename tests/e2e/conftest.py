@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import Cli, run_command
+from tests.e2e.counting_endpoint import CountingEndpoint
+from tests.e2e.killed_run import KilledRun, make_run
 from tests.loopback_endpoint import LoopbackEndpoint, answer
 from tests.warm_start import warm_command
 
@@ -21,6 +23,15 @@ def endpoint() -> Iterator[LoopbackEndpoint]:
     """A chat-completions server whose model submits at once."""
     with LoopbackEndpoint(otherwise=answer(SUBMIT)) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KilledRun]:
+    """A run that nothing interrupts."""
+    with CountingEndpoint() as server:
+        run = make_run(tmp_path_factory.mktemp("whole"), server)
+        assert run.begin() == 0, run.said
+        yield run
 
 
 @pytest.fixture

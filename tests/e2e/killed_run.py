@@ -88,6 +88,13 @@ def make_tasks(directory: Path, kinds: Sequence[str] = KINDS) -> None:
         (task / "tests" / "test.sh").write_text(TEST)
 
 
+def make_run(directory: Path, endpoint: CountingEndpoint, *overrides: str, backend: str = "local") -> KilledRun:
+    """Makes the tasks in a directory, and a run of them whose processes are forks."""
+    directory.mkdir(parents=True, exist_ok=True)
+    make_tasks(directory)
+    return KilledRun(directory, endpoint, backend, overrides, is_warm=True)
+
+
 @dataclass
 class KilledRun:
     """One run, whatever the number of its processes.

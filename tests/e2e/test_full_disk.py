@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.counting_endpoint import CountingEndpoint
-from tests.e2e.killed_run import KilledRun, check, check_stopped, make_tasks
+from tests.e2e.killed_run import KilledRun, check, check_stopped, make_run
 from tests.leaks import wait_until
 from tests.small_disk import FILLER, mounted_folder, small_disk
 
@@ -24,9 +24,7 @@ REQUESTS_BEFORE_FAILURE = 8
 
 
 def make(directory: Path, endpoint: CountingEndpoint, *overrides: str, backend: str = "local") -> KilledRun:
-    directory.mkdir(parents=True, exist_ok=True)
-    make_tasks(directory)
-    return KilledRun(directory, endpoint, backend, overrides=("budget.cost=1000000", *overrides), is_warm=True)
+    return make_run(directory, endpoint, "budget.cost=1000000", *overrides, backend=backend)
 
 
 def check_begin(run: KilledRun, fail: Callable[[], object], cause: str) -> None:
@@ -45,15 +43,6 @@ def check_begin(run: KilledRun, fail: Callable[[], object], cause: str) -> None:
 def endpoint() -> Iterator[CountingEndpoint]:
     with CountingEndpoint(latency_sec=0.2) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KilledRun]:
-    """A run without a failure."""
-    with CountingEndpoint() as server:
-        run = make(tmp_path_factory.mktemp("whole"), server)
-        assert run.begin() == 0, run.said
-        yield run
 
 
 @pytest.mark.root

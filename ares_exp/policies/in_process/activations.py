@@ -156,7 +156,7 @@ class StateWatcher:
 
     @contextlib.contextmanager
     def watching(self, model: Any, rows: Sequence[Row], width: int) -> Iterator[None]:
-        """As `Watcher.watching`."""
+        """Watches while a batch is generated; see `Watch`."""
         modules = dict(model.named_modules())
         handles = []
         try:

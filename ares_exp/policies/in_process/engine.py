@@ -14,23 +14,15 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from ares_exp.cancellation import in_thread
 from ares_exp.errors import AresExpError, PolicyError, PolicyTimeoutError
-from ares_exp.policies.in_process.generation import LoadedModel, Watcher, generate
+from ares_exp.policies.in_process.generation import LoadedModel, Watch, generate
 from ares_exp.policies.in_process.sampling import Row
 
 JOIN_SEC = 120.0
 """How long the thread is waited for when it is to end: it ends after the forward pass that is under way."""
-
-
-class OnEnd(Protocol):
-    """What is done in the model's thread when a row has ended, before anybody sees it."""
-
-    def __call__(self, row: Row, /) -> Any:
-        """Returns what is handed over with the row."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +32,7 @@ class Ended:
     Attributes:
         row: The row.
         version: Of the weights that generated it.
-        kept: What `OnEnd` returned.
+        kept: What `on_end` returned.
     """
 
     row: Row
@@ -73,8 +65,8 @@ class ModelThread:
         version: str | None,
         max_batch_size: int,
         batch_wait_sec: float,
-        watcher: Watcher,
-        on_end: OnEnd,
+        watch: Watch,
+        on_end: Callable[[Row], Any],
     ) -> None:
         """Starts nothing yet.
 
@@ -83,14 +75,14 @@ class ModelThread:
             version: Of its weights.
             max_batch_size: Bound on the rows of a batch.
             batch_wait_sec: How long the first row of a batch waits for others.
-            watcher: Looks into the model while it generates.
-            on_end: Is called for each row that has ended.
+            watch: Looks into the model while it generates.
+            on_end: Called in the thread for each row that has ended. What it returns is handed over with the row.
         """
         self.version = version
         self._load = load
         self._max_batch_size = max_batch_size
         self._batch_wait_sec = batch_wait_sec
-        self._watcher = watcher
+        self._watch = watch
         self._on_end = on_end
         self._changed = threading.Condition()
         self._jobs: list[_Job] = []
@@ -216,7 +208,7 @@ class ModelThread:
             job.on_begin(now - job.since)
             job.row.on_end = self._hand_over(job)
         try:
-            generate(model, [job.row for job in jobs], self._watcher)
+            generate(model, [job.row for job in jobs], self._watch)
             left: Exception = PolicyError("Nobody waits for this answer any more.")
         except Exception as error:
             left = _told(error)

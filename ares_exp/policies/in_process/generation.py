@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ares_exp.errors import PolicyError
 from ares_exp.policies.in_process.sampling import Row, choose
@@ -36,27 +36,17 @@ class LoadedModel:
         return made
 
 
-class Watcher(Protocol):
-    """What looks into the model while it generates."""
-
-    def watching(self, model: Any, rows: Sequence[Row], width: int) -> contextlib.AbstractContextManager[None]:
-        """Looks while a batch is generated.
-
-        Args:
-            model: The module.
-            rows: The rows of the batch.
-            width: Length of the longest prompt; shorter ones have padding before them.
-        """
-        ...
+Watch = Callable[[Any, Sequence[Row], int], contextlib.AbstractContextManager[None]]
+"""Looks into a module while a batch is generated: the module, the rows, the length of the longest prompt in tokens."""
 
 
-def generate(loaded: LoadedModel, rows: Sequence[Row], watcher: Watcher) -> None:
+def generate(loaded: LoadedModel, rows: Sequence[Row], watch: Watch) -> None:
     """Generates the rows to their ends, and fills them. A batch that does not fit into memory is done in halves.
 
     Args:
         loaded: The model; its module is put into evaluation mode meanwhile.
         rows: What to generate; one that was given up ends at its next token.
-        watcher: Looks into the model.
+        watch: Looks into the model.
 
     Raises:
         PolicyError: The model gives no distribution, or one row alone does not fit into memory.
@@ -67,7 +57,7 @@ def generate(loaded: LoadedModel, rows: Sequence[Row], watcher: Watcher) -> None
         return
     try:
         with _as_it_generates(loaded.model, loaded.pad), torch.no_grad():
-            _generate(loaded, rows, watcher)
+            _generate(loaded, rows, watch)
         for row in rows:
             row.hand_over()
         return
@@ -82,10 +72,10 @@ def generate(loaded: LoadedModel, rows: Sequence[Row], watcher: Watcher) -> None
         torch.cuda.empty_cache()
         for row in half:
             row.begin_again()
-        generate(loaded, half, watcher)
+        generate(loaded, half, watch)
 
 
-def _generate(loaded: LoadedModel, rows: Sequence[Row], watcher: Watcher) -> None:
+def _generate(loaded: LoadedModel, rows: Sequence[Row], watch: Watch) -> None:
     import torch
     from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
@@ -95,7 +85,7 @@ def _generate(loaded: LoadedModel, rows: Sequence[Row], watcher: Watcher) -> Non
     mask = torch.tensor([[0] * (width - len(row.prompt)) + [1] * len(row.prompt) for row in rows], device=model.device)
     stepper = _Stepper(rows, pad, loaded.ends, loaded.text)
     longest = max(row.sampling.max_tokens for row in rows)
-    with watcher.watching(model, rows, width):
+    with watch(model, rows, width):
         model.generate(
             ids,
             attention_mask=mask,

@@ -7,11 +7,21 @@ cumulated probabilities. What else is in the batch changes nothing but the round
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Event
 from typing import Any
 
+NEUTRAL_SAMPLING: Mapping[str, float] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""Values that leave the model's distribution unchanged."""
 DEFAULT_MAX_OUTPUT_TOKENS = 2048
 """Bound on an answer where neither the policy nor the agent sets one."""
 

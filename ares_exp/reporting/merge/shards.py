@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ares_exp.config.overrides import dotted_items
 from ares_exp.errors import ConfigError
 from ares_exp.records.record_files import read_json_object
 from ares_exp.records.recorded_results import MAX_NUMBER, read_results
@@ -17,7 +16,7 @@ from ares_exp.records.results import EpisodeResult
 from ares_exp.records.run_dir import RunDir, open_regular
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.resume.recorded_run import is_recorded_run, recorded_config
-from ares_exp.resume.session import KEYS_THAT_MAY_CHANGE
+from ares_exp.resume.session import KEYS_THAT_MAY_CHANGE, config_differences
 
 SHOWN = 5
 SELECTION = ("env.tasks", "env.exclude", "env.limit")
@@ -144,11 +143,9 @@ def _object(path: Path) -> dict[str, Any] | None:
 
 
 def _check_same_config(first: Shard, other: Shard, may_differ: Sequence[str]) -> None:
-    ours, theirs = dict(dotted_items(first.config)), dict(dotted_items(other.config))
     differing = [
-        f"`{key}` is {ours.get(key, 'nothing')!r:.100} and {theirs.get(key, 'nothing')!r:.100}"
-        for key in dict.fromkeys([*ours, *theirs])
-        if ours.get(key) != theirs.get(key) and not any(key == one or key.startswith(f"{one}.") for one in may_differ)
+        f"`{key}` is {ours!r:.100} and {theirs!r:.100}"
+        for key, ours, theirs in config_differences(first.config, other.config, may_differ=may_differ)
     ]
     if differing:
         more = f"; and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""

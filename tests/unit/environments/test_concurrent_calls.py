@@ -18,14 +18,16 @@ from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.errors import PolicyError, RefusalError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
-from ares_exp.resume.answer_log import AnswerLog, LoggedEpisode, answers, logged_episodes
+from ares_exp.resume.answer_log import LoggedEpisode, logged_episodes
 from ares_exp.resume.episode_plan import PlannedEpisode
 from ares_exp.resume.resumable_policy import ResumablePolicy
 from ares_exp.rollout import EpisodeEvents, run_episode
 from ares_exp.running.running_episode import RunningEpisode
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector
+from ares_exp.trajectories.recorded_responses import answers
 from ares_exp.wrappers.drivers import drive_async_gym, drive_sync_gym
+from tests.unit.resume.logs import log_in
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(60)]
 
@@ -317,7 +319,7 @@ async def _tell_now_and_then(model: Model) -> None:
 async def play(env: CodeEnvironment, model: Model, folder: Path, **earlier: Any) -> tuple[list[str], EpisodeEvents]:
     """Plays an episode with a log of answers; returns what was asked, in order."""
     events = EpisodeEvents()
-    log = AnswerLog(folder / "answers", EPISODE)
+    log = log_in(folder / "answers", EPISODE)
     log.begin(earlier.get("earlier", ()), earlier.get("ahead", ()))
     await run_episode(env, ResumablePolicy(model, log, events=events, **earlier), events)
     return model.asked, events

@@ -11,10 +11,11 @@ import yaml
 
 from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome, StageResult
 from ares_exp.records.run_summary import RunSummary
-from ares_exp.resume.answer_log import AnswerLog, LoggedEpisode
+from ares_exp.resume.answer_log import LoggedEpisode
 from ares_exp.tasks.content_digest import content_digest
 from ares_exp.tasks.link_bounds import LinkBounds
 from ares_exp.tasks.task_set import SAMPLES
+from tests.unit.resume.logs import log_in
 from tests.unit.trajectories.chats import chat, write
 
 START = 1767603600.0
@@ -134,5 +135,5 @@ def every_ending(folder: Path) -> Path:
     ]
     record(folder, ends, attempts=12)
     under_way = LoggedEpisode(f"{TASKS[0]}__11__00000001", TASKS[0], 11, 1, 7, START + 200)
-    AnswerLog(folder / "answers", under_way).begin(())
+    log_in(folder / "answers", under_way).begin(())
     return folder

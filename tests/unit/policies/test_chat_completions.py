@@ -17,7 +17,7 @@ from ares_exp.errors import MalformedAnswerError, PreflightError, RefusalError, 
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
 from ares_exp.policies.chat_completions import ChatCompletionsPolicy
-from ares_exp.policies.policy import AdvancingClient, EpisodeSpec, RememberingClient
+from ares_exp.policies.policy import AdvancingClient, EpisodeSpec
 from tests.loopback_endpoint import (
     LoopbackEndpoint,
     Received,
@@ -168,7 +168,6 @@ async def test_reasoning_is_a_part_of_the_answer_and_not_sent_back_by_default(
 ) -> None:
     endpoint.then(thinking("a", "hm"))
     client = make().for_episode(EpisodeSpec("t"))
-    assert not isinstance(client, AdvancingClient), "it has nothing to remember"
     response = await client(conversation("1"))
     assert list(response.data) == [ThinkingData("hm"), TextData("a")]
     await client(conversation("1", "a", "2"))
@@ -206,10 +205,9 @@ async def test_reasoning_is_sent_back_where_the_endpoint_wants_it(
 async def test_reasoning_of_answers_that_were_given_in_its_stead_is_sent_back(
     endpoint: LoopbackEndpoint, make: Make
 ) -> None:
-    client = make(send_reasoning=True).for_episode(EpisodeSpec("t"))
+    earlier = [LLMResponse([ThinkingData("before the branch"), TextData("a")])]
+    client = make(send_reasoning=True).for_episode(EpisodeSpec("t", earlier=earlier))
     assert isinstance(client, AdvancingClient)
-    assert isinstance(client, RememberingClient)
-    client.remember(LLMResponse([ThinkingData("before the branch"), TextData("a")]))
     client.advance(conversation("1", "a", "2"), LLMResponse([ThinkingData("before the kill"), TextData("b")]))
     client.advance(conversation("1", "a", "2", "b", "3"), None)
     await client(conversation("1", "a", "2", "b", "3"))

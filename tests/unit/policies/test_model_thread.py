@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +22,7 @@ AT_ONCE = 4
 async def test_rows_that_come_while_a_batch_is_taken_are_generated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both threads are at the queue at every moment, and change places many times a millisecond."""
 
-    def generate(model: Any, rows: Sequence[Row], watcher: Any) -> None:
+    def generate(model: Any, rows: Sequence[Row], watch: Any) -> None:
         for row in rows:
             row.on_end()
 
@@ -38,7 +39,7 @@ async def test_rows_that_come_while_a_batch_is_taken_are_generated(monkeypatch: 
         version=None,
         max_batch_size=AT_ONCE,
         batch_wait_sec=0,
-        watcher=lambda *_: None,
+        watch=lambda *_: contextlib.nullcontext(),
         on_end=lambda row: list(row.prompt),
     )
     before = sys.getswitchinterval()

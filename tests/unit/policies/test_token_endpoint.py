@@ -12,9 +12,10 @@ from aiohttp import web
 from ares_exp.errors import ConfigError, MalformedAnswerError, PreflightError, ServerError, UnsendableRequestError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
+from ares_exp.policies.in_process.sampling import NEUTRAL_SAMPLING
 from ares_exp.policies.policy import EpisodeSpec, UpdatablePolicy
 from ares_exp.policies.sglang import SglangPolicy
-from ares_exp.policies.token_endpoint import NEUTRAL_SAMPLING, TokenEndpointPolicy
+from ares_exp.policies.token_endpoint import TokenEndpointPolicy
 from ares_exp.policies.vllm import VllmPolicy
 from ares_exp.testing.policy_contract import PolicyContract
 from tests.loopback_endpoint import LoopbackEndpoint, Received, completion, error, json_body

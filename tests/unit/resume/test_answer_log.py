@@ -16,9 +16,10 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage
 from ares_exp.records.results import EpisodeResult, Outcome
 from ares_exp.records.run_dir import dump_json
-from ares_exp.resume.answer_log import AnswerLog, Exchange, LoggedEpisode, answers, logged_episodes
-from ares_exp.resume.spare_files import MAX_BYTES, SpareFiles
+from ares_exp.resume.answer_log import LoggedEpisode, logged_episodes
+from ares_exp.trajectories.recorded_responses import Exchange, answers
 from ares_exp.trajectories.records import serialize_llm_request
+from tests.unit.resume.logs import log_in
 
 EPISODE = LoggedEpisode("fix__0__aa", "fix", attempt=0, retry=1, seed=7, started_at=3.5, parent="fix__0__bb")
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "Repair it. \ud800 ✓\n"}]
@@ -56,7 +57,7 @@ def exchanges(count: int) -> tuple[Exchange, ...]:
 
 
 def written(folder: Path, count: int, episode: LoggedEpisode = EPISODE) -> Path:
-    log = AnswerLog(folder, episode)
+    log = log_in(folder, episode)
     log.begin([])
     for number in range(count):
         log.append(request(number), ANSWERS[number])
@@ -75,7 +76,7 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
 
 
 def test_what_had_no_answer_in_time_comes_back_with_its_stage(tmp_path: Path) -> None:
-    log = AnswerLog(tmp_path, EPISODE)
+    log = log_in(tmp_path, EPISODE)
     log.begin(exchanges(1))
     log.append(request(1), None)
     log.append(request(0), ANSWERS[2], stage=1)
@@ -85,7 +86,7 @@ def test_what_had_no_answer_in_time_comes_back_with_its_stage(tmp_path: Path) ->
 
 
 def test_what_came_ahead_of_its_turn_comes_back_in_its_turn_or_apart(tmp_path: Path) -> None:
-    log = AnswerLog(tmp_path, EPISODE)
+    log = log_in(tmp_path, EPISODE)
     log.begin(exchanges(1), exchanges(2)[1:])
     assert [log.append_ahead(request(n), ANSWERS[n], stage=1) for n in (2, 1)] == [1, 2]
     log.append(request(0), ANSWERS[0], stage=1)
@@ -124,7 +125,7 @@ RESULT = EpisodeResult("fix__0__aa", "fix", 0, 7, Outcome.TRUNCATED, 0.5, reward
 
 
 def test_what_an_episode_came_to_is_its_end(tmp_path: Path) -> None:
-    log = AnswerLog(tmp_path, EPISODE)
+    log = log_in(tmp_path, EPISODE)
     log.begin(exchanges(2))
     log.end(dump_json(RESULT.to_dict()))
     [found] = logged_episodes(tmp_path)
@@ -164,7 +165,7 @@ def test_a_stage_that_is_none(tmp_path: Path, stage: object) -> None:
 
 def test_requests_that_grow_are_written_once(tmp_path: Path) -> None:
     long = [{"role": "user", "content": "x" * 100_000}]
-    log = AnswerLog(tmp_path, EPISODE)
+    log = log_in(tmp_path, EPISODE)
     log.begin([])
     for number in range(10):
         log.append(LLMRequest([*long, *request(number).messages]), ANSWERS[0])
@@ -174,7 +175,7 @@ def test_requests_that_grow_are_written_once(tmp_path: Path) -> None:
 
 
 def test_what_is_taken_over_is_there_from_the_begin(tmp_path: Path) -> None:
-    log = AnswerLog(tmp_path, EPISODE)
+    log = log_in(tmp_path, EPISODE)
     log.begin(exchanges(2))
     log.append(request(2), ANSWERS[2])
     [found] = logged_episodes(tmp_path)
@@ -183,7 +184,7 @@ def test_what_is_taken_over_is_there_from_the_begin(tmp_path: Path) -> None:
 
 
 def test_one_that_begins_again_is_another(tmp_path: Path) -> None:
-    log = AnswerLog(tmp_path, EPISODE)
+    log = log_in(tmp_path, EPISODE)
     log.begin(exchanges(3))
     log.begin(exchanges(1))
     log.append(request(1), ANSWERS[2])
@@ -242,7 +243,7 @@ def test_no_log_and_no_folder(tmp_path: Path) -> None:
 
 
 def test_a_discarded_log_stays_away(tmp_path: Path) -> None:
-    log = AnswerLog(tmp_path, EPISODE)
+    log = log_in(tmp_path, EPISODE)
     log.begin([])
     log.discard()
     log.append(request(0), ANSWERS[0])
@@ -250,59 +251,9 @@ def test_a_discarded_log_stays_away(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_discarded_log_becomes_the_next_one_which_has_nothing_of_it(tmp_path: Path) -> None:
-    spares = SpareFiles(tmp_path)
-    first = AnswerLog(tmp_path, EPISODE, spares)
-    first.begin([])
-    for number in range(3):
-        first.append(request(number), ANSWERS[number])
-    place = (tmp_path / "fix__0__aa.jsonl").stat().st_ino
-    first.discard()
-    assert logged_episodes(tmp_path) == []
-    assert all(path.match(".*.tmp") for path in tmp_path.iterdir()), "what a killed process leaves is swept up so"
-    second = AnswerLog(tmp_path, replace(EPISODE, episode_id="fix__0__cc"), spares)
-    second.begin([])
-    second.append(request(0), ANSWERS[1])
-    first.discard()
-    [path] = tmp_path.iterdir()
-    assert (path.name, path.stat().st_ino) == ("fix__0__cc.jsonl", place)
-    assert [one.answer for one in LoggedEpisode.read(path).exchanges] == [ANSWERS[1]]
-    second.discard()
-    spares.close()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_spare_files_that_are_gone_or_links_make_no_log(tmp_path: Path) -> None:
-    folder, elsewhere = tmp_path / "answers", tmp_path / "theirs"
-    elsewhere.write_text("untouched")
-    spares = SpareFiles(folder)
-    for name in ("gone", "link"):
-        written(folder, 1, replace(EPISODE, episode_id=name))
-        spares.remove(folder / f"{name}.jsonl")
-    for spare in folder.iterdir():
-        spare.unlink()
-    (folder / spare.name).symlink_to(elsewhere)
-    for name in ("a", "b"):
-        AnswerLog(folder, replace(EPISODE, episode_id=name), spares).begin([])
-    assert sorted(log.episode_id for log in logged_episodes(folder)) == ["a", "b"]
-    assert elsewhere.read_text() == "untouched"
-    assert not any(path.is_symlink() for path in folder.iterdir())
-
-
-def test_large_logs_and_those_of_a_run_that_has_ended_are_removed(tmp_path: Path) -> None:
-    spares = SpareFiles(tmp_path)
-    large = tmp_path / "large.jsonl"
-    large.write_bytes(b"x" * (MAX_BYTES + 1))
-    spares.remove(large)
-    assert list(tmp_path.iterdir()) == []
-    spares.close()
-    spares.remove(written(tmp_path, 1))
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_log_on_full_disk_takes_no_later_answer(tmp_path: Path) -> None:
     path = written(tmp_path, 1)
-    log = AnswerLog(tmp_path, EPISODE)
+    log = log_in(tmp_path, EPISODE)
     log.begin(exchanges(1))
     before = path.read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -321,13 +272,13 @@ def test_log_on_full_disk_takes_no_later_answer(tmp_path: Path) -> None:
 
 def test_log_without_folder_raises(tmp_path: Path) -> None:
     (tmp_path / "answers").write_text("no folder")
-    log = AnswerLog(tmp_path / "answers", EPISODE)
+    log = log_in(tmp_path / "answers", EPISODE)
     with pytest.raises(StorageError):
         log.begin(exchanges(1))
 
 
 def test_deleted_log_is_noticed_before_request(tmp_path: Path) -> None:
-    log = AnswerLog(tmp_path, EPISODE)
+    log = log_in(tmp_path, EPISODE)
     log.begin([])
     log.check()
     (tmp_path / f"{EPISODE.episode_id}.jsonl").unlink()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import grp
 import json
+import os
+import pwd
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +20,7 @@ from ares_exp.config.hydra_setup import compose_config, set_up_hydra, store_reco
 from ares_exp.config.options import ROOT_CONFIG, conf_dir
 from ares_exp.errors import ConfigError
 from ares_exp.resume.compose_from_run import compose_from_run
+from ares_exp.resume.trusted_record import is_trusted
 from ares_exp.trajectories.files.episode_file import dump_episode
 from tests.unit.trajectories.chats import chat, write
 
@@ -259,12 +264,15 @@ def test_secrets_are_asked_for_again(recorded: Recorded) -> None:
     "line", ["+tracker._target_=os.system", "++tracker={_target_: os.system}", "+env.a={_target_: os.system}"]
 )
 def test_a_class_that_no_option_names_is_not_taken_from_a_file(recorded: Recorded, line: str) -> None:
-    recorded(line)
+    run = recorded(line)
+    assert "os.system" in str(composed("replay=first")), "it is the user's own run"
+    run.chmod(0o777)
     with pytest.raises(ConfigError, match=r"names a class that no option here names.*_target_=os.system"):
-        compose_from_run([], ["replay=first"])
+        compose_from_run([], ["replay=first", "resume_force=true"])
     key = line.lstrip("+").partition("=")[0]
     value = "mine.Tracker" if key.endswith("_target_") else "{_target_: mine.Tracker}"
-    assert "mine.Tracker" in str(composed("replay=first", f"++{key}={value}")), "typed again, it is the user's own"
+    again = composed("replay=first", "resume_force=true", f"++{key}={value}")
+    assert "mine.Tracker" in str(again), "typed again, it is the user's own"
 
 
 def test_a_class_of_an_option_of_ones_own_is_taken_over(recorded: Recorded, tmp_path: Path) -> None:
@@ -272,8 +280,8 @@ def test_a_class_of_an_option_of_ones_own_is_taken_over(recorded: Recorded, tmp_
     (tmp_path / "options" / "policy" / "mine.yaml").write_text(
         "# mine\nsub: {_target_: mine.Part}\n_target_: 'mine.Policy'\n"
     )
-    recorded("policy=mine", config_dir=str(tmp_path / "options"))
-    assert composed("branch_from=first/fix@1")["policy"] == {
+    recorded("policy=mine", config_dir=str(tmp_path / "options")).chmod(0o777)
+    assert composed("branch_from=first/fix@1", "resume_force=true")["policy"] == {
         "_target_": "mine.Policy",
         "sub": {"_target_": "mine.Part"},
     }
@@ -343,50 +351,46 @@ def test_a_group_that_the_run_did_not_have_yet_has_its_default(recorded: Recorde
 
 
 @pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("name=${oc.env:HOME}", "reads something"),
-        ("name='${ oc.env:HOME}'", "reads something"),
-        ("+tracker._target_=os.system", "names a class"),
-        ("tracker={_target_:os.system}", "names a class"),
-        ("policy=../../../tmp/theirs", "option from elsewhere"),
-        ("collector=[json,'../theirs']", "option from elsewhere"),
-        ("hydra/launcher=../../theirs", "option from elsewhere"),
-        ("hydra.searchpath=['file:///tmp/theirs']", "sets up Hydra"),
-        ("+hydra.job.env_set.LD_PRELOAD=/tmp/theirs.so", "sets up Hydra"),
-        ("hydra.callbacks.theirs=${policy}", "sets up Hydra"),
-        ("hydra.launcher.setup=['sh theirs.sh']", "sets up Hydra"),
-        ("hydra.sweeper.storage='redis://theirs'", "sets up Hydra"),
-        ("hydra.sweeper.params={hydra.searchpath: there}", "sets up Hydra"),
-        ("hydra.sweep.subdir=/tmp", "sets up Hydra"),
-    ],
+    "line", ["name=${now:%Y-%m-%d}", "env.tasks=['a \\${oc.env:HOME}']", "hydra.launcher.setup=['sh mine.sh']"]
 )
-def test_a_recorded_override_of_a_sweep_starts_nothing(sweep: Callable[..., Path], line: str, expected: str) -> None:
-    sweep(line)
-    with pytest.raises(ConfigError, match=expected):
-        compose_from_run([], ["resume=first"])
-    again = compose_from_run([], ["resume=first", line]).argv  # typed again, it is the user's own
-    assert line.lstrip("+") in [one.lstrip("+") for one in again]
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "name=${hydra:job.name}",
-        "name=${now:%Y-%m-%d}",
-        "env.tasks=['a \\${oc.env:HOME}']",
-        "attempts=${branches}",
-        "policy.base_url='http://x/../y'",
-        "hydra/launcher=submitit_slurm",
-        "hydra.launcher.partition=gpu",
-        "hydra.launcher.timeout_min=60",
-        "hydra.sweeper.params={seed: 'choice(1,2)'}",
-        "hydra.sweep.subdir=${hydra.job.override_dirname}",
-    ],
-)
-def test_what_starts_nothing_is_taken_over(sweep: Callable[..., Path], line: str) -> None:
+def test_overrides_of_own_sweep_are_repeated(sweep: Callable[..., Path], line: str) -> None:
     sweep(line)
     assert line in compose_from_run([], ["resume=first"]).argv
+
+
+def test_sweep_others_can_write_is_rejected(sweep: Callable[..., Path]) -> None:
+    sweep("seed=1,2").chmod(0o777)
+    for typed in (["resume=first"], ["resume=first", "resume_force=true"]):
+        with pytest.raises(ConfigError, match=r"`resume=true hydra.sweep.dir=.*first`"):
+            compose_from_run([], typed)
+
+
+@pytest.mark.parametrize("verb", ["resume=first", "replay=first", "branch_from=first/fix@1"])
+@pytest.mark.parametrize("name", [".", "config.yaml", ".hydra", ".hydra/overrides.yaml"])
+def test_run_others_can_write_needs_force(recorded: Recorded, verb: str, name: str) -> None:
+    place = recorded("seed=7") / name
+    place.chmod(0o777 if place.is_dir() else 0o666)
+    with pytest.raises(ConfigError, match=r"Expected a run directory that only you can write, got .*first"):
+        compose_from_run([], [verb])
+    assert composed(verb, "resume_force=true")["seed"] == 7
+
+
+def test_run_of_another_user_needs_force(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded()
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(ConfigError, match="belongs to another user"):
+        compose_from_run([], ["resume=first"])
+
+
+@pytest.mark.parametrize(("members", "expected"), [([], True), (["me"], True), (["me", "you"], False)])
+def test_group_of_one_user_may_write(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch, members: list[str], expected: bool
+) -> None:
+    run = recorded()
+    run.chmod(0o775)
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name="me"))
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: SimpleNamespace(gr_name="me", gr_mem=members))
+    assert is_trusted(run) is expected
 
 
 def test_secrets_of_a_sweep_are_asked_for_again(sweep: Callable[..., Path]) -> None:

@@ -15,11 +15,13 @@ from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.records.results import EpisodeResult, Outcome, Replayed
 from ares_exp.records.run_dir import RunDir, dump_json
 from ares_exp.records.run_summary import RunSummary
-from ares_exp.resume.answer_log import AnswerLog, Exchange, LoggedEpisode, logged_episodes
+from ares_exp.resume.answer_log import LoggedEpisode, logged_episodes
 from ares_exp.resume.episode_plan import PlannedEpisode, episode_seed, plan_episodes
 from ares_exp.resume.previous_sessions import PreviousSessions, load_previous_sessions
 from ares_exp.trajectories.files.episode_file import dump_episode
+from ares_exp.trajectories.recorded_responses import Exchange
 from ares_exp.trajectories.records import serialize_llm_request
+from tests.unit.resume.logs import log_in
 from tests.unit.trajectories.chats import chat, write
 
 ANSWER = LLMResponse.from_text("ls", cost=0.5, usage=Usage(prompt_tokens=10, generated_tokens=2))
@@ -50,7 +52,7 @@ def leave(run_dir: RunDir, *what: EpisodeResult | LoggedEpisode, answers: int = 
         if isinstance(one, EpisodeResult):
             run_dir.append_episodes(dump_json(one.to_dict()))
             continue
-        written = AnswerLog(run_dir.answers, one)
+        written = log_in(run_dir.answers, one)
         exchange = Exchange(serialize_llm_request(LLMRequest([])), ANSWER)
         written.begin([exchange] * (answers if one.parent is not None else 0))
         for _ in range(answers if one.parent is None else 1):
@@ -143,7 +145,7 @@ def test_one_that_was_gone_on_with_is_paid_once(run_dir: RunDir) -> None:
 
 
 def test_what_was_asked_ahead_is_paid_once_in_whatever_try_its_turn_comes(run_dir: RunDir) -> None:
-    first, second = AnswerLog(run_dir.answers, log("a")), AnswerLog(run_dir.answers, log("b", retry=1, parent="a"))
+    first, second = log_in(run_dir.answers, log("a")), log_in(run_dir.answers, log("b", retry=1, parent="a"))
     first.begin(())
     for _ in range(3):
         first.append_ahead(LLMRequest([]), ANSWER)
@@ -190,7 +192,7 @@ def test_answers_of_no_more_use_go(run_dir: RunDir) -> None:
 
 
 def test_one_that_had_ended_but_for_its_row(run_dir: RunDir) -> None:
-    under_way = AnswerLog(run_dir.answers, log("e0"))
+    under_way = log_in(run_dir.answers, log("e0"))
     under_way.begin([])
     under_way.append(LLMRequest([]), ANSWER)
     ended = row("e0", "completed", rewards={"reward": 1.0, "lines": 3.0}, phase_sec={"agent": 2.0}, container_image="i")
@@ -212,7 +214,7 @@ def test_one_whose_trajectory_alone_says_how_it_ended_is_lost(run_dir: RunDir, o
 
 
 def test_what_had_no_answer_in_time_is_no_step(run_dir: RunDir) -> None:
-    under_way = AnswerLog(run_dir.answers, log("b", retry=1, parent="a"))
+    under_way = log_in(run_dir.answers, log("b", retry=1, parent="a"))
     unanswered = Exchange(serialize_llm_request(LLMRequest([])), None)
     under_way.begin([unanswered, unanswered._replace(answer=ANSWER), unanswered])
     under_way.append(LLMRequest([]), ANSWER)

@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
-from ares_exp.errors import PolicyError, RefusalError, ResumeDivergedError, StorageError, UnansweredError
+from ares_exp.errors import PolicyError, RefusalError, StorageError, UnansweredError
 from ares_exp.llms.request import LLMRequest, Origin
 from ares_exp.llms.response import LLMResponse
-from ares_exp.resume.answer_log import AnswerLog, Exchange, LoggedEpisode, answers, logged_episodes
+from ares_exp.resume.answer_log import LoggedEpisode, logged_episodes
 from ares_exp.resume.resumable_policy import ResumablePolicy
 from ares_exp.rollout import AnswerDeadline, EpisodeEvents
 from ares_exp.trajectories.normalisers import UserNormaliser, make_normalisers
+from ares_exp.trajectories.recorded_responses import Exchange, answers
 from ares_exp.trajectories.records import serialize_llm_request
+from tests.unit.resume.logs import log_in
 
 
 class Client:
@@ -68,7 +70,7 @@ def request(text: str) -> LLMRequest:
 
 async def test_an_answer_to_a_side_call_is_logged_and_given_again_once_wherever_it_comes(tmp_path: Path) -> None:
     begun = LoggedEpisode("e1", "t", attempt=0, retry=0, seed=1, started_at=1.0)
-    log, client, events = AnswerLog(tmp_path, begun), Client(), Told()
+    log, client, events = log_in(tmp_path, begun), Client(), Told()
     log.begin(())
     policy = ResumablePolicy(client, log, events=events)
     aside = LLMRequest([{"role": "user", "content": "title"}], origin=Origin("messages", lane="side-1", is_aside=True))
@@ -81,7 +83,7 @@ async def test_an_answer_to_a_side_call_is_logged_and_given_again_once_wherever_
     for order in ("aside first", "aside last"):
         again, told = Client(), Told()
         own = LoggedEpisode(order, "t", attempt=0, retry=1, seed=1, started_at=2.0, parent="e1")
-        second = AnswerLog(tmp_path / order, own)
+        second = log_in(tmp_path / order, own)
         second.begin(left.exchanges, left.ahead)
         policy = ResumablePolicy(again, second, earlier=left.exchanges, ahead=left.ahead, events=told)
         if order == "aside last":
@@ -106,7 +108,7 @@ EARLIER = [
 
 def resumed(folder: Path, client: Client | None = None, **options: Any) -> tuple[ResumablePolicy, Client]:
     client = client or Client()
-    log = AnswerLog(folder, LoggedEpisode("e", "fix", 0, 1, 7, 1.0, parent="d"))
+    log = log_in(folder, LoggedEpisode("e", "fix", 0, 1, 7, 1.0, parent="d"))
     log.begin(EARLIER)
     return ResumablePolicy(client, log, **{"earlier": EARLIER, **options}), client
 
@@ -129,24 +131,15 @@ async def test_answers_are_given_again_and_then_asked_for(tmp_path: Path) -> Non
     assert logged(tmp_path) == ["a0", "a1", "a2", "new 1"]
 
 
-async def test_from_where_it_differs_the_policy_is_asked(tmp_path: Path) -> None:
+async def test_from_where_it_differs_the_policy_is_asked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     policy, client = resumed(tmp_path)
     texts = ["q0 at 12:00:00", "something else", "q2 at 12:00:02"]
     assert await said(policy, *texts) == ["a0", "new 1", "new 2"]
     assert client.asked == texts[1:]
     assert (len(policy.given_again.answers), policy.given_again.diverged_at) == (1, 1)
+    [warning] = caplog.messages
+    assert "episode e differs from the recorded one at step 1 (message 0 (user))" in warning
     assert logged(tmp_path) == ["a0", "new 1", "new 2"]
-
-
-async def test_where_it_differs_it_may_start_anew(tmp_path: Path) -> None:
-    policy, client = resumed(tmp_path, on_divergence="restart")
-    assert await said(policy, "q0 at 12:00:00") == ["a0"]
-    with pytest.raises(ResumeDivergedError, match="at step 1") as caught:
-        await policy(request("something else"))
-    assert (caught.value.step, caught.value.entry) == (1, None)
-    assert caught.value.why.startswith("message 0 (user): ")
-    assert client.asked == []
-    assert (len(policy.given_again.answers), policy.given_again.diverged_at) == (1, 1)
 
 
 async def test_disk_without_room_where_it_differs_ends_run(tmp_path: Path) -> None:
@@ -278,7 +271,7 @@ async def said_in(policy: ResumablePolicy, *asked: tuple[str, str]) -> list[str]
 
 def resumed_in_lanes(folder: Path, **options: Any) -> tuple[ResumablePolicy, Client]:
     client = Client()
-    log = AnswerLog(folder, LoggedEpisode("e", "fix", 0, 1, 7, 1.0, parent="d"))
+    log = log_in(folder, LoggedEpisode("e", "fix", 0, 1, 7, 1.0, parent="d"))
     log.begin(IN_LANES)
     return ResumablePolicy(client, log, earlier=IN_LANES, **options), client
 

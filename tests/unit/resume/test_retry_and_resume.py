@@ -13,13 +13,15 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import EpisodeResult
 from ares_exp.records.run_dir import RunDir
-from ares_exp.resume.answer_log import AnswerLog, Exchange, LoggedEpisode, logged_episodes
+from ares_exp.resume.answer_log import LoggedEpisode, logged_episodes
 from ares_exp.resume.episode_plan import episode_seed, plan_episodes
 from ares_exp.resume.previous_sessions import load_previous_sessions
 from ares_exp.running.retries import RetryRules
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
+from ares_exp.trajectories.recorded_responses import Exchange
 from ares_exp.trajectories.records import serialize_llm_request
 from tests.leaks import wait_until
+from tests.unit.resume.logs import log_in
 from tests.unit.running.test_experiment import REQUEST, Answers, experiment, play, rows
 
 EXCHANGE = Exchange(serialize_llm_request(REQUEST), LLMResponse.from_text("a"))
@@ -59,8 +61,8 @@ async def test_a_try_that_was_promised_by_one_without_a_row(tmp_path: Path) -> N
     run_dir = RunDir(tmp_path / "run")
     with run_dir.owned():
         pass
-    AnswerLog(run_dir.answers, LoggedEpisode("first", "task-0", 0, 0, 7, 12.0)).begin([EXCHANGE])
-    AnswerLog(run_dir.answers, LoggedEpisode("second", "task-0", 0, 1, 8, 0.0)).begin([])
+    log_in(run_dir.answers, LoggedEpisode("first", "task-0", 0, 0, 7, 12.0)).begin([EXCHANGE])
+    log_in(run_dir.answers, LoggedEpisode("second", "task-0", 0, 1, 8, 0.0)).begin([])
     earlier = load_previous_sessions(run_dir)
     assert [(one.episode_id, one.outcome, one.num_steps) for one in earlier.results] == [("first", "lost", 1)]
     [owed] = earlier.owed(plan_episodes(["task-0"], attempts=1, seed=0), run_seed=0)

@@ -14,12 +14,13 @@ from ares_exp.records.recorded_results import read_results
 from ares_exp.records.results import Outcome
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_summary import RunSummary
-from ares_exp.resume.answer_log import Exchange, LoggedEpisode
+from ares_exp.resume.answer_log import LoggedEpisode
 from ares_exp.resume.episode_plan import plan_episodes
 from ares_exp.rollout import run_episode
 from ares_exp.running.running_episode import RunningEpisode
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
+from ares_exp.trajectories.recorded_responses import Exchange
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 PLANNED = plan_episodes(["a"], attempts=1, seed=0)[0]

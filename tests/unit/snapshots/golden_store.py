@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ares_exp.snapshots.schema_versions import SCHEMA
+from ares_exp.snapshots.snapshot import SCHEMA
 from ares_exp.snapshots.store import SnapshotStore
 from ares_exp.snapshots.store_lock import LOCK_FILE
 from tests.unit.snapshots.stores import add

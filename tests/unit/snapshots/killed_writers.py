@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from ares_exp.snapshots.store import SnapshotStore
-from tests.unit.snapshots.stores import add, changes, file
+from tests.unit.snapshots.stores import add, changes, file, remove_all_but
 
 
 def write_until_killed(path: Path, life: int, ready: int) -> None:
@@ -17,7 +17,7 @@ def write_until_killed(path: Path, life: int, ready: int) -> None:
         entries = {**changes(store.objects, 0), "/app/new.bin": file(store.objects, os.urandom(300_000))}
         add(store, f"life-{life}@{number}", number % 50, entries=entries)
         store.objects.sync()
-        store.retain(f"life-{life}", 5)
+        remove_all_but(store, f"life-{life}", 5)
         if number == 0:
             os.write(ready, b"x")
 

@@ -86,3 +86,8 @@ def add(store: SnapshotStore, name: str | None = None, step: int = 0, **fields: 
     """A committed snapshot."""
     with store.writing():
         return store.commit(make(store, name, step, **fields))
+
+
+def remove_all_but(store: SnapshotStore, episode_id: str, keep: int) -> None:
+    for name in store.beyond(episode_id, keep):
+        store.delete(name)

@@ -10,7 +10,7 @@ import pytest
 from ares_exp.errors import SnapshotError
 from ares_exp.snapshots.garbage import RemovedObjects
 from ares_exp.snapshots.store import SnapshotStore
-from tests.unit.snapshots.stores import EPISODE, add, make
+from tests.unit.snapshots.stores import EPISODE, add, make, remove_all_but
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_a_dry_run_tells_what_removing_snapshots_would_free(store: SnapshotStore
         add(store, step=step)
     doomed = store.beyond(EPISODE, 1)
     planned = store.gc(grace_sec=0, dry_run=True, without=doomed)
-    store.retain(EPISODE, 1)
+    remove_all_but(store, EPISODE, 1)
     assert planned.objects > 0
     assert store.gc(grace_sec=0) == planned
 
@@ -106,7 +106,7 @@ def write_and_remove(path: Path, writer: int) -> None:
     store = SnapshotStore(path)
     for step in range(12):
         add(store, f"{writer}@{step}", step)
-        store.retain(str(writer), 2)
+        remove_all_but(store, str(writer), 2)
 
 
 @pytest.mark.once

@@ -209,7 +209,7 @@ def test_mistakes_are_told_in_one_paragraph(run_dir: Path, capsys: pytest.Captur
         ("verify", run_dir / "empty"): "it has none of that",
         ("show", run_dir): f"found 3 in {run_dir}: name one, such as {run_dir}/{EPISODE}@2",
         ("show", run_dir / "hello"): "found 3 whose id begins with hello",
-        ("show", run_dir / "a.json"): "expected `schema` to be two numbers",
+        ("show", run_dir / "a.json"): "expected `schema` [1, 1], got None",
         ("gc", run_dir / "empty"): "to be a snapshot store, or a run directory",
         ("gc", "--keep", "1", run_dir, run_dir / "nope"): "to be a snapshot store, or a run directory",
         ("list", "a" * 300): "File name too long",

@@ -21,6 +21,7 @@ from ares_exp.environments.harbor import HarborEnvironments
 from ares_exp.environments.source import as_source
 from ares_exp.errors import ConfigError, PolicyError
 from ares_exp.llms.response import LLMResponse
+from ares_exp.running.preparation import check_snapshots
 from ares_exp.snapshots.schedule import NoSnapshots, SnapshotSchedule
 from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
 from ares_exp.snapshots.store import SnapshotStore
@@ -311,13 +312,20 @@ def test_a_schedule_that_makes_no_sense(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("every", [1, None])
 def test_what_cannot_be_captured_is_refused(every: int | None) -> None:
     schedule, source = SnapshotSchedule(Path("store"), every=every), HarborEnvironments()
-    agents = ShellAgentFactory()
-    schedule.check(source, LocalContainerFactory(), agents)
-    schedule.check(source, DockerContainerFactory(), agents)
+    mine = as_container_factory(SimpleNamespace(name="mine"))
+
+    def check(source: Any, containers: Any, snapshots: Any = schedule) -> None:
+        parts: Any = SimpleNamespace(
+            source=source, container_factory=containers, playing_agent=ShellAgentFactory(), snapshots=snapshots
+        )
+        check_snapshots(parts)
+
+    check(source, LocalContainerFactory())
+    check(source, DockerContainerFactory())
     with pytest.raises(ConfigError, match="keep_image=true"):
-        schedule.check(source, DockerContainerFactory(keep_image=False), agents)
+        check(source, DockerContainerFactory(keep_image=False))
     with pytest.raises(ConfigError, match="container=mine cannot"):
-        schedule.check(source, as_container_factory(SimpleNamespace(name="mine")), agents)
+        check(source, mine)
     with pytest.raises(ConfigError, match="exports_state"):
-        schedule.check(as_source(SimpleNamespace()), LocalContainerFactory(), agents)
-    NoSnapshots().check(as_source(SimpleNamespace()), as_container_factory(SimpleNamespace(name="mine")), agents)
+        check(as_source(SimpleNamespace()), LocalContainerFactory())
+    check(as_source(SimpleNamespace()), mine, NoSnapshots())

@@ -165,17 +165,14 @@ def test_deleting_a_link_leaves_where_it_leads(store: SnapshotStore, tmp_path: P
     assert [*store.ids()] == [f"{EPISODE}@1"]
 
 
-def test_the_last_steps_of_an_episode_are_kept(store: SnapshotStore) -> None:
+def test_beyond_lists_all_but_last_steps(store: SnapshotStore) -> None:
     for step in (2, 9, 10, 11):
         add(store, step=step)
     others = [f"{EPISODE}@later", f"{EPISODE}", f"x{EPISODE}@1", f"{EPISODE}x@1"]
     for name in others:
         add(store, name)
-    assert store.retain(EPISODE, 2) == [f"{EPISODE}@2", f"{EPISODE}@9"]
-    assert {*store.ids()} == {f"{EPISODE}@10", f"{EPISODE}@11", *others}
-    assert store.retain(EPISODE, 2) == []
-    with pytest.raises(ValueError, match="at least 1"):
-        store.retain(EPISODE, 0)
+    assert store.beyond(EPISODE, 2) == [f"{EPISODE}@2", f"{EPISODE}@9"]
+    assert store.beyond(EPISODE, 4) == []
 
 
 def test_files_may_be_read_by_whom_the_umask_allows(store: SnapshotStore) -> None:

@@ -1,0 +1,129 @@
+"""The recorded responses of an episode, as resume, replay and branches give them again.
+
+Each of the three takes the recorded responses up to a step, gives them to the agent again, and compares what the agent
+asks with what was recorded. They differ in the step, and in what a difference means.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+from ares_exp.llms.response import LLMResponse
+from ares_exp.trajectories.normalisers import Normaliser
+from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, deserialize_llm_response, lane_of
+from ares_exp.trajectories.request_diff import RequestComparison, StepComparison
+
+
+class Exchange(NamedTuple):
+    """A request, and its response.
+
+    Attributes:
+        request: The request, as `serialize_llm_request` returns it.
+        answer: The response; `None`: there was none before the environment's time was up.
+        stage: Number of stages of the task that were over.
+        is_pending: Whether the record ends with this request.
+    """
+
+    request: Mapping[str, Any]
+    answer: LLMResponse | None
+    stage: int = 0
+    is_pending: bool = False
+
+
+def answers(exchanges: Iterable[Exchange]) -> list[LLMResponse]:
+    """Returns the responses of exchanges; an exchange may have none."""
+    return [exchange.answer for exchange in exchanges if exchange.answer is not None]
+
+
+def recorded_exchanges(episode: EpisodeTrajectory) -> list[Exchange]:
+    """Returns one exchange for each request of a trajectory, in order."""
+    steps: Sequence[StepRecord] = episode.steps
+    return [
+        Exchange(
+            step.observation,
+            deserialize_llm_response(after.action) if after is not None and after.action is not None else None,
+            is_pending=after is None,
+        )
+        for step, after in zip_longest(steps, steps[1:])
+        if step.observation is not None
+    ]
+
+
+def background_exchanges(episode: EpisodeTrajectory) -> Iterator[Exchange]:
+    """Yields the background requests of a trajectory, which took no step."""
+    unfinished = (episode.unfinished_step,) if episode.unfinished_step is not None else ()
+    for step in (*episode.steps, *unfinished):
+        for aside in step.asides:
+            yield Exchange(aside.request, deserialize_llm_response(aside.answer))
+
+
+class RecordedResponses:
+    """The recorded responses that are left.
+
+    The conversations of an agent come in another order each time it runs. Within a conversation, responses are given in
+    order.
+    """
+
+    def __init__(
+        self, exchanges: Iterable[Exchange], *, used: int = 0, normalisers: Sequence[Normaliser] | None = None
+    ) -> None:
+        """Takes the exchanges.
+
+        Args:
+            exchanges: Exchanges in the order in which they were recorded.
+            used: Number of exchanges at the beginning that are used up.
+            normalisers: Differences between two requests that do not count; `None`: the built-in normalisers.
+        """
+        self._normalisers = normalisers
+        self._comparison = RequestComparison(normalisers)
+        self._left: dict[int, Exchange] = {}
+        self._lanes: dict[str, deque[int]] = {}
+        self._names: dict[str, str] = {}
+        for number, exchange in enumerate(exchanges):
+            queue = self._lanes.setdefault(lane_of(exchange.request), deque())
+            if number >= used:
+                self._left[number] = exchange
+                queue.append(number)
+
+    def __bool__(self) -> bool:
+        """Whether any is left."""
+        return bool(self._left)
+
+    def next_for(self, request: Mapping[str, Any]) -> Exchange | None:
+        """Returns the next exchange of a request's conversation; `None` if the conversation has none left.
+
+        A conversation is known by its name or, if none of that name was recorded, by its first request.
+        """
+        lane = lane_of(request)
+        if lane not in self._names:
+            taken = set(self._names.values())
+            others = (
+                name
+                for name, queue in self._lanes.items()
+                if name not in taken and queue and self.are_same(self._left[queue[0]].request, request)
+            )
+            self._names[lane] = lane if lane in self._lanes else next(others, lane)
+        queue = self._lanes.setdefault(self._names[lane], deque())
+        return self._left[queue[0]] if queue else None
+
+    def compare(self, exchange: Exchange, request: Mapping[str, Any], step: int) -> StepComparison:
+        """Compares the request of a step with a recorded one. A message that differs counts at one step only."""
+        return self._comparison.compare(step, exchange.request, request)
+
+    def are_same(self, recorded: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
+        """Returns whether two whole requests are the same."""
+        return RequestComparison(self._normalisers).compare(0, recorded, request).is_same
+
+    def use(self, request: Mapping[str, Any]) -> None:
+        """Removes the next exchange of the request's conversation."""
+        del self._left[self._lanes[self._names[lane_of(request)]].popleft()]
+
+    def forget(self, request: Mapping[str, Any]) -> list[Exchange]:
+        """Removes all exchanges that are left of the request's conversation, and returns them."""
+        queue = self._lanes[self._names[lane_of(request)]]
+        forgotten = [self._left.pop(number) for number in queue]
+        queue.clear()
+        return forgotten
