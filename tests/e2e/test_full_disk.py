@@ -57,7 +57,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KilledRun]:
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("collector", ["json", "jsonl", "parquet"])
+@pytest.mark.parametrize("collector", ["json", "jsonl"])
 def test_run_on_full_disk_resumes_exactly(
     tmp_path: Path, endpoint: CountingEndpoint, whole: KilledRun, collector: str
 ) -> None:
