@@ -17,7 +17,7 @@ PLAYS = ("run", "start", "play", "eval", "evaluate", "rollout", "exec")
 OTHERS_CALL_IT = {
     "help": "--help", "version": "--version", "ls": "list", "log": "show", "logs": "show", "trajectories": "show",
     "trackers": "sync", "upload": "sync", "containers": "clean", "cleanup": "clean", "prune": "clean",
-    "gc": "snapshots gc", "export_job": "export", "testing": "check-part", "sweep": "-m",
+    "gc": "snapshots gc", "testing": "check-part", "sweep": "-m",
 }  # fmt: skip
 """Commands of other programs, and modules of this package, with what does here what they do there."""
 

@@ -1,4 +1,4 @@
 """Export of a run as a Harbor job: a folder that Harbor's viewer and scripts open.
 
-Imports resume, trajectories and tasks; imported by its command alone.
+Imports resume, trajectories and tasks; imported by the command `export`.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,37 +13,52 @@ TRAJECTORY = "trajectory.json"
 
 
 def read_prior_context(path: Path) -> tuple[Mapping[str, Any], ...]:
-    """Reads the messages of the conversation, oldest first; empty when there is no such file. Blocking.
+    """Reads the messages of the conversation, oldest first; empty if there is no such file. Blocking.
 
-    System steps at its beginning are left out: they are the prompt of the agent that it was recorded with.
+    System steps at its beginning are left out: they are the prompt of the agent that it was recorded with. After a
+    system step that says that the context was replaced, the conversation is what that step shows.
 
     Raises:
         TaskError: The file is no valid ATIF document, or shows no conversation.
     """
     if not path.is_file():
         return ()
-    from ares_exp.trajectories.atif.reader import load_atif
+    from ares_exp.trajectories.atif.schema import validate_atif
+    from ares_exp.trajectories.checks import BROKEN, what_broke
+    from ares_exp.trajectories.files.line_file import read_lines, read_rest
 
     try:
-        trajectory, _ = load_atif(path)
-    except TrajectoryFormatError as error:
-        raise TaskError(f"{error} (The task's prior context has to be a valid ATIF document.)") from None
-    observed = [number for number, step in enumerate(trajectory.steps) if _shows_messages(step.observation)]
-    if not observed:
+        with read_lines(path) as lines:
+            document = json.loads(read_rest(lines))
+        validate_atif(document)
+        messages = _messages(document)
+    except (OSError, TrajectoryFormatError, *BROKEN) as error:
+        what = str(error) if isinstance(error, OSError | TrajectoryFormatError) else f"{what_broke(error)}."
+        raise TaskError(f"{path}: {what} (The task's prior context has to be a valid ATIF document.)") from None
+    if not messages:
         raise TaskError(f"{path}: expected an ATIF document of a conversation, found no message in it.")
-    last = trajectory.steps[observed[-1]].observation
-    assert last is not None
-    answers = [_reply(step.action) for step in trajectory.steps[observed[-1] + 1 :] if step.action is not None]
-    return (*last["messages"], *answers)
+    return messages
 
 
-def _shows_messages(observation: Mapping[str, Any] | None) -> bool:
-    return observation is not None and "messages" in observation
-
-
-def _reply(action: Mapping[str, Any]) -> Mapping[str, Any]:
+def _messages(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     from ares_exp.llms.request import freeze
-    from ares_exp.trajectories.atif.messages import reply_message
+    from ares_exp.trajectories.atif.messages import llm_calls, message_of_result, message_of_step
 
-    message: Mapping[str, Any] = freeze(reply_message(action))
-    return message
+    messages: list[Mapping[str, Any]] = []
+    after_prompt = False
+    for step in document["steps"]:
+        if step["source"] == "system" and _replaces_context(step):
+            messages.clear()
+        elif step["source"] != "system" or after_prompt:
+            messages.append(message_of_step(step))
+        after_prompt |= step["source"] != "system"
+        calls = {call[0] for call in llm_calls(step)}
+        for result in (step.get("observation") or {"results": ()})["results"]:
+            if result.get("content") is not None:
+                messages.append(message_of_result(result, calls))
+    return tuple(map(freeze, messages))
+
+
+def _replaces_context(step: Mapping[str, Any]) -> bool:
+    management = (step.get("extra") or {}).get("context_management")
+    return isinstance(management, Mapping) and management.get("boundary") == "replace"

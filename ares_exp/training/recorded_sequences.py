@@ -13,6 +13,7 @@ recorded.sentences()                       # what was made, and what was left ou
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator
 from functools import partial
 from pathlib import Path
@@ -21,9 +22,10 @@ from ares_exp.environment import MAIN_LANE
 from ares_exp.errors import UntrainableError, UserError
 from ares_exp.records.run_dir import RunDir
 from ares_exp.training.sequences import SequenceCounts, SequenceReport, sequences_of
-from ares_exp.trajectories.exports.training_conversations import EpisodeFilter, ExportReport
+from ares_exp.trajectories.exports.training_conversations import left_out_sentences
 from ares_exp.trajectories.files.writer_lock import has_writer
-from ares_exp.trajectories.stored_episodes import HeaderCache, StoredEpisode, load
+from ares_exp.trajectories.records import EpisodeTrajectory
+from ares_exp.trajectories.stored_episodes import HeaderCache, load
 
 UNTRAINABLE = "episodes that cannot be trained on"
 
@@ -41,7 +43,6 @@ class RecordedSequences:
         self,
         place: str | Path,
         *,
-        keep: EpisodeFilter | None = None,
         lanes: Collection[str] = (MAIN_LANE,),
         realign_tokens: int = 0,
         temperature: float | None = 1.0,
@@ -51,14 +52,12 @@ class RecordedSequences:
 
         Args:
             place: A run directory, a folder of runs, or a file of episodes.
-            keep: Which episodes are used; by default all that have a reward.
-            lanes: This and the rest as `sequences_of` takes them. What that refuses is left out, and counted.
+            lanes: This and the rest as `sequences_of` takes them. Episodes that it rejects are left out, and counted.
             realign_tokens: See there.
             temperature: See there.
             altered_sampling: See there.
         """
         self._place = Path(place)
-        self._keep = keep if keep is not None else EpisodeFilter()
         self._make_rows = partial(
             sequences_of,
             lanes=lanes,
@@ -68,9 +67,8 @@ class RecordedSequences:
         )
         self._cache = HeaderCache()
         self._seen: set[str] = set()
-        self._report = ExportReport()
         self.counts = SequenceCounts()
-        self.left_out = self._report.left_out
+        self.left_out: Counter[str] = Counter()
         self.first_refusal: str | None = None
 
     def new(self) -> Iterator[SequenceReport]:
@@ -82,8 +80,7 @@ class RecordedSequences:
         for stored in load(self._place, cache=self._cache):
             if stored.episode_id not in self._seen:
                 self._seen.add(stored.episode_id)
-                if (report := self._rows_of(stored)) is not None:
-                    self.counts.add(report)
+                if (report := self.add(stored.load())) is not None:
                     yield report
 
     async def follow(self, *, poll_sec: float = 1.0) -> AsyncIterator[SequenceReport]:
@@ -107,19 +104,21 @@ class RecordedSequences:
     def sentences(self) -> list[str]:
         """Returns what was made and left out, in sentences."""
         refused = [] if self.first_refusal is None else [f"The first of these: {self.first_refusal}"]
-        return [*self.counts.sentences(), *self._report.sentences()[1:], *refused]
+        return [*self.counts.sentences(), *left_out_sentences(self.left_out), *refused]
 
-    def _rows_of(self, stored: StoredEpisode) -> SequenceReport | None:
-        episode = stored.load()
-        if reason := self._keep.why_not(episode):
-            self.left_out[f"episodes {reason}"] += 1
+    def add(self, episode: EpisodeTrajectory) -> SequenceReport | None:
+        """Makes the rows of an episode and counts them; `None` if it is left out."""
+        if episode.total_reward is None:
+            self.left_out["episodes without a reward"] += 1
             return None
         try:
-            return self._make_rows(episode)
+            report = self._make_rows(episode)
         except UntrainableError as error:
             self.left_out[UNTRAINABLE] += 1
             self.first_refusal = self.first_refusal or str(error)
             return None
+        self.counts.add(report)
+        return report
 
     def _is_played(self) -> bool:
         try:

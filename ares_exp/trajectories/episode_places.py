@@ -12,7 +12,7 @@ from ares_exp.trajectories.files.episode_file import PARTIAL
 from ares_exp.trajectories.files.formats import FORMATS, format_of, suffix_of
 from ares_exp.trajectories.files.line_file import ZSTD
 
-RUN_FOLDERS = ("trajectories", "atif", "parquet")
+RUN_FOLDERS = ("trajectories",)
 RUN_FILES = ("trajectories.jsonl", f"trajectories.jsonl{ZSTD}")
 """Where the collectors write in a run directory (see `conf/collector`)."""
 
@@ -62,20 +62,6 @@ def finished_path(path: Path) -> Path:
 def id_by_name(path: Path) -> str:
     """Returns the id of the episode in a file of one, as its name tells it."""
     return path.name.removesuffix(PARTIAL).removesuffix(suffix_of(path) or "")
-
-
-def is_export(path: Path) -> bool:
-    """Returns whether a file, by its name, is an export and no record."""
-    return not is_partial(path) and not format_of(path).is_record
-
-
-def make_a_record(path: Path) -> str:
-    """Returns the command, in a sentence, that makes a record of an export without one."""
-    program = "ares-exp convert"
-    if (folder := path.parent).name in RUN_FOLDERS:
-        force = " --force" if any(suffix_of(other) == ".json" for other in folder.iterdir()) else ""
-        return f"`{program} {folder} {folder} --to json{force}` makes one of it."
-    return f"`{program} {path} {path.with_name(id_by_name(path))}.jsonl` makes one of it."
 
 
 def is_run(folder: Path) -> bool:

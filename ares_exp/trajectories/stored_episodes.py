@@ -20,9 +20,7 @@ from ares_exp.trajectories.episode_places import (
     find_files,
     finished_path,
     id_by_name,
-    is_export,
     is_partial,
-    make_a_record,
 )
 from ares_exp.trajectories.files.episode_file import load_header, salvage_episode
 from ares_exp.trajectories.files.formats import format_of
@@ -240,18 +238,11 @@ def _headers(
 def _of_one_run(
     files: Sequence[Path], cache: HeaderCache | None, *, partial: bool, broken: list[str] | None, left_out: list[str]
 ) -> Iterable[StoredEpisode]:
-    """Returns the episodes of these files; of those with the same id the first. Lone exports are a problem."""
+    """Returns the episodes of these files; of those with the same id the first."""
     found: dict[str, StoredEpisode] = {}
-    recorded = {id_by_name(path) for path in files if not is_export(path)}
-    alone: dict[Path, list[Path]] = {}
     for path in files:
         if id_by_name(path) in found:
             continue  # the same in another format: its file need not be opened
-        if is_export(path):
-            if id_by_name(path) not in recorded:
-                recorded.add(id_by_name(path))  # told of one format
-                alone.setdefault(path.parent, []).append(path)
-            continue
         try:
             for episode in _headers(path, cache, partial=partial, broken=broken, left_out=left_out):
                 found.setdefault(episode.episode_id, episode)
@@ -259,12 +250,6 @@ def _of_one_run(
             if broken is None:
                 raise
             broken.append(str(error))
-    for first, *more in alone.values():
-        several = f" (and {len(more)} more there)" if more else ""
-        problem = f"{first}{several}: expected a record (JSON or JSON Lines), got an export. {make_a_record(first)}"
-        if broken is None:
-            raise TrajectoryFormatError(problem)
-        broken.append(problem)
     return found.values()
 
 

@@ -13,7 +13,6 @@ from ares_exp.records.run_dir import RunDir
 from ares_exp.snapshots import snapshot as snapshot_versions
 from ares_exp.statistics import results_document
 from ares_exp.sweeps import report as sweep_report
-from ares_exp.trajectories.exports import parquet_export
 from ares_exp.trajectories.files import schema_versions as trajectory_versions
 from tests.docs_reference.markdown import GENERATED, plain, table
 
@@ -50,8 +49,6 @@ NAMED: Mapping[str, str] = {
 OTHERS: Mapping[str, str] = {
     "trajectories.jsonl": "of `collector=jsonl`",
     "activations/": "`<task>__<attempt>__<retry>/<answer>/<module>.npy`: hidden states, of `policy.activations`",
-    "atif/": "of `collector=atif`",
-    "parquet/": "of `collector=parquet`",
     "report.html": "of `ares-exp report RUN`",
     "wandb/": "the W&B run; an offline one is uploaded by `ares-exp sync RUN`",
     ".hydra/": "Hydra's own records",
@@ -78,7 +75,6 @@ def versions() -> dict[str, str]:
     """The version of each format that is written now."""
     return {
         "trajectories (JSON, JSONL)": str(trajectory_versions.SCHEMA_VERSION),
-        "trajectories (Parquet)": str(parquet_export.SCHEMA_VERSION),
         "snapshots": ".".join(map(str, snapshot_versions.SCHEMA)),
         "results.json": str(results_document.SCHEMA_VERSION),
         "replay.json": str(replay_report.SCHEMA_VERSION),

@@ -42,10 +42,10 @@ def test_a_played_run_becomes_a_job(cli: Any, tmp_path: Path) -> None:
     (tmp_path / "tasks" / "write-greeting").symlink_to(SAMPLES / "write-greeting")
     done = cli("env.path=tasks", "attempts=2", "tracker=none", "name=played", "hydra.run.dir=run")
     assert done.returncode == 0, done.stderr
-    command = [*warm_command("ares_exp.export_job"), "run", "--name", "first"]
+    command = [*warm_command(), "export", "run", "jobs/first", "--to", "harbor"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "4 trials, 0 of them with an error\n" in done.stdout
+    assert "4 trials, 0 of them with an error.\n" in done.stdout
     job = tmp_path / "jobs" / "first"
     stats = json.loads((job / "result.json").read_text())["stats"]
     [(key, evals)] = stats["evals"].items()

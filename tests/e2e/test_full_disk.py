@@ -46,7 +46,7 @@ def endpoint() -> Iterator[CountingEndpoint]:
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("collector", ["json", "jsonl", "parquet"])
+@pytest.mark.parametrize("collector", ["json", "jsonl"])
 def test_run_on_full_disk_resumes_exactly(
     tmp_path: Path, endpoint: CountingEndpoint, whole: KilledRun, collector: str
 ) -> None:

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.once, pytest.mark.local, pytest.mark.timeout(600)]
 KILLS, DOCKER_KILLS = 3, 1
 """At so many moments runs are killed. `tests/soak/kills.py` does it 200 times."""
 AT_ONCE = 3
-VARIANTS = ([], ["snapshot=every_step"], ["collector=none"], ["collector=[json,parquet]"], ["collector=jsonl"])
+VARIANTS = ([], ["snapshot=every_step"], ["collector=none"], ["collector=[json,jsonl]"], ["collector=jsonl"])
 
 
 @pytest.fixture

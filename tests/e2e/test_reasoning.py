@@ -69,16 +69,13 @@ def test_it_is_recorded_shown_exported_and_replayed(tmp_path: Path, endpoint: Lo
     shown = command(tmp_path, "ares_exp", "show", "run/write-greeting").stdout
     assert "    thinking  (21 characters)\n      I write the greeting.\n" in shown
     assert "30 + 15 tokens (9 of reasoning)" in " ".join(shown.split())
-    for out in ("a.atif.json", "a.parquet", "a.jsonl"):
-        assert command(tmp_path, "ares_exp", "convert", "run", out).returncode == 0
-    document = json.loads((tmp_path / "a.atif.json").read_text())
+    for out, to in (("atif", "atif"), ("a.parquet", "parquet"), ("a.jsonl", "jsonl")):
+        assert command(tmp_path, "ares_exp", "export", "run", out, "--to", to).returncode == 0
+    [path] = (tmp_path / "atif").iterdir()
+    document = json.loads(path.read_text())
     assert [one["reasoning_content"] for one in document["steps"] if "reasoning_content" in one] == list(THOUGHTS)
     assert pq.read_table(tmp_path / "a.parquet").column("reasoning").to_pylist() == [None, *THOUGHTS]
-    for out, again in (("a.atif.json", "b.jsonl"), ("a.parquet", "c.jsonl")):
-        assert command(tmp_path, "ares_exp", "convert", out, again).returncode == 0
-        assert [step.action for step in next(load(tmp_path / again).trajectories()).steps] == [
-            step.action for step in next(load(tmp_path / "a.jsonl").trajectories()).steps
-        ]
+    assert [*load(tmp_path / "a.jsonl").trajectories()] == [*load(tmp_path / "run").trajectories()]
     rows = rows_for_trainers(tmp_path, "none.jsonl")
     assert [one for one in rows[0]["messages"] if "reasoning_content" in one] == []
     rows = rows_for_trainers(tmp_path, "kept.jsonl", "--reasoning", "field")
@@ -91,7 +88,7 @@ def test_it_is_recorded_shown_exported_and_replayed(tmp_path: Path, endpoint: Lo
 
 
 def rows_for_trainers(here: Path, out: str, *options: str) -> list[dict[str, Any]]:
-    done = command(here, "ares_exp", "convert", "run", out, "--to", "sft", *options)
+    done = command(here, "ares_exp", "export", "run", out, "--to", "sft", *options)
     assert done.returncode == 0, done.stderr
     assert ("Left out: 3 replies' reasoning" in done.stdout) is (not options)
     return [json.loads(line) for line in (here / out).read_text().splitlines()]

@@ -192,7 +192,7 @@ RECIPES: dict[str, dict[str, Recipe]] = {
         "local": container("local", LOCAL),
         "podman": container("podman", DOCKER, start_podman),
     },
-    "collector": {name: collector(name) for name in ("atif", "json", "jsonl", "memory", "none", "parquet")},
+    "collector": {name: collector(name) for name in ("json", "jsonl", "memory", "none")},
 }
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from ares_exp.trajectories import load
-from ares_exp.trajectories.atif.reader import load_atif
 from tests.conftest import SECRET_FREE, Cli
 from tests.loopback_endpoint import LoopbackEndpoint, answer, slow
 from tests.warm_start import WarmProcess
@@ -69,7 +68,7 @@ def test_functions_and_a_judge_score_a_task(cli: Cli, tmp_path: Path, grader: Lo
         "+env.scorers.brief={_target_: my_scorers.brief, weight: 0}",
     )
     url = f"env.scorers.judge.policy.base_url={grader.url}"
-    done = cli(*TASK, *AT, *JUDGE, url, *functions, "collector=[json,atif]", "env.verifier_weight=0.5", env=HERE)
+    done = cli(*TASK, *AT, *JUDGE, url, *functions, "env.verifier_weight=0.5", env=HERE)
     assert done.returncode == 0, done.stderr
     [row] = rows(tmp_path / "run")
     named = {"reward": 1.0, "judge": 0.8, "greeting": 0.5, "greeting.chars": 15.0, "brief": 0.5}
@@ -79,8 +78,9 @@ def test_functions_and_a_judge_score_a_task(cli: Cli, tmp_path: Path, grader: Lo
     assert "the judge `judge`: 15 tokens" in done.stdout
     [episode] = load(tmp_path / "run").trajectories()
     assert (dict(episode.rewards), episode.total_reward) == (row["rewards"], row["reward"])
-    [exported] = (tmp_path / "run").rglob("*.atif.json")
-    assert dict(load_atif(exported)[0].rewards) == row["rewards"]
+    assert cli("export", "run", "atif", "--to", "atif").returncode == 0
+    [exported] = (tmp_path / "atif").iterdir()
+    assert json.loads(exported.read_text())["extra"]["ares_exp"]["rewards"] == row["rewards"]
     [asked] = [one.body for one in grader.requests]
     assert "Hello, harbor!" in json.dumps(asked), "what the task asks for"
 

@@ -59,7 +59,7 @@ CHAT = ("policy=chat_completions", "policy.model=m")
         (["--no-such-flag"], "--no-such-flag"),
         (["--attempts", "3"], "`attempts=3`"),
         (["policy.model=m"], "`policy=chat_completions` or another one: choose that option"),
-        (["collector=null"], "Options: atif, json, jsonl, memory, none, parquet."),
+        (["collector=null"], "Options: json, jsonl, memory, none."),
         (["container=null"], "`container=null` chooses no option of the group `container`. Options: daytona,"),
         (["budget=5"], "`budget.cost=…`"),
         (["attempts"], "Did you mean `attempts=…`"),

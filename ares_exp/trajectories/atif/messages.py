@@ -46,9 +46,12 @@ def step_of_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def message_of_step(step: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the message that a step shows."""
-    role = {"agent": "assistant"}.get(step["source"], step["source"])
-    return _with_calls({"role": role, "content": content_from_atif(step["message"])}, llm_calls(step))
+    """Returns the message that a step shows. Only the text of an agent's message is kept."""
+    content = content_from_atif(step["message"])
+    if step["source"] != "agent":
+        return {"role": step["source"], "content": content}
+    text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    return _with_calls({"role": "assistant", "content": text}, llm_calls(step))
 
 
 def result_of_message(message: Mapping[str, Any], call_id: str | None) -> dict[str, Any]:

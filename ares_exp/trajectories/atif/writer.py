@@ -51,7 +51,6 @@ from ares_exp.trajectories.files.line_file import write_lines
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, lane_of
 
 ATIF_SUFFIX = ".atif.json"
-OURS_VERSION = 2
 MAX_CONTEXT_CHARS = 10_000
 REWRITTEN = "The agent rewrote its history: the document says so and shows what it kept, long texts cut"
 NO_CHAT = "Observations or actions that are no chat requests and answers became JSON text"
@@ -104,7 +103,7 @@ class _AtifWriter:
         self._steps: list[dict[str, Any]] = []
         self._tools: dict[str, Any] = {}  # by their JSON text
         self._settings: dict[str, Any] = {}
-        self._first: dict[str, Any] = {}  # of the FIRST record, which no step of the document shows
+        self._first_settings: dict[str, Any] = {}  # of the first request, which no agent step asks for
         self._prompt: str | None = None
         self._lane = MAIN_LANE  # of the request before
         self._timestamp: str | None = None
@@ -115,8 +114,6 @@ class _AtifWriter:
         trajectory = self._trajectory
         for record in trajectory.steps:
             self._timestamp = _iso_8601(record.timestamp)
-            if record.action is None and not self._first:
-                self._first["first"] = {"record": _record_fields(record)}
             acted = self._act(record) if record.action is not None else None
             if record.observation is not None:
                 self._observe(record.observation, acted)
@@ -145,7 +142,7 @@ class _AtifWriter:
             agent["tool_definitions"] = list(self._tools.values())
         metrics = [step["metrics"] for step in self._steps if "metrics" in step]
         cached = sum(item.get("cached_tokens", 0) for item in metrics)
-        head = {"version": OURS_VERSION, **{name: getattr(trajectory, name) for name in _HEAD}, **self._first}
+        head = {**{name: getattr(trajectory, name) for name in _HEAD}, **self._first_settings}
         head["error"] = trajectory.error.to_dict() if trajectory.error is not None else None
         if trajectory.rewards:
             head["rewards"] = trajectory.rewards
@@ -202,7 +199,7 @@ class _AtifWriter:
         step, reply = acted if acted is not None else (None, None)
         before, self._lane = self._lane, lane_of(observation)
         if settings := self._changed_settings(observation):
-            (self._first if step is None else step["extra"][OURS])["settings"] = settings
+            (self._first_settings if step is None else step["extra"][OURS])["settings"] = settings
         if (prompt := observation.get("system_prompt")) is not None and prompt != self._prompt:
             self._prompt = prompt
             self._emit({"source": "system", "message": prompt})

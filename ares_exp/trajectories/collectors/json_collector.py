@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import validate_call
 
@@ -31,9 +31,6 @@ class JsonTrajectoryCollector(EpisodeCollector):
     appears whole when the episode ends. While episodes are open the directory is locked (shared), so that whoever
     recovers partial files can tell that their writer is alive.
     """
-
-    exports: ClassVar[tuple[str, ...]] = ()
-    """Suffixes of the files that a subclass writes beside the finished one."""
 
     @validate_call
     def __init__(
@@ -174,10 +171,9 @@ class JsonTrajectoryCollector(EpisodeCollector):
                 one.failure = one.failure or error
 
     def _refuse_taken(self, episode_id: str) -> None:
-        for suffix in (self.suffix, *self.exports):  # that of a partial file is seen when it is made
-            path = f"{self.output_dir}/{episode_id}{suffix}"
-            if os.path.exists(path):  # noqa: PTH110 - a Path for each episode costs more than the look
-                raise _taken(episode_id, path)
+        path = f"{self.output_dir}/{episode_id}{self.suffix}"  # that of a partial file is seen when it is made
+        if os.path.exists(path):  # noqa: PTH110 - a Path for each episode costs more than the look
+            raise _taken(episode_id, path)
 
     def _forget(self, episode_id: str) -> None:
         """Takes an episode back that could not begin."""

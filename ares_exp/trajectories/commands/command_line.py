@@ -1,4 +1,4 @@
-"""`python -m ares_exp.trajectories`: shows, compares, converts and recovers recorded episodes."""
+"""`python -m ares_exp.trajectories`: shows, compares and recovers recorded episodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ PROGRAM = "python -m ares_exp.trajectories"
 COMMANDS = {
     "show": CommandModule("print an episode, or list those of a run", "ares_exp.trajectories.commands.show"),
     "diff": CommandModule("tell where two episodes part", "ares_exp.trajectories.commands.diff"),
-    "convert": CommandModule("write episodes in another format", "ares_exp.trajectories.commands.convert"),
     "recover": CommandModule(
         "finish what a killed run left, and save the good part of broken files",
         "ares_exp.trajectories.commands.recover",
@@ -21,16 +20,15 @@ Examples:
   %(prog)s show outputs/first                 the episodes of a run; the episode, if there is one
   %(prog)s show outputs/first/3f2a --steps 5:8
   %(prog)s diff outputs/first/3f2a outputs/second/91bc
-  %(prog)s convert outputs/first episodes.parquet
   %(prog)s recover outputs/first --dry-run
 
 `%(prog)s COMMAND --help` tells more of each.
 """
 
 SUBCOMMANDS = Subcommands(
-    "show, compare, convert and recover recorded episodes",
+    "show, compare and recover recorded episodes",
     commands=COMMANDS,
-    description="Shows, compares, converts and recovers recorded episodes.",
+    description="Shows, compares and recovers recorded episodes.",
     examples=EXAMPLES,
 )
 

@@ -18,7 +18,6 @@ from ares_exp.terminal.terminal import count_of
 from ares_exp.trajectories.episode_places import (
     find_files,
     finished_path,
-    is_export,
     is_newer,
     is_partial,
     recovered_path,
@@ -81,8 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
-    found = [file for path in arguments.paths for group in find_files(path) for file in group]
-    files = [file for file in found if not is_export(file)]  # a mistake in the last path is told before anything else
+    files = [file for path in arguments.paths for group in find_files(path) for file in group]
     actions: Counter[RecoveryAction] = Counter()
     for recovery in recover(files, dry_run=arguments.dry_run):
         actions[recovery.action] += 1
@@ -101,8 +99,6 @@ def recover(files: list[Path], *, dry_run: bool = False) -> Iterator[Recovery]:
     before its files appear.
     """
     for path in files:
-        if is_export(path):
-            continue
         try:
             recover_file = _recover_partial if is_partial(path) else _recover_finished
             recovery = recover_file(path, dry_run=dry_run)
@@ -182,8 +178,8 @@ def _good_part(path: Path, problems: list[str]) -> Iterator[EpisodeTrajectory]:
     """Yields the readable episodes of a finished file, one after the other."""
     if format_of(path).name == "jsonl":
         yield from read_jsonl(path, problems=problems)
-    elif (salvage := format_of(path).salvage) is not None:
-        episodes, found = salvage(path)
+    else:
+        episodes, found = format_of(path).salvage(path)
         problems += found
         yield from episodes
 

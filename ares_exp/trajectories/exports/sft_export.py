@@ -1,7 +1,7 @@
 """Rows for supervised training, made of the conversations of good episodes.
 
 ```
-rows, report = sft_rows(trajectories, keep=EpisodeFilter(min_reward=1.0), columns=True)
+rows, report = sft_rows(load("outputs/first", min_reward=1.0).trajectories())
 for row in rows:            # {"messages": [...], "tools": [...], "episode_id": …, "task": …, "lane": …, "reward": …}
     print(dump_json(row), file=file)
 report.sentences()          # what was left out, and why
@@ -24,7 +24,6 @@ from ares_exp.llms.wire import plain
 from ares_exp.records.run_dir import dump_json
 from ares_exp.trajectories.exports.training_conversations import (
     Conversation,
-    EpisodeFilter,
     ExportReport,
     Reasoning,
     ToolArguments,
@@ -37,17 +36,13 @@ from ares_exp.trajectories.records import EpisodeTrajectory
 def sft_rows(
     trajectories: Iterable[EpisodeTrajectory],
     *,
-    keep: EpisodeFilter | None = None,
-    columns: bool = False,
     tool_arguments: ToolArguments = "text",
     reasoning: Reasoning | None = None,
 ) -> tuple[Iterator[dict[str, Any]], ExportReport]:
     """Makes rows for supervised training.
 
     Args:
-        trajectories: The episodes, taken one after the other.
-        keep: Which of them are used; by default all that have a reward.
-        columns: Whether rows also have `episode_id`, `task`, `lane` and `reward`.
+        trajectories: The episodes, taken one after the other. Episodes without a reward are left out.
         tool_arguments: See `training_conversations.conversations`.
         reasoning: Likewise; by default it is left out, and counted.
 
@@ -55,13 +50,11 @@ def sft_rows(
         The rows, JSON-ready, in the order of the episodes, and a report that is complete when they have been read.
     """
     report = ExportReport()
-    return _rows(trajectories, keep or EpisodeFilter(), columns, tool_arguments, reasoning, report), report
+    return _rows(trajectories, tool_arguments, reasoning, report), report
 
 
 def _rows(
     trajectories: Iterable[EpisodeTrajectory],
-    keep: EpisodeFilter,
-    columns: bool,
     tool_arguments: ToolArguments,
     reasoning: Reasoning | None,
     report: ExportReport,
@@ -69,8 +62,8 @@ def _rows(
     seen: set[bytes] = set()
     for trajectory in trajectories:
         report.episodes += 1
-        if reason := keep.why_not(trajectory):
-            report.left_out[f"episodes {reason}"] += 1
+        if trajectory.total_reward is None:
+            report.left_out["episodes without a reward"] += 1
             continue
         talked = conversations(trajectory, report, tool_arguments=tool_arguments, reasoning=reasoning)
         for conversation in _maximal(talked):
@@ -83,15 +76,13 @@ def _rows(
                 report.left_out["conversations that another episode has too"] += 1
                 continue
             seen.add(digest)
-            if columns:
-                row |= {
-                    "episode_id": trajectory.episode_id,
-                    "task": trajectory.task_name,
-                    "lane": conversation.lane,
-                    "reward": trajectory.total_reward,
-                }
             report.rows += 1
-            yield row
+            yield row | {
+                "episode_id": trajectory.episode_id,
+                "task": trajectory.task_name,
+                "lane": conversation.lane,
+                "reward": trajectory.total_reward,
+            }
 
 
 def _maximal(all_of_them: Iterable[Conversation]) -> list[Conversation]:

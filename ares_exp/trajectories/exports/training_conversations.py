@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeGuard
 
 from ares_exp.environment import MAIN_LANE
 from ares_exp.llms.reasoning import KnownReasoning, reasoning_text
 from ares_exp.llms.request import FrozenList, Message, freeze
 from ares_exp.llms.response import ThinkingData
-from ares_exp.records.results import Outcome
 from ares_exp.terminal.terminal import count_of
 from ares_exp.trajectories.records import EpisodeTrajectory, lane_of
 
@@ -27,35 +25,6 @@ ToolArguments = Literal["text", "object"]
 Reasoning = Literal["field", "think"]
 """How replies have the model's reasoning: in the field `reasoning_content`, as the chat templates of most reasoning
 models read it, or in the text before the rest of it, between `<think>` and `</think>`."""
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeFilter:
-    """Which episodes are used. One without a reward never is.
-
-    Attributes:
-        min_reward, max_reward: Bounds of the total reward, themselves included; `None` for no bound.
-        outcomes: How it may have ended; `None` for any way.
-        tasks: Names of tasks, or patterns such as `sort-*`; `None` for all.
-    """
-
-    min_reward: float | None = None
-    max_reward: float | None = None
-    outcomes: Collection[Outcome] | None = None
-    tasks: Collection[str] | None = None
-
-    def why_not(self, trajectory: EpisodeTrajectory) -> str | None:
-        """Returns why an episode is left out, in words that follow "3 episodes"; `None` if it is used."""
-        reward = trajectory.total_reward
-        if reward is None:
-            return "without a reward"
-        if self.tasks is not None and not any(fnmatchcase(trajectory.task_name, task) for task in self.tasks):
-            return "of other tasks"
-        if self.outcomes is not None and trajectory.outcome not in self.outcomes:
-            return f"that ended as {trajectory.outcome}"
-        low = self.min_reward is None or reward >= self.min_reward
-        high = self.max_reward is None or reward <= self.max_reward
-        return None if low and high else "with a reward outside the bounds"
 
 
 @dataclass(slots=True)
@@ -74,14 +43,18 @@ class ExportReport:
 
     def sentences(self) -> list[str]:
         """Returns the counts in sentences."""
-        left_out = [f"Left out: {_counted(count, reason)}." for reason, count in sorted(self.left_out.items())]
-        return [f"{count_of(self.rows, 'row')} from {count_of(self.episodes, 'episode')}.", *left_out]
+        counted = f"{count_of(self.rows, 'row')} from {count_of(self.episodes, 'episode')}."
+        return [counted, *left_out_sentences(self.left_out)]
 
 
-def _counted(count: int, reason: str) -> str:
-    """Puts a number before words that begin with a plural: `3 pairs of …`, `1 pair of …`."""
-    things, _, rest = reason.partition(" ")
-    return f"{count_of(count, things[:-1])} {rest}" if things.endswith("s") else f"{count:,} {reason}"
+def left_out_sentences(left_out: Mapping[str, int]) -> list[str]:
+    """Returns a sentence for each reason, whose words start with a plural: "Left out: 1 pair of …"."""
+    sentences = []
+    for reason, count in sorted(left_out.items()):
+        things, _, rest = reason.partition(" ")
+        counted = f"{count_of(count, things[:-1])} {rest}" if things.endswith("s") else f"{count:,} {reason}"
+        sentences.append(f"Left out: {counted}.")
+    return sentences
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,12 +33,12 @@ def episode_from_dict(data: Mapping[str, Any]) -> EpisodeTrajectory:
         raise TrajectoryFormatError(f"Expected a trajectory: {what_broke(error)}") from error
 
 
-def check_version(version: Any, expected: int = SCHEMA_VERSION) -> None:
+def check_version(version: Any) -> None:
     """Checks the schema version of a file. Raises `TrajectoryVersionError` if it is not the expected one."""
-    if type(version) is not int or version != expected:
+    if type(version) is not int or version != SCHEMA_VERSION:
         is_atif = isinstance(version, str) and version.startswith("ATIF")
-        fix = "name it ….atif.json" if is_atif else "use the version of ares_exp that wrote the file"
-        raise TrajectoryVersionError(f"expected schema_version {expected}, got {version!r:.80}: {fix}")
+        fix = "use the run that it was exported from" if is_atif else "use the version of ares_exp that wrote the file"
+        raise TrajectoryVersionError(f"expected schema_version {SCHEMA_VERSION}, got {version!r:.80}: {fix}")
 
 
 def _read_steps(data: Mapping[str, Any]) -> Iterator[StepRecord]:

@@ -25,6 +25,7 @@ from ares_exp.resume.answer_log import logged_episodes
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.training.sampled_calls import lanes_of
 from ares_exp.trajectories import load
+from ares_exp.trajectories.atif.writer import to_atif
 from ares_exp.trajectories.commands.command_line import main as trajectories
 from ares_exp.trajectories.commands.request_change import request_change
 from tests.conftest import SECRET_FREE
@@ -136,11 +137,10 @@ def test_a_side_call_is_an_observation_or_answered_without_a_step(capsys: pytest
     assert aside.request["origin"] == {**observed[1]["origin"], "is_aside": True}
     assert aside.answer["data"][0]["content"] == "Greetings"
     assert lanes_of(episode) == ["main", row.agent.lanes[1], "main", "main"], "trained on where its lane is asked for"
-    for name in ("aside.parquet", "aside.atif.json"):
-        assert trajectories(["convert", "aside", name]) == 0
-        assert trajectories(["convert", name, f"{name}.jsonl"]) == 0
-        [converted] = load(Path(f"{name}.jsonl")).trajectories()
-        assert [step.asides for step in converted.steps] == [step.asides for step in episode.steps], name
+    records = [step["extra"]["ares_exp"]["record"] for step in to_atif(episode)[0]["steps"] if "extra" in step]
+    assert [one["answer"]["data"] for record in records for one in record.get("asides", ())] == [
+        [{"content": "Greetings"}]
+    ]
     assert trajectories(["show", "aside"]) == 0
     shown = capsys.readouterr().out
     assert f"aside {row.agent.lanes[1]}: A title for: a greeting" in shown

@@ -155,8 +155,8 @@ def test_a_command_starts_without_hydra() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["show"], ["diff", "old"], ["convert"], ["recover"], ["compare", "old"], ["sweeps"], ["merge", "out"],
-        ["export"], ["snapshots", "list"], ["snapshots", "show"], ["snapshots", "verify"],
+        ["show"], ["diff", "old"], ["recover"], ["compare", "old"], ["sweeps"], ["merge", "out"],
+        ["export", "--to=jsonl"], ["snapshots", "list"], ["snapshots", "show"], ["snapshots", "verify"],
         ["snapshots", "gc"], ["sync"],
     ],
     ids=" ".join,
@@ -169,6 +169,6 @@ def test_latest_is_a_run_for_every_command(
     run.mkdir(parents=True)
     (run / "episodes.jsonl").touch()
     (run / "sessions.jsonl").write_text('{"began": 1.0}\n')
-    monkeypatch.setattr(sys, "argv", ["ares-exp", *words, "latest", *(["out"] if words == ["convert"] else [])])
+    monkeypatch.setattr(sys, "argv", ["ares-exp", *words, "latest", *(["out.jsonl"] if words[0] == "export" else [])])
     main()
     assert capsys.readouterr().err.startswith("`latest` is outputs/run\n")

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from ares_exp.harbor_export.command_line import main
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import Outcome, StageResult
 from ares_exp.tasks.content_digest import content_digest
 from ares_exp.tasks.link_bounds import LinkBounds
 from ares_exp.tasks.task_set import SAMPLES
+from ares_exp.terminal.subcommands import run_module
 from ares_exp.trajectories.atif.schema import validate_atif
 from ares_exp.trajectories.records import serialize_llm_response
 from tests.unit.harbor_export.recorded_run import CONFIG, SOLVED, TASKS, every_ending, failed, record, tried
@@ -29,8 +29,12 @@ SHAPES: dict[str, dict[str, str]] = json.loads((HERE / "harbor_shapes.json").rea
 HARBOR_PYTHON = os.environ.get("ARES_EXP_HARBOR_PYTHON")
 
 
-def exported(run: Path, out: Path, *more: str) -> Path:
-    assert main([str(run), "-o", str(out), "--name", "job", *more]) == 0
+def export(run: Path, job: Path) -> int:
+    return run_module("ares_exp.commands.export", [str(run), str(job), "--to", "harbor"], "ares-exp export")
+
+
+def exported(run: Path, out: Path, code: int = 0) -> Path:
+    assert export(run, out / "job") == code
     return out / "job"
 
 
@@ -256,14 +260,6 @@ def test_tokens_of_every_turn(tmp_path: Path) -> None:
     assert trial["agent_result"]["rollout_details"] == [{name: [value] * 2 for name, value in ids.items()}]
 
 
-def test_jobs_of_a_sweep_have_different_names(tmp_path: Path) -> None:
-    for number in ("0", "1"):
-        run = record(tmp_path / "sweep" / number, [tried()], tasks=TASKS[:1])
-        (tmp_path / "sweep" / "multirun.yaml").write_text("hydra: {}\n")
-        assert main([str(run), "-o", str(tmp_path / "jobs")]) == 0
-    assert sorted(path.name for path in (tmp_path / "jobs").iterdir()) == ["sweep_0", "sweep_1"]
-
-
 def test_tasks_out_of_git_repositories(tmp_path: Path) -> None:
     run = record(tmp_path / "run", [tried()], tasks=TASKS[:1], config={"env": {**CONFIG["env"], "repo": "org/name"}})
     origin = {"git_url": "https://host/org/name.git", "git_commit": "c" * 40, "path": f"tasks/{TASKS[0]}"}
@@ -352,24 +348,22 @@ def test_nothing_outside_of_the_run_goes_along(tmp_path: Path) -> None:
     assert sorted(path.name for path in job.rglob("verifier/*")) == ["test-stdout.txt"]
 
 
-def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    folder = Path(argv[0]).parent
-    before = sorted(folder.rglob("*"))
-    assert main(argv) == 2
-    assert sorted(folder.rglob("*")) == before, "nothing is left of it"
+def refused(run: Path, job: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    before = sorted(run.parent.rglob("*"))
+    assert export(run, job) == 2
+    assert sorted(run.parent.rglob("*")) == before, "nothing is left of it"
     return capsys.readouterr().err
 
 
 def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = record(tmp_path / "run", [tried()])
-    (tmp_path / "jobs" / "run").mkdir(parents=True)
-    out = ["-o", str(tmp_path / "jobs")]
-    assert f"{tmp_path / 'jobs' / 'run'} exists" in refused([str(run), *out], capsys)
-    assert "is no run directory" in refused([str(tmp_path / "jobs"), *out], capsys)
-    for name in ("../run", ".", "a/b", ".hidden", ""):
-        assert "letters, digits and ._-" in refused([str(run), *out, "--name", name], capsys)
+    run, jobs = record(tmp_path / "run", [tried()]), tmp_path / "jobs"
+    (jobs / "run").mkdir(parents=True)
+    assert f"{jobs / 'run'} exists" in refused(run, jobs / "run", capsys)
+    assert "is no run directory" in refused(jobs, jobs / "job", capsys)
+    for name in (".hidden", "a job"):
+        assert "letters, digits and ._-" in refused(run, jobs / name, capsys)
     (tmp_path / "file").write_text("")
-    assert "Cannot write" in refused([str(run), "-o", str(tmp_path / "file")], capsys)
+    assert "Cannot write" in refused(run, tmp_path / "file" / "job", capsys)
 
 
 @pytest.mark.parametrize(
@@ -386,8 +380,7 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_broken_records(tmp_path: Path, name: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     run = record(tmp_path / "run", [tried()])
     (run / name).write_text(text)
-    (tmp_path / "jobs").mkdir()
-    assert name in refused([str(run), "-o", str(tmp_path / "jobs")], capsys)
+    assert name in refused(run, tmp_path / "job", capsys)
 
 
 def test_what_is_missing_is_no_obstacle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -396,12 +389,12 @@ def test_what_is_missing_is_no_obstacle(tmp_path: Path, capsys: pytest.CaptureFi
     for name in ("provenance.json", "sessions.jsonl", "summary.json", "run.log"):
         (run / name).unlink()
     (run / "trajectories" / f"{SOLVED}.json").write_text("{")
-    job = exported(run, tmp_path)
+    job = exported(run, tmp_path, code=1)
     assert read(job / "result.json")["n_total_trials"] == 1
     assert f"{SOLVED}.json" in capsys.readouterr().err
     (job / "config.json").unlink()
     (run / "config.yaml").unlink()
-    assert "An export needs it" in refused([str(run), "-o", str(tmp_path / "other")], capsys)
+    assert "An export needs it" in refused(run, tmp_path / "other", capsys)
 
 
 @pytest.mark.skipif(HARBOR_PYTHON is None, reason="ARES_EXP_HARBOR_PYTHON names no Python that has Harbor")

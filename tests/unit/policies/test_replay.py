@@ -189,12 +189,6 @@ async def test_one_episode_of_several(tmp_path: Path) -> None:
         await ready(path, episode="c")
 
 
-async def test_a_run_of_nothing_but_exports_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    write(tmp_path / "run" / "parquet" / "a.parquet", chat("a"))
-    with pytest.raises(PreflightError, match=r"expected a record.* `ares-exp convert "):
-        await ready(tmp_path / "run")
-
-
 @pytest.mark.parametrize("seed", ["7", -1, 2**31, None, 1.5])
 async def test_a_seed_that_is_none(tmp_path: Path, seed: object) -> None:
     policy = await ready(recording(tmp_path, replace(chat(), metadata={"seed": seed})))

@@ -163,7 +163,11 @@ def test_discarding_touches_only_what_a_refused_run_wrote(tmp_path: Path) -> Non
 
 def test_what_a_killed_process_left_of_its_writing_goes(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
-    left = [tmp_path / ".summary.json.7.tmp", run_dir.answers / ".a.jsonl.7.tmp", tmp_path / "parquet" / ".a.7.tmp"]
+    left = [
+        tmp_path / ".summary.json.7.tmp",
+        run_dir.answers / ".a.jsonl.7.tmp",
+        tmp_path / "trajectories" / ".a.7.tmp",
+    ]
     of_others = [run_dir.files, run_dir.snapshots, tmp_path / "wandb"]
     kept = [tmp_path / "a.tmp", *(folder / ".theirs.tmp" for folder in of_others)]
     for path in (*left, *kept):

@@ -1,16 +1,23 @@
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
 
 from ares_exp.errors import TaskError
 from ares_exp.llms.request import freeze
 from ares_exp.tasks.harbor import load_task
 from ares_exp.tasks.prior_context import read_prior_context
+from tests.examples import examples
+from tests.unit.trajectories.atif_examples import counting
+from tests.unit.trajectories.strategies import json_values
 
 MakeTask = Callable[..., Path]
 
@@ -32,6 +39,14 @@ TOLD = [
     {"role": "tool", "tool_call_id": "t1", "content": "42 x"},
 ]
 SYSTEM = {"source": "system", "message": "You operate a shell."}
+REPLACED = {
+    "source": "system",
+    "message": "Rewritten.",
+    "observation": {"results": [{"content": "So far."}]},
+    "extra": {"context_management": {"type": "rewrite", "boundary": "replace"}},
+}
+PARTS = [{"type": "text", "text": "See"}, {"type": "image", "source": {"media_type": "image/png", "path": "a.png"}}]
+AUDIO = [{"type": "audio", "source": {"media_type": "audio/wav", "path": "a.wav"}}]
 
 
 def document(*steps: dict[str, Any]) -> str:
@@ -46,6 +61,18 @@ def document(*steps: dict[str, Any]) -> str:
         ([SYSTEM, USER, CALL], TOLD),
         ([SYSTEM, USER, CALL, ANSWER], [*TOLD, {"role": "assistant", "content": "There are 42."}]),
         ([USER, ANSWER, USER], [TOLD[0], {"role": "assistant", "content": "There are 42."}, TOLD[0]]),
+        ([USER, {**CALL, "is_copied_context": True}], TOLD),
+        ([USER, {**CALL, "llm_call_count": 0}], TOLD),
+        ([USER, SYSTEM], [TOLD[0], {"role": "system", "content": "You operate a shell."}]),
+        ([SYSTEM, USER, ANSWER, REPLACED, USER], [{"role": "user", "content": "So far."}, TOLD[0]]),
+        (
+            [{**USER, "message": PARTS}, {**ANSWER, "message": PARTS}, {**USER, "message": AUDIO}],
+            [
+                {"role": "user", "content": [PARTS[0], {"type": "image_url", "image_url": {"url": "a.png"}}]},
+                {"role": "assistant", "content": "See"},
+                {"role": "user", "content": [{"type": "text", "text": "[audio: a.wav]"}]},
+            ],
+        ),
     ],
 )
 def test_the_whole_conversation(tmp_path: Path, steps: list[dict[str, Any]], messages: list[Any]) -> None:
@@ -89,6 +116,9 @@ def test_one_that_was_recorded_here(tmp_path: Path) -> None:
         (document(), r"steps: .*at least 1"),
         (document({"source": "user"}), r"steps\.0\.message"),
         ("[]", "valid ATIF document"),
+        ("", "line 1 column 1"),
+        ('{"agent": ' * 100_000, "nested too deeply"),
+        (document(SYSTEM), "found no message"),
     ],
 )
 def test_documents_that_are_none_are_found_before_the_start(make_task: MakeTask, text: str, said: str) -> None:
@@ -96,6 +126,23 @@ def test_documents_that_are_none_are_found_before_the_start(make_task: MakeTask,
     task.check_runnable()
     with pytest.raises(TaskError, match=rf"a-task/trajectory\.json: .*{said}"):
         task.check_runnable(supported=frozenset({"messages"}))
+
+
+@examples(50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_document_with_a_thing_replaced_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
+    replaced = copy.deepcopy(counting())
+    inner: Any = replaced
+    while True:
+        key = data.draw(st.sampled_from(list(inner) if isinstance(inner, dict) else range(len(inner))))
+        if not isinstance(inner[key], dict | list) or not inner[key] or data.draw(st.integers(0, 4)) == 0:
+            break
+        inner = inner[key]
+    inner[key] = data.draw(json_values)
+    path = tmp_path / "trajectory.json"
+    path.write_text(json.dumps(replaced))
+    with contextlib.suppress(TaskError):  # any other error is a defect
+        read_prior_context(path)
 
 
 def test_of_several_steps_only_the_first_has_one(make_task: MakeTask) -> None:

@@ -50,12 +50,10 @@ from ares_exp.trackers.tracker import RunInfo, Tracker
 from ares_exp.trackers.wandb_tracker import WandbTracker
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import TrajectoryCollector
-from ares_exp.trajectories.collectors.atif_collector import AtifTrajectoryCollector
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryCollector
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
 from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector
-from ares_exp.trajectories.collectors.parquet_collector import ParquetTrajectoryCollector
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, deserialize_llm_request
 from tests.agents.stateful_agent import StatefulAgentFactory
 from tests.agents.thorough_agent import ThoroughAgentFactory, answer
@@ -281,14 +279,12 @@ class TestUpdatable(PolicyContract):
 
 @pytest.fixture(
     params=[
-        lambda path: AtifTrajectoryCollector(path),
         lambda path: JsonTrajectoryCollector(path),
         lambda path: JsonTrajectoryCollector(path, compression="zstd"),
         lambda path: JsonlTrajectoryCollector(path / "all.jsonl"),
         lambda path: MemoryTrajectoryCollector(),
-        lambda path: ParquetTrajectoryCollector(path),
     ],
-    ids=["atif", "json", "zstd", "jsonl", "memory", "parquet"],
+    ids=["json", "zstd", "jsonl", "memory"],
 )
 def bundled_collector(request: pytest.FixtureRequest, tmp_path: Path) -> TrajectoryCollector:
     """Each collector that keeps episodes."""

@@ -122,7 +122,7 @@ def test_a_broken_step_is_named_by_its_place(tmp_path: Path) -> None:
         (lambda text: text.replace('"num_steps": 4', '"num_steps": 5'), "expected 5 steps, got 4"),
         (lambda text: text.replace('"outcome": "truncated"', '"outcome": "great"'), "great"),
         (lambda text: text.replace('"end_time": 1003.5', '"end_time": "late"'), "end_time"),
-        (lambda text: '{"schema_version": "ATIF-v1.6", "steps": []}', "name it ….atif.json"),
+        (lambda text: '{"schema_version": "ATIF-v1.6", "steps": []}', "use the run that it was exported from"),
         (lambda text: text.replace('"task_name"', '"name"'), "task_name"),
         (lambda text: text.replace("\n,{", "\n{", 1).replace("{", "", 1), "."),
         (lambda text: text + "{}\n", "after"),

@@ -28,10 +28,8 @@ from tests.unit.trajectories.chats import chat, cut, write
 WRITER = """
 import sys
 from pathlib import Path
-from ares_exp.trajectories.collectors.atif_collector import AtifTrajectoryCollector
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryCollector
-from ares_exp.trajectories.collectors.parquet_collector import ParquetTrajectoryCollector
 from tests.unit.trajectories.chats import chat
 
 run, length = Path(sys.argv[1]), int(sys.argv[2])
@@ -39,8 +37,6 @@ collectors = {
     "json": JsonTrajectoryCollector(run / "trajectories"),
     "zstd": JsonTrajectoryCollector(run / "trajectories", compression="zstd"),
     "jsonl": JsonlTrajectoryCollector(run / "trajectories.jsonl"),
-    "parquet": ParquetTrajectoryCollector(run / "parquet"),
-    "atif": AtifTrajectoryCollector(run / "atif"),
 }
 steps = chat(length=length).steps
 handles = {name: one.begin_episode(task_name="fix-bug", episode_id=name) for name, one in collectors.items()}
@@ -84,12 +80,12 @@ def test_killed_in_mid_episode(tmp_path: Path, seed: int, capsys: pytest.Capture
     assert main(["recover", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert not list(tmp_path.rglob("*.partial"))
-    names = {"trajectories/json.json", "trajectories/zstd.json.zst", "parquet/parquet.json", "atif/atif.json"}
+    names = {"trajectories/json.json", "trajectories/zstd.json.zst"}
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")} == {
         *names, "trajectories.jsonl", "trajectories.recovered.jsonl",
     }  # fmt: skip
     episodes = load(tmp_path)
-    assert {episode.episode_id for episode in episodes} == {"json", "zstd", "jsonl", "parquet", "atif"}
+    assert {episode.episode_id for episode in episodes} == {"json", "zstd", "jsonl"}
     for stored in episodes:
         assert stored.outcome is Outcome.LOST
         assert stored.total_reward is None
@@ -97,7 +93,7 @@ def test_killed_in_mid_episode(tmp_path: Path, seed: int, capsys: pytest.Capture
         assert f"{stored.num_steps} time steps (outcome lost) kept in {stored.path.name}" in said
         assert stored.load().steps == steps[: stored.num_steps]
     assert main(["recover", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "5 of 5 files are whole.\n"
+    assert capsys.readouterr().out == "3 of 3 files are whole.\n"
 
 
 def test_a_living_writer_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,11 +104,11 @@ def test_a_living_writer_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFix
             assert main(["recover", str(tmp_path)]) == 0
         assert {path: path.read_bytes() for path in tmp_path.rglob("*.*")} == files
     said = capsys.readouterr().out
-    for name in ("json.json.partial", "zstd.json.zst.partial", "atif.json.partial", "parquet.json.partial"):
+    for name in ("json.json.partial", "zstd.json.zst.partial"):
         assert f"{name}: a living process writes in its folder" in said
     assert "trajectories.jsonl: a living process writes in it" in said
     assert before.name not in said
-    assert "5 left alone; 1 of 6 files are whole" in said
+    assert "3 left alone; 1 of 4 files are whole" in said
 
 
 def test_who_asks_does_not_keep_a_writer_from_its_lock(tmp_path: Path) -> None:
@@ -191,14 +187,6 @@ def test_a_jsonl_file_keeps_its_good_episodes(tmp_path: Path, capsys: pytest.Cap
     assert (a, c) == (chat("a"), chat("c"))
     assert (b.episode_id, b.num_steps, b.outcome) == ("b", 2, Outcome.LOST)
     assert len(load(tmp_path)) == 3
-
-
-def test_exports_are_not_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path / "a1.json", chat("a1"))
-    for name in ("a1.parquet", "a1.atif.json", "b2.parquet"):
-        (tmp_path / name).write_bytes(b"garbage")
-    assert main(["recover", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "1 of 1 files are whole.\n"
 
 
 @pytest.mark.parametrize("name", ["a1.json", "a1.json.zst"])

@@ -288,25 +288,11 @@ def test_a_narrow_list_goes_without_columns(tmp_path: Path, width: int, columns:
     assert [*fitting] == columns
 
 
-@pytest.mark.parametrize("name", ["trajectories/a1.json", "trajectories.jsonl", "parquet/a1.json", "atif/a1.json"])
+@pytest.mark.parametrize("name", ["trajectories/a1.json", "trajectories.jsonl"])
 def test_an_episode_by_its_id(tmp_path: Path, name: str) -> None:
     write(tmp_path / name, chat("a1"))
     assert shown(tmp_path / "a").startswith("Episode a1\n")
     assert shown(tmp_path / name / "a1").startswith("Episode a1\n")
-
-
-@pytest.mark.parametrize("name", ["parquet/a1.parquet", "atif/a1.atif.json"])
-def test_a_run_that_has_only_exports(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(tmp_path / name, chat("a1"))
-    assert main(["show", str(tmp_path / name)]) == 2
-    assert main(["show", str(tmp_path)]) == 0
-    said = capsys.readouterr().err.splitlines()
-    remedy = f"`ares-exp convert {path.parent} {path.parent} --to json` makes one of it."
-    problem = f"{path}: expected a record (JSON or JSON Lines), got an export. {remedy}"
-    assert said == [f"error: {problem}", f"left out: {problem}"]
-    assert main(["convert", str(path.parent), str(path.parent), "--to", "json"]) == 0
-    capsys.readouterr()
-    assert shown(tmp_path / "a1").startswith("Episode a1\n")
 
 
 def test_an_id_that_begins_others(tmp_path: Path) -> None:

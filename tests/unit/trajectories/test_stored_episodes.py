@@ -117,10 +117,7 @@ def run_with_all_formats(run: Path) -> None:
     (run / "summary.json").write_text("{}")
     write(run / "trajectories" / "a1.json", chat("a1"))
     write(run / "trajectories.jsonl", chat("a1"), chat("b2", "other", start=500.0))
-    write(run / "parquet" / "c3.json", chat("c3", start=2000.0))
-    write(run / "parquet" / "c3.parquet", chat("c3", start=2000.0))
-    write(run / "parquet" / "a1.parquet", chat("a1"))
-    write(run / "atif" / "a1.atif.json", chat("a1"))
+    write(run / "trajectories" / "c3.json", chat("c3", start=2000.0))
 
 
 def test_an_episode_in_several_formats_counts_once(tmp_path: Path) -> None:
@@ -128,23 +125,6 @@ def test_an_episode_in_several_formats_counts_once(tmp_path: Path) -> None:
     episodes = load(tmp_path)
     assert ids(episodes) == ["b2", "a1", "c3"]
     assert [episode.path.name for episode in episodes] == ["trajectories.jsonl", "a1.json", "c3.json"]
-    (tmp_path / "atif" / "a1.atif.json").write_text("garbage")  # need not be opened
-    assert ids(load(tmp_path)) == ["b2", "a1", "c3"]
-
-
-def test_exports_without_a_record_are_refused_with_the_remedy(tmp_path: Path) -> None:
-    write(tmp_path / "trajectories" / "a1.json", chat("a1"))
-    for name in ("b2", "c3"):
-        write(tmp_path / "parquet" / f"{name}.parquet", chat(name))
-    first, remedy = tmp_path / "parquet" / "b2.parquet", rf"convert {tmp_path}/parquet {tmp_path}/parquet --to json`"
-    with pytest.raises(TrajectoryFormatError, match=rf"{first} \(and 1 more there\): expected a record.*{remedy}"):
-        load(tmp_path)
-    episodes = load(tmp_path, skip_broken=True)
-    assert ids(episodes) == ["a1"]
-    assert len(episodes.left_out) == 1
-    lone = write(tmp_path / "x.parquet", chat("x"))
-    with pytest.raises(TrajectoryFormatError, match=rf"convert {lone} {tmp_path}/x\.jsonl`"):
-        load(lone)
 
 
 def test_a_sweep_has_the_episodes_of_all_its_runs(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCall
 from ares_exp.records.results import Outcome
 from ares_exp.trajectories.exports.preference_export import preference_rows
 from ares_exp.trajectories.exports.sft_export import sft_rows
-from ares_exp.trajectories.exports.training_conversations import EpisodeFilter
 from ares_exp.trajectories.records import (
     EpisodeTrajectory,
     StepRecord,
@@ -82,6 +81,10 @@ def test_a_linear_episode_is_one_row_that_ends_with_the_reply() -> None:
         {
             "messages": [SYSTEM, user("Go."), assistant("a"), user("ok"), assistant("b"), user("ok"), assistant("c")],
             "tools": [],
+            "episode_id": "e",
+            "task": "sort",
+            "lane": "main",
+            "reward": 1.0,
         }
     ]
     assert report.sentences() == ["1 row from 1 episode."]
@@ -103,36 +106,16 @@ def test_other_tools_make_another_conversation() -> None:
 
 
 def test_the_same_conversation_of_two_episodes_is_one_row() -> None:
-    rows, report = sft_rows([talk("a", episode_id="1"), talk("b"), talk("a", episode_id="2")], columns=True)
+    rows, report = sft_rows([talk("a", episode_id="1"), talk("b"), talk("a", episode_id="2")])
     assert [row["episode_id"] for row in rows] == ["1", "e"]
     assert report.left_out == {"conversations that another episode has too": 1}
     assert report.rows == 2
 
 
-@pytest.mark.parametrize(
-    ("keep", "used"),
-    [
-        (None, ["good", "bad", "cut"]),
-        (EpisodeFilter(min_reward=0.5), ["good"]),
-        (EpisodeFilter(min_reward=1.0), ["good"]),
-        (EpisodeFilter(max_reward=0.5), ["bad", "cut"]),
-        (EpisodeFilter(outcomes={Outcome.TRUNCATED}), ["cut"]),
-        (EpisodeFilter(tasks=["so*", "none"]), ["good", "bad"]),
-        (EpisodeFilter(tasks=["sor"]), []),
-    ],
-)
-def test_filters(keep: EpisodeFilter | None, used: list[str]) -> None:
-    episodes = [
-        talk("1", episode_id="good"),
-        talk("2", episode_id="bad", reward=0.0),
-        talk("3", episode_id="cut", reward=0.25, outcome=Outcome.TRUNCATED, task="count"),
-        talk("4", episode_id="unscored", reward=None),
-    ]
-    rows, report = sft_rows(episodes, keep=keep, columns=True)
-    assert [row["episode_id"] for row in rows] == used
-    assert report.left_out["episodes without a reward"] == 1
-    assert report.left_out.total() == 4 - len(used)
-    assert "Left out: 1 episode without a reward." in report.sentences()
+def test_episodes_without_a_reward_are_counted() -> None:
+    rows, report = sft_rows([talk("1", episode_id="good"), talk("2", reward=0.0), talk("3", reward=None)])
+    assert [row["episode_id"] for row in rows] == ["good", "e"]
+    assert report.sentences() == ["2 rows from 3 episodes.", "Left out: 1 episode without a reward."]
 
 
 def test_tool_calls_have_the_chat_completions_form() -> None:
@@ -223,7 +206,7 @@ def test_steps_without_a_conversation_are_counted() -> None:
 @examples(20)
 @given(st.lists(trajectories(), max_size=3))
 def test_rows_are_json_end_with_a_reply_and_are_no_beginnings_of_each_other(episodes: list[EpisodeTrajectory]) -> None:
-    rows, report = sft_rows(episodes, columns=True)
+    rows, report = sft_rows(episodes)
     made = list(rows)
     assert json.loads(json.dumps(made, allow_nan=False)) == made
     assert report.rows == len(made)
@@ -246,7 +229,7 @@ def test_the_last_reply_of_every_scored_episode_is_in_a_row(episode: EpisodeTraj
 
 def test_a_pair_parts_before_the_first_reply_that_differs() -> None:
     good, bad = talk("a", "good", "end", episode_id="2"), talk("a", "bad", reward=0.0, episode_id="1")
-    rows, report = preference_rows([bad, good], columns=True)
+    rows, report = preference_rows([bad, good])
     assert list(rows) == [
         {
             "prompt": [SYSTEM, user("Go."), assistant("a"), user("ok")],
@@ -262,8 +245,6 @@ def test_a_pair_parts_before_the_first_reply_that_differs() -> None:
         }
     ]
     assert report.sentences() == ["1 row from 2 episodes."]
-    (row,) = preference_rows([good, bad], completion="turn")[0]
-    assert (row["chosen"], row["rejected"]) == ([assistant("good")], [assistant("bad")])
 
 
 def test_attempts_that_part_where_the_environment_speaks_share_a_reply() -> None:
@@ -272,9 +253,6 @@ def test_attempts_that_part_where_the_environment_speaks_share_a_reply() -> None
     (row,) = preference_rows([good, bad])[0]
     assert row["prompt"] == [SYSTEM, user("Go.")]
     assert row["chosen"] == [assistant("a"), user("3"), assistant("b")]
-    rows, report = preference_rows([good, bad], completion="turn")
-    assert list(rows) == []
-    assert report.left_out == {"pairs of attempts that part where the environment speaks, not the model": 1}
 
 
 @pytest.mark.parametrize(
@@ -315,7 +293,7 @@ def test_pairs_keep_their_bounds_and_order_whatever_the_order_of_episodes(
     attempts: list[tuple[str, float | None]], most: int, margin: float, random: Any
 ) -> None:
     episodes = [talk(text, reward=reward, episode_id=f"e{at}") for at, (text, reward) in enumerate(attempts)]
-    made = list(preference_rows(episodes, pairs_per_task=most, min_margin=margin, columns=True)[0])
+    made = list(preference_rows(episodes, pairs_per_task=most, min_margin=margin)[0])
     assert len(made) <= most
     for row in made:
         assert row["chosen_reward"] - row["rejected_reward"] >= max(margin, 0.5)
@@ -328,7 +306,7 @@ def test_pairs_keep_their_bounds_and_order_whatever_the_order_of_episodes(
     }
     assert len(made) == min(most, len(possible))
     shuffled = random.sample(episodes, len(episodes))
-    assert list(preference_rows(shuffled, pairs_per_task=most, min_margin=margin, columns=True)[0]) == made
+    assert list(preference_rows(shuffled, pairs_per_task=most, min_margin=margin)[0]) == made
 
 
 @pytest.mark.parametrize("wrong", [{"min_margin": -0.1}, {"min_margin": float("nan")}, {"pairs_per_task": 0}])

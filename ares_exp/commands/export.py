@@ -1,0 +1,284 @@
+"""The command `export`: writes the episodes of a run in the format of another program."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ares_exp.environment import MAIN_LANE
+from ares_exp.errors import UserError
+from ares_exp.records.latest_run import MEANING, run_path
+from ares_exp.records.results import Outcome
+from ares_exp.records.run_dir import appearing, dump_json
+from ares_exp.terminal.run_command import EXIT_OK
+from ares_exp.terminal.terminal import count_of, printable
+from ares_exp.trajectories.collectors.json_collector import SAFE_NAME
+from ares_exp.trajectories.exports.exported_episodes import ExportedEpisodes
+from ares_exp.trajectories.exports.parquet_export import PARQUET_SUFFIX, write_parquet
+from ares_exp.trajectories.exports.preference_export import preference_rows
+from ares_exp.trajectories.exports.sft_export import sft_rows
+from ares_exp.trajectories.exports.training_conversations import ExportReport, left_out_sentences
+from ares_exp.trajectories.files.jsonl_file import jsonl_lines
+from ares_exp.trajectories.files.line_file import ZSTD, write_lines
+
+T = TypeVar("T")
+Written = tuple[int, list[str]]
+"""Number of episodes, rows or trials, and sentences for the user, the first of which has that number."""
+
+EXIT_SOME_UNREADABLE = 1
+SUCCESS = 1.0
+"""Least reward for supervised training, unless bounds are given."""
+JSONL_SUFFIXES = (".jsonl", f".jsonl{ZSTD}")
+CHOOSING = ("task", "outcome", "min_reward", "max_reward")
+OF_ROWS = ("oracle", "tool_arguments", "reasoning")
+OF_TOKENS = ("conversation", "realign_tokens", "temperature", "altered_sampling")
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """A format.
+
+    Attributes:
+        write: Writes OUT; returns zero if there was nothing to write.
+        suffixes: Ends of the names of its files; empty if OUT is a folder.
+        options: Attributes of the options that it takes.
+        about: One line of the help.
+    """
+
+    write: Callable[[ExportedEpisodes, argparse.Namespace], Written]
+    suffixes: tuple[str, ...]
+    options: tuple[str, ...]
+    about: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of the command."""
+    parser.add_argument(
+        "run", type=run_path, metavar="RUN", help=f"a run directory, a folder of runs, or a file of episodes; {MEANING}"
+    )
+    parser.add_argument("out", type=Path, metavar="OUT", help="the file, or the folder; see the formats")
+    parser.add_argument("--to", required=True, choices=FORMATS, metavar="FORMAT", help=", ".join(FORMATS))
+    parser.add_argument("--force", action="store_true", help="overwrite the file (not a folder)")
+    chosen = parser.add_argument_group("which episodes (not for harbor)", "All conditions must hold.")
+    chosen.add_argument("--task", action="append", metavar="PATTERN", help="a task's name, or e.g. 'fix-*'; repeatable")
+    chosen.add_argument("--outcome", action="append", choices=[*Outcome], metavar="OUTCOME",
+                        help=f"{', '.join(Outcome)}; repeatable")  # fmt: skip
+    chosen.add_argument("--min-reward", type=float, metavar="X", help="at least this total reward")
+    chosen.add_argument("--max-reward", type=float, metavar="X", help="at most this total reward")
+    rows = parser.add_argument_group("sft and preference")
+    rows.add_argument("--oracle", action="store_true", help="also episodes of the oracle")
+    rows.add_argument("--tool-arguments", choices=("text", "object"), help="form of tool calls' arguments [text]")
+    rows.add_argument("--reasoning", choices=("field", "think"),
+                      help="keep reasoning: as `reasoning_content`, or in the text as <think>…</think>")  # fmt: skip
+    tokens = parser.add_argument_group("tokens")
+    tokens.add_argument("--conversation", action="append", metavar="PATTERN",
+                        help=f"conversations to train on: e.g. 'sub-*'; repeatable [{MAIN_LANE}]")  # fmt: skip
+    tokens.add_argument("--realign-tokens", type=int, metavar="N",
+                        help="sampled tokens at a call's end that may go untrained to avoid a fork [0]")  # fmt: skip
+    tokens.add_argument("--temperature", metavar="T", help="required sampling temperature, or `any` [1]")
+    tokens.add_argument("--altered-sampling", action="store_true",
+                        help="also responses whose sampling a truncation, a penalty or a grammar changed")  # fmt: skip
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Writes the export, and prints a summary."""
+    out, name = arguments.out, arguments.to
+    _check(arguments)
+    bounded = (arguments.min_reward, arguments.max_reward) != (None, None)
+    episodes = ExportedEpisodes(
+        arguments.run,
+        arguments.task or (),
+        arguments.outcome or (),
+        SUCCESS if name == "sft" and not bounded else arguments.min_reward,
+        arguments.max_reward,
+        oracle=arguments.oracle or name not in ("sft", "preference"),
+    )
+    try:
+        written, sentences = FORMATS[name].write(episodes, arguments)
+    except OSError as error:
+        raise UserError(f"Cannot write {out}: {error.strerror or error}.") from error
+    for problem in episodes.problems:
+        sys.stderr.write(f"error: {printable(problem)}\n")
+    counted, *more = [*sentences, *left_out_sentences(episodes.left_out)]
+    if not written:
+        raise UserError(" ".join([f"Nothing in {arguments.run} can be exported to {name}.", *more]))
+    for sentence in (f"Wrote {out}.", counted, *more):
+        sys.stdout.write(f"{printable(sentence)}\n")
+    return EXIT_SOME_UNREADABLE if episodes.problems else EXIT_OK
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Checks the arguments before anything is read."""
+    out, name, suffixes = arguments.out, arguments.to, FORMATS[arguments.to].suffixes
+    for option in ("force", *CHOOSING, *OF_ROWS, *OF_TOKENS):
+        if getattr(arguments, option) not in (None, False) and option not in FORMATS[name].options:
+            takers = [other for other, item in FORMATS.items() if option in item.options]
+            raise UserError(
+                f"Expected `--{option.replace('_', '-')}` only with `--to {', '.join(takers)}`, got `--to {name}`."
+            )
+    if suffixes and not out.name.endswith(suffixes):
+        raise UserError(
+            f"Expected OUT to be a file of {name}, whose name ends with {' or '.join(suffixes)}, got {out}."
+        )
+    if out.exists() and not arguments.force:
+        remedy = "`--force` overwrites it." if suffixes else "Use another name, or remove it."
+        raise UserError(f"Expected a new OUT, but {out} exists. {remedy}")
+
+
+def _write_jsonl(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> Written:
+    if (found := _unless_empty(episodes)) is not None:
+        _write_lines(arguments.out, (line for episode in found for line in jsonl_lines(episode)))
+    return _counted(episodes)
+
+
+def _write_parquet(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> Written:
+    if (found := _unless_empty(episodes)) is not None:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        write_parquet(arguments.out, found)
+    return _counted(episodes)
+
+
+def _write_atif(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> Written:
+    from ares_exp.trajectories.atif.writer import ATIF_SUFFIX, write_atif  # loads pydantic, which takes its time
+
+    changed: Counter[str] = Counter()
+    if (found := _unless_empty(episodes)) is not None:
+        with appearing(arguments.out) as folder:
+            for episode in found:
+                changed.update(write_atif(folder / f"{_file_name(episode.episode_id)}{ATIF_SUFFIX}", episode))
+    count, sentences = _counted(episodes)
+    return count, [*sentences, *(f"In {count_of(n, 'episode')}: {what}." for what, n in sorted(changed.items()))]
+
+
+def _write_sft(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> Written:
+    return _write_rows(arguments, *sft_rows(episodes, **_row_options(arguments)))
+
+
+def _write_preference(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> Written:
+    return _write_rows(arguments, *preference_rows(episodes, **_row_options(arguments)))
+
+
+def _row_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {"tool_arguments": arguments.tool_arguments or "text", "reasoning": arguments.reasoning}
+
+
+def _write_rows(arguments: argparse.Namespace, rows: Iterator[dict[str, Any]], report: ExportReport) -> Written:
+    if (found := _unless_empty(rows)) is not None:
+        _write_lines(arguments.out, (f"{dump_json(row)}\n" for row in found))
+    return report.rows, report.sentences()
+
+
+def _write_tokens(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> Written:
+    from ares_exp.training.recorded_sequences import RecordedSequences
+    from ares_exp.training.sequence_files import write_sequences
+
+    temperature = arguments.temperature or "1"
+    try:
+        expected = None if temperature == "any" else float(temperature)
+    except ValueError:
+        raise UserError(f"Expected `--temperature` to be a number or `any`, got {temperature!r}.") from None
+    if (realign_tokens := arguments.realign_tokens or 0) < 0:
+        raise UserError(f"Expected `--realign-tokens` to be at least 0, got {realign_tokens}.")
+    recorded = RecordedSequences(
+        arguments.run,
+        lanes=arguments.conversation or [MAIN_LANE],
+        realign_tokens=realign_tokens,
+        temperature=expected,
+        altered_sampling=arguments.altered_sampling,
+    )
+    reports = (report for episode in episodes if (report := recorded.add(episode)) is not None)
+    if (found := _unless_empty(row for report in reports for row in report.rows)) is not None:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        write_sequences(arguments.out, found)
+    return recorded.counts.rows, recorded.sentences()
+
+
+def _write_harbor(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> Written:
+    from ares_exp.harbor_export.job_folder import is_file_name, write_job
+    from ares_exp.harbor_export.recorded_job import read_job
+
+    folder, name = arguments.out.parent, arguments.out.name
+    if not is_file_name(name):
+        raise UserError(f"Expected the name of a job to be letters, digits and ._-, got {name!r:.80}.")
+    job = read_job(arguments.run)
+    exported = write_job(job, folder, name)
+    episodes.problems += exported.warnings
+    trials, errors = (exported.result["stats"][key] for key in ("n_completed_trials", "n_errored_trials"))
+    sentences = [f"{count_of(trials, 'trial')}, {errors} of them with an error.", f"To open it: harbor view {folder}"]
+    if unfinished := job.planned - trials:
+        sentences.insert(1, f"{count_of(unfinished, 'attempt')} without a result yet.")
+    return trials, sentences
+
+
+def _counted(episodes: ExportedEpisodes) -> Written:
+    return episodes.count, [f"{count_of(episodes.count, 'episode')}."]
+
+
+def _unless_empty(items: Iterable[T]) -> Iterator[T] | None:
+    """Returns `items`, or `None` if there are none, so that no file is made of nothing."""
+    iterator = iter(items)
+    for first in iterator:
+        return chain([first], iterator)
+    return None
+
+
+def _write_lines(out: Path, lines: Iterable[str]) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_lines(out, lines)
+
+
+def _file_name(episode_id: str) -> str:
+    """Returns the id, or a safe file name like it for a foreign id."""
+    if SAFE_NAME.fullmatch(episode_id) and not episode_id.startswith("."):
+        return episode_id
+    like_it = re.sub(r"[^A-Za-z0-9_-]+", "_", episode_id)[:100]
+    return f"{like_it}-{hashlib.sha256(episode_id.encode(errors='surrogatepass')).hexdigest()[:12]}"
+
+
+FORMATS = {
+    "jsonl": _Format(_write_jsonl, JSONL_SUFFIXES, ("force", *CHOOSING), "everything that was recorded"),
+    "parquet": _Format(_write_parquet, (PARQUET_SUFFIX,), ("force", *CHOOSING), "a table with one row per step"),
+    "atif": _Format(_write_atif, (), CHOOSING, "Agent Trajectory Interchange Format, one file per episode"),
+    "sft": _Format(
+        _write_sft, JSONL_SUFFIXES, ("force", *CHOOSING, *OF_ROWS), "chat messages for supervised training"
+    ),
+    "preference": _Format(
+        _write_preference, JSONL_SUFFIXES, ("force", *CHOOSING, *OF_ROWS), "pairs of a better and a worse attempt"
+    ),
+    "tokens": _Format(
+        _write_tokens, (*JSONL_SUFFIXES, PARQUET_SUFFIX), ("force", *CHOOSING, *OF_TOKENS),
+        "sampled tokens for on-policy training",
+    ),
+    "harbor": _Format(_write_harbor, (), (), "a Harbor job, for `harbor view`"),
+}  # fmt: skip
+
+
+def _listed(name: str) -> str:
+    return f"  {name:<11} {', '.join(FORMATS[name].suffixes) or 'a folder':<29} {FORMATS[name].about}\n"
+
+
+DESCRIPTION = f"""\
+Writes the episodes of RUN to OUT in another format. OUT is a new file whose name ends as listed, or a new folder:
+
+{"".join(map(_listed, FORMATS))}
+Episodes of a killed run are included with their complete steps. `sft` takes rewards of at least {SUCCESS:g}, unless you
+give other bounds. `tokens` needs a policy that records token ids and log-probabilities.
+"""
+EPILOG = """\
+Examples:
+  %(prog)s outputs/first episodes.parquet --to parquet
+  %(prog)s outputs/first good.jsonl --to sft --min-reward 0.5
+  %(prog)s outputs/first rows.parquet --to tokens --conversation main --conversation 'sub-*'
+  %(prog)s outputs/first jobs/first --to harbor
+
+Exit codes: 0 all was read; 1 something could not be read (the rest is written); 2 the command line is wrong, or there
+is nothing to write.
+"""

@@ -1,0 +1,90 @@
+"""The episodes of a run that an export takes: found, filtered, and loaded one at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from ares_exp.errors import TrajectoryFormatError
+from ares_exp.trajectories.records import EpisodeTrajectory
+from ares_exp.trajectories.stored_episodes import StoredEpisode, load
+
+
+@dataclass(slots=True)
+class ExportedEpisodes:
+    """The wanted episodes of `run`, to be iterated over once. Only one of them is in memory at a time.
+
+    An episode that a killed run left has its complete steps and the outcome `lost`. A file that cannot be read is a
+    problem, and the other episodes follow.
+
+    Attributes:
+        run: A run directory, a folder of runs, or a file of episodes.
+        tasks: Names of tasks, or patterns such as `fix-*`; empty for all.
+        outcomes: Names of outcomes; empty for all.
+        min_reward, max_reward: Bounds of the total reward, inclusive; `None` for no bound. An episode without a reward
+            is outside of any bound.
+        oracle: Whether episodes with responses of the oracle are wanted.
+        count: Number of episodes that were yielded.
+        left_out: Number of other episodes by the reason, as in `{"episodes without a reward": 3}`.
+        problems: One sentence for each thing that cannot be read, with the file and the position.
+    """
+
+    run: Path
+    tasks: Collection[str] = ()
+    outcomes: Collection[str] = ()
+    min_reward: float | None = None
+    max_reward: float | None = None
+    oracle: bool = True
+    count: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[EpisodeTrajectory]:
+        """Yields the episodes in the order in which they started.
+
+        Raises:
+            TrajectoryFormatError: The path does not exist.
+        """
+        found = load(self.run, partial=True, skip_broken=True)
+        self.problems += found.left_out
+        seen: set[str] = set()
+        for stored in found:
+            reason = "with the id of an earlier one" if stored.episode_id in seen else self._why_not(stored)
+            seen.add(stored.episode_id)
+            if reason is None:
+                try:
+                    episode = stored.load()
+                    if episode.num_steps != len(episode.steps):
+                        raise TrajectoryFormatError(
+                            f"{stored.path}: expected {episode.num_steps} steps of {episode.episode_id!r:.80}, got "
+                            f"{len(episode.steps)}."
+                        )
+                except TrajectoryFormatError as error:
+                    self.problems.append(str(error))
+                    continue
+                if self.oracle or not episode.is_of_oracle:
+                    self.count += 1
+                    yield episode
+                    continue
+                reason = "of the oracle (`--oracle` includes them)"
+            self.left_out[f"episodes {reason}"] += 1
+
+    def _why_not(self, episode: StoredEpisode) -> str | None:
+        """Returns why an episode is not wanted, in words that follow "3 episodes"; `None` if it is."""
+        reward = episode.total_reward
+        if self.tasks and not any(fnmatchcase(episode.task_name, task) for task in self.tasks):
+            return "of other tasks"
+        if episode.outcome is None:
+            return "still running"
+        if self.outcomes and episode.outcome not in self.outcomes:
+            return f"with the outcome {episode.outcome}"
+        if reward is None:
+            return "without a reward" if (self.min_reward, self.max_reward) != (None, None) else None
+        if self.min_reward is not None and reward < self.min_reward:
+            return f"with a reward below {self.min_reward:g}"
+        if self.max_reward is not None and reward > self.max_reward:
+            return f"with a reward above {self.max_reward:g}"
+        return None

@@ -1,0 +1,261 @@
+"""The command `export`: which episodes it takes, what it writes, and how it reports mistakes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from ares_exp.commands.export import FORMATS
+from ares_exp.records.results import Outcome
+from ares_exp.terminal.subcommands import run_module
+from ares_exp.trajectories.atif.schema import check_atif
+from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
+from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryCollector
+from ares_exp.trajectories.files.jsonl_file import load_jsonl
+from ares_exp.trajectories.records import EpisodeTrajectory
+from tests.unit.trajectories.chats import chat, cut, ids, with_step, write
+
+GOLDEN = Path(__file__).parents[1] / "trajectories" / "golden" / "version_3.jsonl"
+
+
+def export(run: Path, out: Path, name: str, *options: str) -> int:
+    return run_module("ares_exp.commands.export", [str(run), str(out), "--to", name, *options], "ares-exp export")
+
+
+def of_oracle(episode: EpisodeTrajectory) -> EpisodeTrajectory:
+    return with_step(episode, 1, action={**(episode.steps[1].action or {}), "model": "oracle"})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Three finished episodes: rewards 1, 0 and none."""
+    folder = tmp_path / "run" / "trajectories"
+    write(folder / "e0.json", chat("e0", "fix-a", start=0.0))
+    write(folder / "e1.json", chat("e1", "fix-b", reward=0.0, start=1.0, outcome=Outcome.TRUNCATED))
+    write(folder / "e2.json", chat("e2", "other", reward=None, start=2.0, outcome=Outcome.AGENT_ERROR))
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.zst"])
+def test_jsonl_has_everything_that_was_recorded(run: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    [golden] = load_jsonl(GOLDEN)
+    write(run / "trajectories" / "golden.json", replace(golden, start_time=5.0, end_time=99.0))
+    assert export(run, run.parent / "new" / name, "jsonl") == 0
+    assert capsys.readouterr().out == f"Wrote {run.parent / 'new' / name}.\n4 episodes.\n"
+    assert load_jsonl(run.parent / "new" / name) == [
+        EpisodeTrajectory.load(path) for path in sorted((run / "trajectories").iterdir())
+    ]
+
+
+def test_parquet_has_a_row_per_step(run: Path) -> None:
+    assert export(run, run.parent / "out.parquet", "parquet") == 0
+    rows = pq.read_table(run.parent / "out.parquet").to_pylist()
+    assert [(row["episode_id"], row["step_index"]) for row in rows] == [
+        (name, step) for name in ("e0", "e1", "e2") for step in range(4)
+    ]
+
+
+def test_atif_has_a_file_per_episode(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    board = replace(
+        chat("board", start=3.0), steps=(replace(chat().steps[0], observation={"board": [1]}),), num_steps=1
+    )
+    write(run / "trajectories" / "board.json", board)
+    assert export(run, run.parent / "out", "atif") == 0
+    files = sorted((run.parent / "out").iterdir())
+    assert [path.name for path in files] == [f"{name}.atif.json" for name in ("board", "e0", "e1", "e2")]
+    for path in files:
+        check_atif(json.loads(path.read_text()))
+    said = capsys.readouterr().out.splitlines()
+    assert said[1] == "4 episodes."
+    assert said[2].startswith("In 1 episode: Observations or actions that are no chat requests")
+
+
+@pytest.mark.parametrize("name", ["../../escape", "/etc/passwd", ".hidden", "a b", "x" * 300, "\udc80", ".."])
+def test_a_foreign_id_stays_in_the_folder(tmp_path: Path, name: str) -> None:
+    source = write(tmp_path / "in.jsonl", chat(name))
+    assert export(source, tmp_path / "out", "atif") == 0
+    [path] = (tmp_path / "out").iterdir()
+    assert path.name.endswith(".atif.json")
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["in.jsonl", "out"]
+
+
+@pytest.mark.parametrize(
+    ("options", "kept", "left_out"),
+    [
+        ([], ["e0", "e1", "e2"], []),
+        (["--task", "fix-*"], ["e0", "e1"], ["1 episode of other tasks"]),
+        (["--task", "fix-a", "--task", "other"], ["e0", "e2"], ["1 episode of other tasks"]),
+        (["--outcome", "agent_error"], ["e2"], ["1 episode with the outcome completed", "1 episode with the outcome"]),
+        (["--min-reward", "1"], ["e0"], ["1 episode with a reward below 1", "1 episode without a reward"]),
+        (["--max-reward", "0"], ["e1"], ["1 episode with a reward above 0", "1 episode without a reward"]),
+        (["--min-reward=-1"], ["e0", "e1"], ["1 episode without a reward"]),
+    ],
+)
+def test_only_wanted_episodes_are_written(
+    run: Path, options: list[str], kept: list[str], left_out: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export(run, run.parent / "out.jsonl", "jsonl", *options) == 0
+    assert ids(load_jsonl(run.parent / "out.jsonl")) == kept
+    said = capsys.readouterr().out
+    assert all(f"Left out: {reason}" in said for reason in left_out)
+    assert said.count("Left out: ") == len(left_out)
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS.keys() - {"harbor"}))
+def test_no_file_is_made_of_nothing(run: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = f"new/out{next(iter(FORMATS[name].suffixes), '')}"
+    assert export(run, run.parent / out, name, "--task", "none") == 2
+    told = f"Nothing in {run} can be exported to {name}. Left out: 3 episodes of other tasks."
+    assert told in capsys.readouterr().err
+    assert [path.name for path in run.parent.iterdir()] == ["run"]
+
+
+def test_missing_and_empty_runs_are_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert export(tmp_path / "no", tmp_path / "out.jsonl", "jsonl") == 2
+    assert "No such file" in capsys.readouterr().err
+    assert export(tmp_path, tmp_path / "out.jsonl", "jsonl") == 2
+    assert capsys.readouterr().err == f"error: Nothing in {tmp_path} can be exported to jsonl.\n"
+
+
+def test_broken_files_are_named_and_the_others_exported(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run / "trajectories"
+    cut(folder / "e1.json", 300)
+    middle = folder / "e2.json"
+    middle.write_text(middle.read_text().replace('"MID"', '"MAD"', 1))
+    contradicting = folder / "x.jsonl"
+    write(contradicting, replace(chat("x"), num_steps=77))
+    assert export(run, run.parent / "out.jsonl", "jsonl") == 1
+    assert ids(load_jsonl(run.parent / "out.jsonl")) == ["e0"]
+    said = capsys.readouterr()
+    assert said.out.splitlines()[1:] == ["1 episode."]
+    for told in (f"error: {folder / 'e1.json'} at byte ", f"error: {middle} at byte ", "expected 77 steps"):
+        assert told in said.err
+
+
+def test_a_broken_line_costs_only_its_episode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write(tmp_path / "in.jsonl", chat("a"), chat("b"), chat("c"))
+    lines = source.read_text().splitlines(keepends=True)
+    broken = next(i for i, line in enumerate(lines) if '"episode_id": "b"' in line and '"type": "step"' in line)
+    lines[broken] = lines[broken].replace('"FIRST"', '"WORST"')
+    source.write_text("".join(lines))
+    assert export(source, tmp_path / "out.jsonl", "jsonl") == 1
+    assert ids(load_jsonl(tmp_path / "out.jsonl")) == ["a", "c"]
+    assert "got 'WORST'" in capsys.readouterr().err
+
+
+def test_a_run_gives_each_episode_once_and_what_a_killed_process_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, steps = tmp_path / "run", chat().steps
+    collectors = (
+        JsonTrajectoryCollector(run / "trajectories"),
+        JsonlTrajectoryCollector(run / "trajectories.jsonl"),
+    )
+    for collector in collectors:
+        for name in ("a", "b"):
+            collector.begin_episode(task_name="t", episode_id=name, start_time=float(name == "b"))
+            for step in steps[: 4 if name == "a" else 2]:
+                collector.record_step(step)
+            if name == "a":
+                collector.end_episode()
+    assert export(run, tmp_path / "out.jsonl", "jsonl") == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "1 episode.",
+        "Left out: 1 episode still running.",
+    ]
+    partial = (run / "trajectories" / "b.json.partial").read_bytes()
+    for collector in collectors:
+        collector.end_episode()
+        collector.close()
+    (run / "trajectories" / "b.json").unlink()
+    (run / "trajectories.jsonl").unlink()
+    (run / "trajectories" / "b.json.partial").write_bytes(partial)
+    assert export(run, tmp_path / "out.jsonl", "jsonl", "--force") == 0
+    whole, lost = load_jsonl(tmp_path / "out.jsonl")
+    assert (whole.episode_id, whole.steps) == ("a", steps)
+    assert (lost.episode_id, lost.steps, lost.outcome) == ("b", steps[:2], Outcome.LOST)
+
+
+def test_a_folder_of_runs_gives_an_episode_once(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(run.parent / "copy" / "trajectories" / "e0.json", chat("e0", "fix-a", start=0.0))
+    assert export(run.parent, run.parent / "out.parquet", "parquet") == 0
+    assert "Left out: 1 episode with the id of an earlier one." in capsys.readouterr().out
+
+
+def test_nothing_is_overwritten_without_force(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, folder = run.parent / "out.parquet", run.parent / "out"
+    out.write_text("precious")
+    assert export(run, out, "parquet") == 2
+    assert out.read_text() == "precious"
+    assert "`--force` overwrites it" in capsys.readouterr().err
+    assert export(run, out, "parquet", "--force") == 0
+    assert pq.read_table(out).num_rows == 12
+    folder.mkdir()
+    for name in ("atif", "harbor"):
+        assert export(run, folder, name) == 2
+        assert "out exists. Use another name, or remove it." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["out", "parquet"], "Expected OUT to be a file of parquet, whose name ends with .parquet, got"),
+        (["out.csv", "sft"], "ends with .jsonl or .jsonl.zst, got"),
+        (["out.jsonl", "jsonl", "--oracle"], "Expected `--oracle` only with `--to sft, preference`, got `--to jsonl`."),
+        (["out.jsonl", "sft", "--temperature=1"], "Expected `--temperature` only with `--to tokens`, got `--to sft`."),
+        (["out", "harbor", "--task=x"], "got `--to harbor`."),
+        (["out", "atif", "--force"], "Expected `--force` only with"),
+        (["run/trajectories/e0.json/out.jsonl", "jsonl"], "Cannot write "),
+    ],
+)
+def test_mistakes_are_errors_and_leave_nothing(
+    run: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    out, *rest = arguments
+    assert export(run, run.parent / out, *rest) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.out == ""
+    assert [path.name for path in run.parent.iterdir()] == ["run"]
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("options", "kept", "left_out"),
+    [
+        ([], ["good"], ["1 episode of the oracle (`--oracle` includes them)", "1 episode with a reward below 1"]),
+        (["--oracle"], ["good", "solution"], ["1 episode with a reward below 1"]),
+        (["--min-reward=0"], ["bad", "good"], ["1 episode of the oracle"]),
+        (["--max-reward=0.5"], ["bad"], ["2 episodes with a reward above 0.5"]),
+    ],
+)
+def test_supervised_training_takes_the_successes_of_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], kept: list[str], left_out: list[str]
+) -> None:
+    source = write(
+        tmp_path / "in.jsonl", chat("good", "a"), chat("bad", "b", reward=0.0), of_oracle(chat("solution", "c"))
+    )
+    assert export(source, tmp_path / "sft.jsonl", "sft", *options) == 0
+    rows = lines(tmp_path / "sft.jsonl")
+    assert sorted({row["episode_id"] for row in rows}) == kept
+    assert all(row["messages"][-1]["role"] == "assistant" for row in rows)
+    said = capsys.readouterr().out
+    assert f"{len(rows)} row" in said
+    assert all(f"Left out: {reason}" in said for reason in left_out), said
+
+
+def test_pairs_are_of_a_model_unless_the_oracle_is_included(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write(tmp_path / "in.jsonl", chat("bad", length=3, reward=0.0), of_oracle(chat("solution")))
+    assert export(source, tmp_path / "pairs.jsonl", "preference") == 2
+    assert "Left out: 1 episode of the oracle (`--oracle` includes them)." in capsys.readouterr().err
+    assert export(source, tmp_path / "pairs.jsonl", "preference", "--oracle") == 0
+    [row] = lines(tmp_path / "pairs.jsonl")
+    assert (row["chosen_episode_id"], row["rejected_episode_id"]) == ("solution", "bad")
