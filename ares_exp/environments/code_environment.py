@@ -15,22 +15,13 @@ from ares_exp.containers.activity import Activity
 from ares_exp.containers.container import Container, ContainerFactory, as_container_factory
 from ares_exp.environment import (
     MAIN_LANE,
-    Announcing,
-    ClosedOnExit,
-    Concurrent,
+    EnvironmentBase,
     EpisodeReport,
-    Exportable,
-    Holding,
-    Inspectable,
     LimitName,
     OneCallAtATime,
     PastStep,
     PendingRequest,
-    Recordable,
-    Reporting,
-    Timed,
     TimeStep,
-    Truncating,
     check_action,
     no_episode,
 )
@@ -51,9 +42,7 @@ if TYPE_CHECKING:
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
 
-class CodeEnvironment(
-    ClosedOnExit, Reporting, Inspectable, Timed, Truncating, Recordable, Exportable, Concurrent, Announcing, Holding
-):
+class CodeEnvironment(EnvironmentBase):
     """Plays tasks: each LLM request of the code agent is an observation, each LLM response an action.
 
     An episode starts a container, sets the task up, and lets the agent run to its first LLM request. A step hands the
@@ -108,7 +97,7 @@ class CodeEnvironment(
         self._episodes = 0
         self._start_from = start_from
         self._episode: Episode | None = None
-        self._holds_container = False
+        self._holds_container = self._is_ordered = False
         self._calls = OneCallAtATime()
         self._requests_changed = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -411,6 +400,22 @@ class CodeEnvironment(
         if self.held_container is not None:
             await self._release()
 
+    @property
+    def num_stages(self) -> int:
+        """Number of finished stages; 0 for a single-stage task."""
+        episode = self._episode
+        return len(episode.past_stages) if episode is not None and len(episode.task.stages) > 1 else 0
+
+    def keeps(self, limits: object) -> bool:
+        """Whether they are the limits that it was made with."""
+        return limits == self._setup.limits
+
+    def end_early(self) -> None:
+        """Ends the episode, scored as it is, after the running step or at the next `step(None)`."""
+        self._is_ordered = True
+        if self._episode is not None:
+            self._episode.is_ordered = True
+
     def check_start(self) -> None:
         """Whether the task and the agent are those of the snapshot that the first `reset()` goes on with. Blocking.
 
@@ -441,7 +446,7 @@ class CodeEnvironment(
         """Makes an episode the one that is played."""
         self._episode = episode
         episode.on_requests = self._requests_changed.set
-        episode.holds_container = self._holds_container
+        episode.holds_container, episode.is_ordered = self._holds_container, self._is_ordered
         return episode
 
     async def _release(self) -> None:

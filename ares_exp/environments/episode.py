@@ -65,6 +65,7 @@ class Episode:
         edits: What of the conversation the policy is shown otherwise than the agent wrote it.
         container: The running container; `None` before and after.
         holds_container: Whether its container is kept at LAST, until `release`.
+        is_ordered: Whether somebody ordered that it ends.
         host: The running agent; `None` before and after.
         encoder: Of its journal.
     """
@@ -86,6 +87,7 @@ class Episode:
         self.edits: tuple[MessageEdit, ...] = ()
         self.container: Container | None = None
         self.holds_container = False
+        self.is_ordered = False
         self.container_image: str | None = None
         self.host: AgentHost | None = None
         self._hosts: list[AgentHost] = []
@@ -359,7 +361,7 @@ class Episode:
             with self._unless_released():
                 request = await host.next_request()
         except TimeIsUpError:
-            self.truncated_by = "time"
+            self.truncated_by = "order" if self.is_ordered and action is None else "time"
             return False
         except RepeatedFormatError:
             self.truncated_by = "format_errors"
@@ -368,8 +370,12 @@ class Episode:
             self.truncated_by, self.limit_note = "agent_exit", str(error)
             return False
         if request is not None:
-            self.truncated_by = self.setup.limits.reached(self.usage)
+            self.truncated_by = self._reached
         return request is not None and not self.truncated_by
+
+    @property
+    def _reached(self) -> LimitName | None:
+        return "order" if self.is_ordered else self.setup.limits.reached(self.usage)
 
     def _shown(self, host: AgentHost) -> LLMRequest:
         """The pending request as the policy is to see it."""
@@ -424,7 +430,7 @@ class Episode:
         verdict = await self._score(container, verify=verify, is_last=is_unused)
         self._note_stage(host, verdict)
         if not is_last and not ends_episode and verdict is not None and stage.goes_on(verdict):
-            self.truncated_by = self.setup.limits.reached(self.usage)
+            self.truncated_by = self._reached
             if self.truncated_by is None:
                 return None
         if self.holds_container:

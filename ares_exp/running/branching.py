@@ -17,7 +17,7 @@ from typing import Any
 
 from ares_exp.agents.code_agent import AgentFactoryBase
 from ares_exp.asking.asked_ahead import concurrency_of
-from ares_exp.environment import EnvironmentWrapper, MinimalEnvironment
+from ares_exp.environment import MinimalEnvironment, complete
 from ares_exp.environments.playing_again import EpisodeStart, PlayedAgain
 from ares_exp.environments.restoring import Continuation
 from ares_exp.errors import (
@@ -213,7 +213,7 @@ class Branching:
         begin = Continuation(self._snapshot) if self._snapshot is not None else None
         if begin is None:  # a snapshot of a branch knows both itself
             self._note_origin(recorded)
-        async with EnvironmentWrapper(make(begin, _seed_of(recorded))) as environment:
+        async with complete(make(begin, _seed_of(recorded))) as environment:
             time_step = await environment.reset()
             comparison, differing = RequestComparison(), []
             for step in range(environment.step_count, self._step + 1):

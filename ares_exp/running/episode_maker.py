@@ -16,7 +16,7 @@ from ares_exp.asking.side_calls import AsidesPaid, SideCalls
 from ares_exp.cancellation import in_thread
 from ares_exp.config.parts import name_of
 from ares_exp.environment import MinimalEnvironment
-from ares_exp.environments.limited_environment import LimitedEnvironment
+from ares_exp.environments.limited_environment import limited
 from ares_exp.environments.source import EpisodeParts
 from ares_exp.errors import SnapshotError
 from ares_exp.llms.request import LLMClient
@@ -112,9 +112,8 @@ class EpisodeMaker:
         parts = self.episode_parts(
             planned.seed, output_dir=output_dir, start_from=start_from, planned=planned, side_calls=side_calls
         )
-        environment = LimitedEnvironment(
-            episode.place.make(self._parts.source, planned.task_name, parts), self._settings.limits, used=episode.usage
-        )
+        made = episode.place.make(self._parts.source, planned.task_name, parts)
+        environment = limited(made, self._settings.limits, episode.usage)
         metadata = {
             "attempt": planned.attempt,
             "seed": planned.seed,
@@ -125,7 +124,6 @@ class EpisodeMaker:
             **({"retry": planned.retry} if planned.retry else {}),
             **({"resumed_from": planned.earlier.episode_id} if planned.earlier is not None else {}),
         }
-        episode.limited = environment
         if episode.is_cut_short:
             environment.end_early()
         episode.environment = self._parts.snapshots.around(environment, episode_id=planned.episode_id)

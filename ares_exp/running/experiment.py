@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ares_exp.asking.gate import Gate
 from ares_exp.cancellation import finish
-from ares_exp.environment import EnvironmentWrapper, MinimalEnvironment
+from ares_exp.environment import MinimalEnvironment, complete
 from ares_exp.errors import (
     BudgetExhaustedError,
     ConfigError,
@@ -545,8 +545,8 @@ class Experiment:
                     f"No price is known for model {model!r}: its cost counts as 0.0, so that the limit on cost does "
                     "not hold. Set policy.prices (0 for a free model)."
                 )
-        if episode.result is None:
-            self._meter.add_environment(episode.planned.episode_id, episode.report().environment_usage)
+        if self._parts.source.own_models:
+            self._count_environments(episode)
         self._check_budget()
 
     def _check_budget(self) -> None:
@@ -576,7 +576,14 @@ class Experiment:
         while True:
             await asyncio.sleep(BUDGET_INTERVAL_SEC)
             await asyncio.to_thread(self._refresh_budget)
+            self._count_environments(*self._running.values())
             self._check_budget()
+
+    def _count_environments(self, *running: RunningEpisode) -> None:
+        """Counts what environments have spent on models of their own."""
+        for episode in running:
+            if episode.result is None:
+                self._meter.add_environment(episode.planned.episode_id, episode.report().environment_usage)
 
     def _refresh_budget(self) -> None:
         """Reads the other jobs' spending. Keeps the last values of unreadable jobs and warns once. Blocking."""
@@ -601,7 +608,7 @@ class Experiment:
             parts = self._maker.episode_parts(seed, start_from=start_from)
             environment = place.make(self._parts.source, branching.task_name, parts)
             # Without its scorers: it never comes to its LAST step.
-            return environment.unwrapped if isinstance(environment, EnvironmentWrapper) else environment
+            return complete(environment).unwrapped
 
         def check(start_from: Continuation) -> None:
             cast("CodeEnvironment", make(Here(), start_from, 0)).check_start()

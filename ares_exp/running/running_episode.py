@@ -7,9 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from ares_exp.environment import EnvironmentWrapper, EpisodeReport, TimeStep
+from ares_exp.environment import EnvironmentBase, EpisodeReport, TimeStep
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.environments.limited_environment import LimitedEnvironment
 from ares_exp.errors import StorageError
 from ares_exp.executors.executor import Place
 from ares_exp.executors.here import Here
@@ -56,7 +55,6 @@ class RunningEpisode(EpisodeEvents):
         started_at: Epoch seconds.
         finished_at: Epoch seconds; `None` until the episode has ended, and when no environment could be made for it.
         environment: The environment, without the recording wrapper; `None` until it is made.
-        limited: The limits around the environment; `None` until it is made.
         log: The answer log; `None` until it is made.
         given_again: Answers that the policy took over from an earlier try; `None` until the policy is made.
         from_snapshot: Number of exchanges of an earlier try that the restored snapshot contains.
@@ -74,7 +72,7 @@ class RunningEpisode(EpisodeEvents):
     limits: EpisodeLimits = field(default_factory=EpisodeLimits, repr=False)
     started_at: float = field(default_factory=time.time)
     finished_at: float | None = None
-    environment: EnvironmentWrapper | None = field(default=None, repr=False)
+    environment: EnvironmentBase | None = field(default=None, repr=False)
     log: AnswerLog | None = None
     given_again: GivenAgain | None = None
     from_snapshot: int | None = None
@@ -84,7 +82,6 @@ class RunningEpisode(EpisodeEvents):
     result: EpisodeResult | None = None
     retry: Retry | None = None
     is_cancelled: bool = False
-    limited: LimitedEnvironment | None = field(default=None, repr=False)
     _row: tuple[EpisodeResult, str] | None = field(default=None, init=False, repr=False)
 
     def report(self) -> EpisodeReport:
@@ -99,7 +96,7 @@ class RunningEpisode(EpisodeEvents):
     @property
     def num_stages(self) -> int:
         """Number of finished stages of the task."""
-        return len(self.report().stages)
+        return self.environment.num_stages if self.environment is not None else 0
 
     @property
     def begins_anew(self) -> bool:
@@ -120,8 +117,8 @@ class RunningEpisode(EpisodeEvents):
 
     def cut_short(self) -> None:
         """Ends the episode, scored on what there is, when it has done what it is doing."""
-        if self.limited is not None:
-            self.limited.end_early()
+        if self.environment is not None:
+            self.environment.end_early()
         super().cut_short()
 
     def has_room(self, answers: int) -> bool:

@@ -9,7 +9,7 @@ from typing import Annotated, Protocol
 from pydantic import Field, validate_call
 
 from ares_exp.config.parts import name_of
-from ares_exp.environment import EnvironmentWrapper
+from ares_exp.environment import EnvironmentBase
 from ares_exp.errors import ConfigError
 from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
 from ares_exp.snapshots.store import SnapshotStore
@@ -56,7 +56,7 @@ class NoSnapshots:
     def check(self, source: Exporting, containers: Capturing, agents: Agents) -> None:
         """There is nothing to refuse."""
 
-    def around(self, env: EnvironmentWrapper, *, episode_id: str) -> EnvironmentWrapper:
+    def around(self, env: EnvironmentBase, *, episode_id: str) -> EnvironmentBase:
         """`env` itself."""
         return env
 
@@ -131,7 +131,7 @@ class SnapshotSchedule:
                 "fresh container. What the agent leaves is kept in files/<episode>/agent/."
             )
 
-    def around(self, env: EnvironmentWrapper, *, episode_id: str) -> EnvironmentWrapper:
+    def around(self, env: EnvironmentBase, *, episode_id: str) -> EnvironmentBase:
         """`env` with snapshots."""
         return SnapshottingEnvironment(env, self, episode_id=episode_id)
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ares_exp.environment import MinimalEnvironment, TimeStep, enter, leave, reset_environment
+from ares_exp.environment import MinimalEnvironment, TimeStep, complete
 from ares_exp.llms.request import LLMRequest
 from ares_exp.wrappers.chat_text import Exchange
 from ares_exp.wrappers.episode_info import EpisodeInfo, EpisodeTally
@@ -28,7 +28,11 @@ GymStep: TypeAlias = tuple[Any, float, bool, bool, EpisodeInfo]
 
 
 class AsyncGymWrapper:
-    """Shows an environment as Gymnasium does, with methods to be awaited. `async with` closes the environment."""
+    """Shows an environment as Gymnasium does, with methods to be awaited. `async with` closes the environment.
+
+    Attributes:
+        environment: The wrapped environment.
+    """
 
     def __init__(self, env: MinimalEnvironment, *, render_mode: str | None = None) -> None:
         """Wraps `env`, which the wrapper then owns.
@@ -42,15 +46,11 @@ class AsyncGymWrapper:
         """
         if render_mode is not None and render_mode not in RENDER_MODES:
             raise ValueError(f"Expected render_mode to be 'ansi' or None, got {render_mode!r}: a chat has no pixels.")
-        self._env = env
-        self._tally = EpisodeTally(env)
+        self.environment = env
+        self._env = complete(env)
+        self._tally = EpisodeTally(self._env)
         self.render_mode = render_mode
         self._last_exchange: Exchange | None = None
-
-    @property
-    def environment(self) -> MinimalEnvironment:
-        """The wrapped environment."""
-        return self._env
 
     @cached_property
     def observation_space(self) -> LLMRequestSpace:
@@ -83,7 +83,7 @@ class AsyncGymWrapper:
             TypeError: There are options, and the environment's `reset()` takes none.
         """
         self._last_exchange = None
-        time_step = await reset_environment(self._env, seed=seed, options=options)
+        time_step = await self._env.reset(seed=seed, options=options)
         self._tally.begin()
         observation = to_gym(time_step)[0]
         if self.render_mode is not None:
@@ -119,14 +119,14 @@ class AsyncGymWrapper:
 
     async def __aenter__(self) -> AsyncGymWrapper:
         """Enters the wrapped environment."""
-        await enter(self._env)
+        await self._env.__aenter__()
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Leaves the wrapped environment, which learns why; that closes it."""
-        await leave(self._env, exc_type, exc, traceback)
+        await self._env.__aexit__(exc_type, exc, traceback)
 
 
 def to_gym(time_step: TimeStep[Any]) -> tuple[Any, float, bool, bool]:

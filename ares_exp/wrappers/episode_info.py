@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
-from ares_exp.environment import EnvironmentWrapper, MinimalEnvironment
-from ares_exp.llms.response import LLMResponse
+from ares_exp.environment import EnvironmentBase
 from ares_exp.records.episode_usage import EpisodeUsage
 from ares_exp.trajectories.ending import ending
 
@@ -50,9 +49,9 @@ class EpisodeInfo(TypedDict):
 class EpisodeTally:
     """Counts the actions of an episode, and makes the `info` of its time steps."""
 
-    def __init__(self, env: MinimalEnvironment) -> None:
+    def __init__(self, env: EnvironmentBase) -> None:
         """Counts for `env`, which is asked for its report when an episode begins and when it ends."""
-        self._env = EnvironmentWrapper(env)
+        self._env = env
         self._usage = EpisodeUsage()
         self._task: str | None = None
 
@@ -62,11 +61,8 @@ class EpisodeTally:
         self._task = self._env.report().task_name
 
     def count(self, action: object) -> None:
-        """Counts an action that the environment was given. What one that is not an `LLMResponse` cost is not known."""
-        if action is None or isinstance(action, LLMResponse):
-            self._usage.add(action)
-        else:
-            self._usage.num_steps += 1
+        """Counts an action that the environment was given."""
+        self._usage.add(action)
 
     def info(self, time_step: Any) -> EpisodeInfo:
         """Makes the `info` of the time step that the environment has just returned."""
