@@ -28,6 +28,7 @@ from ares_exp.resume.answer_log import AnswerLog, LoggedEpisode, answers
 from ares_exp.resume.episode_plan import PlannedEpisode
 from ares_exp.resume.resumable_policy import ResumablePolicy
 from ares_exp.resume.spare_files import SpareFiles
+from ares_exp.rollout import run_episode
 from ares_exp.running.components import Components, Settings
 from ares_exp.running.running_episode import RunningEpisode
 from ares_exp.snapshots.nearest import nearest_snapshot
@@ -71,6 +72,31 @@ class EpisodeMaker:
             client = AsidesPaid(client, episode.pay)
             side_calls.answered_by(client.answer_aside)
         return self._parts.wrapper(environment), client
+
+    async def run(
+        self, episode: RunningEpisode, *, is_ended: Callable[[], bool] = lambda: False
+    ) -> BaseException | None:
+        """Runs an episode, and returns the exception that ended it, if one did.
+
+        Args:
+            episode: The episode. Receives what is made for it, and its events.
+            is_ended: Whether the caller has cancelled the episode, not the task that runs it.
+
+        Raises:
+            CancelledError: The task that runs it is being cancelled.
+        """
+        try:
+            environment, policy = await self.make(episode)
+            await run_episode(environment, policy, episode, policy_timeout_sec=self._settings.policy_timeout_sec)
+        except asyncio.CancelledError as cancelled:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling() and not is_ended():
+                raise
+            return cancelled
+        except Exception as error:
+            logger.info("Episode %s", episode.planned.episode_id, exc_info=error)
+            return error
+        return None
 
     def episode_parts(
         self,
@@ -269,7 +295,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
         """What may differ between two requests that are the same."""
         return with_own(self._parts.playing_agent.normalisers)
 
-    def begin_log(self, planned: PlannedEpisode, *, started_at: float) -> AnswerLog:
+    def begin_log(self, planned: PlannedEpisode, *, started_at: float = 0.0) -> AnswerLog:
         """Creates the answer log of an episode, in place of the log of the try that it continues. Blocking.
 
         Raises:

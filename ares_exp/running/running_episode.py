@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ares_exp.environment import EnvironmentBase, EpisodeReport, TimeStep
 from ares_exp.environments.episode_limits import EpisodeLimits
@@ -23,21 +23,8 @@ from ares_exp.running.scheduler import Retry
 from ares_exp.trajectories.ending import ending
 from ares_exp.trajectories.records import EpisodeTrajectory
 
-
-class EpisodeRecorder(Protocol):
-    """Records the episodes of a run: the run itself."""
-
-    def pay(self, episode: RunningEpisode, answer: LLMResponse) -> None:
-        """Counts an answer of the policy towards the budget."""
-        ...
-
-    async def record(self, episode: RunningEpisode, failure: BaseException | None) -> None:
-        """Writes the row of an episode that has ended. Does nothing the second time."""
-        ...
-
-    def is_ended_by(self, error: BaseException) -> bool:
-        """Returns whether an error of a collector comes from its disk or mount, which then ends the run."""
-        ...
+if TYPE_CHECKING:
+    from ares_exp.running.experiment import Experiment
 
 
 @dataclass
@@ -50,7 +37,7 @@ class RunningEpisode(EpisodeEvents):
     Attributes:
         planned: The planned episode.
         place: Where its environment lives.
-        recorder: Records the episode; `None`: it is not recorded.
+        recorder: The run that records it; `None`: it is not recorded.
         limits: What it may use.
         started_at: Epoch seconds.
         finished_at: Epoch seconds; `None` until the episode has ended, and when no environment could be made for it.
@@ -68,7 +55,7 @@ class RunningEpisode(EpisodeEvents):
 
     planned: PlannedEpisode = field(kw_only=True)
     place: Place = field(default_factory=Here, repr=False)
-    recorder: EpisodeRecorder | None = field(default=None, repr=False)
+    recorder: Experiment | None = field(default=None, repr=False)
     limits: EpisodeLimits = field(default_factory=EpisodeLimits, repr=False)
     started_at: float = field(default_factory=time.time)
     finished_at: float | None = None
