@@ -109,6 +109,7 @@ class AskedAhead(Generic[T]):
 
     Attributes:
         awaited: Call id of the request that the episode waits for.
+        looks_ahead: Whether anything is asked ahead.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class AskedAhead(Generic[T]):
             on_wait: Is told of the seconds that a request, asked ahead, still waits when the episode comes to it.
         """
         self._ask = ask
+        self.looks_ahead = concurrency > 1
         self._concurrency = concurrency
         self._has_room = has_room
         self._on_wait = on_wait
@@ -136,11 +138,6 @@ class AskedAhead(Generic[T]):
         self._ending: set[asyncio.Task[T]] = set()
         self._closed = False
         self.awaited: int | None = None
-
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether anything is asked ahead."""
-        return self._concurrency > 1
 
     def expect(self, pending: Sequence[PendingRequest]) -> None:
         """Cancels requests that are no longer pending, and asks ahead for those behind the first."""
@@ -156,16 +153,10 @@ class AskedAhead(Generic[T]):
             self._ask_ahead()
 
     async def __call__(self, request: LLMRequest) -> T:
-        """Returns the answer to the observation."""
-        return await self.answer(self.call_of(request))
-
-    def call_of(self, request: Any) -> PendingRequest:
-        """Returns the call that an observation belongs to: the first that is pending, if it is that."""
-        first = self._pending[0] if self._pending else None
-        return first if first is not None and first.request == request else PendingRequest(NO_CALL, MAIN_LANE, request)
-
-    async def answer(self, call: PendingRequest) -> T:
-        """Returns the answer to a request: of one that was asked ahead what has come, or comes."""
+        """Returns the response to the observation, which may have been asked for ahead."""
+        call = self._pending[0] if self._pending else None
+        if call is None or call.request != request:
+            call = PendingRequest(NO_CALL, MAIN_LANE, request)
         self.awaited = call.call_id
         try:
             ask = self._asks.pop(call.call_id, None)

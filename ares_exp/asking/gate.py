@@ -33,7 +33,7 @@ class Gate:
         Args:
             on_wait: Is told of the seconds that this takes, as they pass.
         """
-        if self.is_open:
+        if self._opened.is_set():
             return
         with reported(on_wait):
             while not self.is_open:  # it may be closed again before the waiting task runs

@@ -283,7 +283,8 @@ class CodeEnvironment(EnvironmentBase):
     ) -> TimeStep[LLMRequest]:
         """Takes the running episode to its next time step; it is released when that fails."""
         with self._calls.during(what):
-            self._check_loop(what)
+            if self._loop is not None and asyncio.get_running_loop() is not self._loop:
+                raise self._on_another_loop(what)
             if self.host is None:
                 raise no_episode(ended=self.current_task is not None)
             try:
@@ -512,12 +513,12 @@ class CodeEnvironment(EnvironmentBase):
             self.time_step = None
         await self._release()
 
-    def _check_loop(self, what: str) -> None:
-        if self._loop is not None and asyncio.get_running_loop() is not self._loop:
-            raise EpisodeStateError(
-                f"{what} on another event loop than the one that reset the environment, where its agent runs: call it "
-                "there. Behind a GymWrapper that is `gym.loop_thread.run(…)`."
-            )
+    @staticmethod
+    def _on_another_loop(what: str) -> EpisodeStateError:
+        return EpisodeStateError(
+            f"{what} on another event loop than the one that reset the environment, where its agent runs: call it "
+            "there. Behind a GymWrapper that is `gym.loop_thread.run(…)`."
+        )
 
     @contextmanager
     def _waiting_for_an_action(self, what: str) -> Iterator[TimeStep[LLMRequest]]:
@@ -533,7 +534,8 @@ class CodeEnvironment(EnvironmentBase):
             )
             raise SnapshotTimingError(f"{what} needs an environment that waits for an action, but {state}.")
         with self._calls.during(what):
-            self._check_loop(what)
+            if asyncio.get_running_loop() is not self._loop:
+                raise self._on_another_loop(what)
             yield time_step
 
     # The life of an episode. What is public here is for the modules that continue one from elsewhere.
@@ -770,7 +772,8 @@ class CodeEnvironment(EnvironmentBase):
     def _shown(self, host: AgentHost) -> LLMRequest:
         """The pending request as the policy is to see it."""
         assert host.observed is not None
-        return edited(host.observed.arguments, self.edits, self.usage.step_count)
+        request: LLMRequest = host.observed.arguments
+        return edited(request, self.edits, self.step_count) if self.edits else request
 
     def pending_request(self) -> LLMRequest:
         """The pending request, as the policy is to see it."""

@@ -23,7 +23,6 @@ from ares_exp.errors import (
 )
 from ares_exp.executors.executor import Place
 from ares_exp.executors.here import Here
-from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import UNFINISHED, EpisodeResult, final_results
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_storage import RunStorage
@@ -68,6 +67,7 @@ class Experiment:
 
     Attributes:
         warnings: Warnings given to the user.
+        spending: The guard of the run's budget.
     """
 
     def __init__(self, components: Components, settings: Settings, run_dir: RunDir, *, quiet: bool = False) -> None:
@@ -86,7 +86,7 @@ class Experiment:
         self._storage = RunStorage(run_dir, self._cannot_record)
         self._maker = ResumableEpisodeMaker(components, settings, run_dir, self._gate, self._storage)
         self._recorder = Recorder(components, run_dir, self._storage, self._maker.begin_log)
-        self._spending = Spending(
+        self.spending = Spending(
             components, settings, running=lambda: list(self._running.values()), end=self._end, warn=self._warn
         )
         self._scheduler = Scheduler(settings.concurrency, self._play)
@@ -112,7 +112,7 @@ class Experiment:
         self._scheduler.resize(bounded_concurrency(parts, self._settings.concurrency, self._warn))
         if trains(parts.trainer):
             await asyncio.to_thread(parts.trainer.check, parts.policy, names)
-        if parts.policy.knows_prices and not self._spending.is_limited:
+        if parts.policy.knows_prices and not self.spending.is_limited:
             self._warn(
                 "Nothing limits what is spent. `budget.cost=20` ends the run at 20 US dollars, `cost_limit=0.5` an "
                 "episode at 0.5."
@@ -159,10 +159,10 @@ class Experiment:
             is_kept=self._settings.sweep_dir is None,
             status=self._live.look,
         )
-        await asyncio.to_thread(self._spending.begin, earlier, self._run_dir.path)
-        self._live.planned, self._live.budget = len(planned), self._spending.budget
-        self._live.spent = lambda: self._spending.spent
-        self._spending.check()
+        await asyncio.to_thread(self.spending.begin, earlier, self._run_dir.path)
+        self._live.planned, self._live.budget = len(planned), self.spending.budget
+        self._live.spent = lambda: self.spending.spent
+        self.spending.check()
         self._recorder.start_tracker(info, earlier)
         if not self._quiet:
             self._progress.start()
@@ -244,7 +244,7 @@ class Experiment:
         control = self._control(monitor)
         try:
             async with monitor, control:
-                watching = asyncio.create_task(self._spending.watch())
+                watching = asyncio.create_task(self.spending.watch())
                 try:
                     yield
                 finally:
@@ -293,7 +293,7 @@ class Experiment:
 
     def _set_budget(self, budget: Budget) -> None:
         self._live.budget = budget
-        self._spending.set(budget)
+        self.spending.set(budget)
 
     def _dropped(self, planned: PlannedEpisode) -> None:
         if self._trained is not None:
@@ -433,11 +433,7 @@ class Experiment:
         if episode.retry is not None:
             self._progress.expect_another()
         self._recorder.guard("The tracker", lambda: self._parts.tracker.log_episode(result, episode.trajectory))
-        self._spending.add(result)
-
-    def pay(self, episode: RunningEpisode, answer: LLMResponse) -> None:
-        """Counts a response of the policy towards the budget."""
-        self._spending.pay(episode, answer)
+        self.spending.add(result)
 
     def _end(self, why: BudgetExhaustedError | StorageError) -> None:
         """Ends running episodes as cancelled and starts no more. Only the first call counts."""

@@ -115,7 +115,7 @@ class RunningEpisode(EpisodeEvents):
     def paid(self, answer: LLMResponse) -> None:
         """Counts the answer towards the budget of the run."""
         if self.recorder is not None:
-            self.recorder.pay(self, answer)
+            self.recorder.spending.pay(self, answer)
 
     def reached_last(self, last: TimeStep[Any], report: EpisodeReport, *, end_time: float) -> None:
         """Writes the result to the answer log, so that it survives a crash while the trajectory is written.

@@ -69,6 +69,7 @@ class Spending:
             run_dir=run_dir,
             sweep_dir=self._settings.sweep_dir,
         )
+        self._asks_models = bool(self._parts.source.own_models)
         self._refresh()
 
     @property
@@ -91,7 +92,7 @@ class Spending:
                     f"No price is known for model {model!r}: its cost counts as 0.0, so that the limit on cost does "
                     "not hold. Set policy.prices (0 for a free model)."
                 )
-        if self._parts.source.own_models:
+        if self._asks_models:
             self._count_environments([episode])
         self.check()
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ares_exp.environment import MinimalEnvironment, TimeStep, complete
 from ares_exp.llms.request import LLMRequest
+from ares_exp.records.episode_usage import EpisodeUsage
 from ares_exp.wrappers.chat_text import Exchange
-from ares_exp.wrappers.episode_info import EpisodeInfo, EpisodeTally
+from ares_exp.wrappers.episode_info import EpisodeInfo, info_of
 
 if TYPE_CHECKING:
     from ares_exp.wrappers.spaces import LLMRequestSpace, LLMResponseSpace
@@ -48,7 +49,8 @@ class AsyncGymWrapper:
             raise ValueError(f"Expected render_mode to be 'ansi' or None, got {render_mode!r}: a chat has no pixels.")
         self.environment = env
         self._env = complete(env)
-        self._tally = EpisodeTally(self._env)
+        self._task: str | None = None
+        self._usage = EpisodeUsage()
         self.render_mode = render_mode
         self._last_exchange: Exchange | None = None
 
@@ -84,20 +86,21 @@ class AsyncGymWrapper:
         """
         self._last_exchange = None
         time_step = await self._env.reset(seed=seed, options=options)
-        self._tally.begin()
+        self._task, self._usage = self._env.report().task_name, EpisodeUsage()
         observation = to_gym(time_step)[0]
         if self.render_mode is not None:
             self._last_exchange = Exchange(None, observation)
-        return observation, self._tally.info(time_step)
+        return observation, info_of(time_step, self._env, self._task, self._usage)
 
     async def step(self, action: Any) -> GymStep:
         """Applies `action`, usually an `LLMResponse`; for what comes back see `to_gym` and `EpisodeInfo`."""
         time_step = await self._env.step(action)
-        self._tally.count(action)
+        self._usage.add(action)
         observation, reward, terminated, truncated = to_gym(time_step)
         if self.render_mode is not None:
             self._last_exchange = Exchange(action, observation, reward, terminated, truncated)
-        return observation, reward, terminated, truncated, self._tally.info(time_step)
+        info = info_of(time_step, self._env, self._task, self._usage)
+        return observation, reward, terminated, truncated, info
 
     async def render(self) -> str | None:
         """Returns the last exchange as text with `render_mode="ansi"`, else `None`."""
