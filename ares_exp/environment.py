@@ -1,10 +1,7 @@
-"""The contract of environments: time steps as in dm_env, `Environment`, and the optional capabilities.
+"""The contract of environments: time steps as in dm_env, `Environment`, and what else can be asked of one.
 
 Anything with `reset`, `step` and `close` is an environment.
 """
-
-# mypy: disable-error-code="type-abstract"
-# Protocols are passed as values of `type[T]`, which mypy refuses for abstract types.
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ from typing import (
 
 from typing_extensions import TypeVar  # that of `typing` has defaults from Python 3.13 on
 
-from ares_exp.config.parts import has_members
+from ares_exp.config.parts import StandIn, has_members
 from ares_exp.containers.activity import Activity
 from ares_exp.containers.container import Container
 from ares_exp.errors import EpisodeStateError, SnapshotUnsupportedError
@@ -133,13 +130,12 @@ LimitName = Literal["steps", "time", "tokens", "cost", "format_errors", "agent_e
 
 @runtime_checkable
 class MinimalEnvironment(Protocol):
-    """The minimal environment: three methods. Everything in this package works with it; capabilities are optional.
+    """The minimal environment: three methods. Everything in this package works with it; `EnvironmentBase` has the rest.
 
     Observation = LLM request, action = LLM response. `reset()` and `step()` raise when the agent, the container or the
     verifier fails; a LAST step always means that the episode ended by itself or by a limit.
 
-    `reset()` may take the keywords `seed` (for the choice of tasks) and `options` (`{"task": name_or_index}`);
-    `reset_environment` calls a `reset()` without them, too.
+    `reset()` may take the keywords `seed` (for the choice of tasks) and `options` (`{"task": name_or_index}`).
     """
 
     async def reset(self) -> TimeStep[Any, Any, Any]:
@@ -149,7 +145,7 @@ class MinimalEnvironment(Protocol):
     async def step(self, action: Any) -> TimeStep[Any, Any, Any]:
         """Applies `action` to the pending observation and returns the next step.
 
-        `None` means that the policy's time was up, so that there is no answer. Only a `Timed` environment is ever
+        `None` means that the policy's time was up, so that there is no answer. Only an environment that `is_timed` is
         given `None`; it ends the episode, or the stage of its task, by truncation. For all others the runner keeps
         the time limit itself, and ends the episode without a call of `step`.
         """
@@ -185,24 +181,6 @@ class Environment(MinimalEnvironment, Protocol[ActionT, ObservationT, RewardT, D
     ) -> None:
         """Closes the environment. The exception says how a running episode ended."""
         ...
-
-
-class ClosedOnExit:
-    """A base class: what is entered by `async with` is the object itself, and it is closed when the block is left."""
-
-    async def close(self) -> None:
-        """Releases what it holds. Idempotent."""
-        raise NotImplementedError
-
-    async def __aenter__(self) -> Self:
-        """Returns the object itself."""
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Closes it."""
-        await self.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,93 +277,129 @@ MAIN_LANE = "main"
 """The lane of an agent that has one conversation, or does not tell several apart."""
 
 
-# Optional capabilities. An environment either derives from the capability's class (faster to detect) or just has its
-# members. `EnvironmentWrapper` has all of them and passes them on.
+class EnvironmentBase:
+    """Everything that can be asked of an environment, with a neutral value for each optional member.
 
+    Inherit from it, or have some of its members: `complete` adds the others where an environment enters. Only `reset`,
+    `step` and `close` are needed.
+    """
 
-@runtime_checkable
-class Reporting(Protocol):
-    """Reports facts about its episode, for rows, trajectories, trackers and monitoring."""
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
+        """Starts an episode (abandoning a running one) and returns its FIRST step.
+
+        Args:
+            seed: Seeds the choice of tasks.
+            options: `{"task": name_or_index}` picks the task.
+        """
+        raise NotImplementedError
+
+    async def step(self, action: Any) -> TimeStep[Any]:
+        """Applies `action`; see `MinimalEnvironment.step`."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Releases everything that the environment holds. Idempotent."""
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        """Returns the environment itself."""
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Closes the environment."""
+        await self.close()
+
+    @property
+    def unwrapped(self) -> MinimalEnvironment:
+        """The innermost environment."""
+        return self
+
+    # Facts about the episode
 
     def report(self) -> EpisodeReport:
-        """Returns facts about the running episode, or the last one. May be called at any time, also during `step()`."""
-        ...
+        """Returns facts about the running episode, or the last one. May be called at any time, also during `step()`.
 
+        Default: the name of the current task.
+        """
+        return EpisodeReport(task_name=_name_of(self.current_task))
 
-@runtime_checkable
-class Inspectable(Protocol):
-    """Exposes its current task and time step. All three members are read-only."""
+    @property
+    def num_stages(self) -> int:
+        """Number of finished stages; asked once per response. Default: those of the report."""
+        return len(self.report().stages)
 
     @property
     def step_count(self) -> int:
-        """Number of time steps of the episode since FIRST; 0 before the first `reset()`."""
-        ...
+        """Number of time steps of the episode since FIRST; 0 before the first `reset()`, and by default."""
+        return 0
 
     @property
     def current_task(self) -> Any:
-        """The task of the episode, or its name; `None` before the first `reset()`."""
-        ...
+        """The task of the episode, or its name; `None` before the first `reset()`, and by default."""
+        return None
 
     @property
     def time_step(self) -> TimeStep[Any] | None:
-        """The pending time step, or the LAST one; `None` before `reset()` and after a call that raised."""
-        ...
-
-
-@runtime_checkable
-class Timed(Protocol):
-    """Keeps its own time limit on the agent; the policy's time counts, too."""
-
-    @property
-    def time_left_sec(self) -> float | None:
-        """Returns the seconds until the limit. An answer that is not there by then is given as `step(None)`.
-
-        `None` without a limit, or without a running episode.
-        """
-        ...
-
-    def grant_time(self, seconds: float) -> None:
-        """Extends the limit by time that neither agent nor policy used: for a snapshot, or a wait for the endpoint."""
-        ...
-
-
-@runtime_checkable
-class Truncating(Protocol):
-    """Can end its episode on request and have the current state scored."""
-
-    async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
-        """Ends an episode that waits for an action, because the previous step reached `limit`.
-
-        Returns:
-            LAST with discount 1.0 and the verifier's reward; `None` when the episode cannot be ended and continues.
-
-        Raises:
-            ContainerError, VerifierError: As from `step`.
-        """
-        ...
-
-
-@runtime_checkable
-class Recordable(Protocol):
-    """Gives a recorder more data about its time steps than the steps hold."""
+        """The pending time step, or the LAST one; `None` before `reset()`, after a call that raised, and by default."""
+        return None
 
     @property
     def activity(self) -> Activity | None:
         """The agent's activity in the container during the last `reset()` or `step()`; `None` without a container."""
-        ...
+        return None
 
     @property
     def past_steps(self) -> Sequence[PastStep]:
         """The time steps of the running episode, the pending one last, including those before a snapshot.
 
-        Empty when they are not known.
+        Empty when they are not known, and by default.
         """
-        ...
+        return ()
 
+    # Limits
 
-@runtime_checkable
-class Exportable(Protocol):
-    """Can be exported and forked while it waits for an action."""
+    @property
+    def is_timed(self) -> bool:
+        """Whether it has `time_left_sec`; only then is it given `step(None)`."""
+        return type(self).time_left_sec is not EnvironmentBase.time_left_sec
+
+    @property
+    def time_left_sec(self) -> float | None:
+        """Returns the seconds until the limit that it keeps on the agent; the policy's time counts, too.
+
+        A response that is missing by then is given as `step(None)`. `None` without a limit, without a running episode,
+        and by default.
+        """
+        return None
+
+    def grant_time(self, seconds: float) -> None:
+        """Extends the limit by time that neither agent nor policy used: for a snapshot, or a wait for the endpoint."""
+
+    async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
+        """Ends an episode that waits for an action, because the previous step reached `limit`, and scores its state.
+
+        Returns:
+            LAST with discount 1.0 and the verifier's reward; `None` when the episode cannot be ended and continues,
+            and by default.
+
+        Raises:
+            ContainerError, VerifierError: As from `step`.
+        """
+        return None
+
+    def keeps(self, limits: object) -> bool:
+        """Whether it ends its episodes at these `EpisodeLimits` by itself. Default: no, they are kept around it."""
+        return False
+
+    def end_early(self) -> None:
+        """Ends the episode, scored as it is, after the running `step()` or at the next `step(None)`.
+
+        Only called if the environment `keeps` the limits.
+        """
+
+    # Snapshots
 
     async def export_state(self, output_dir: str | Path, *, snapshot_id: str | None = None) -> EnvironmentSnapshot:
         """Writes `<output_dir>/<snapshot_id>/snapshot.json` atomically. The episode continues unchanged.
@@ -398,7 +412,7 @@ class Exportable(Protocol):
             SnapshotError: The environment cannot be exported; the subclass says why.
             OSError: The snapshot could not be written.
         """
-        ...
+        raise self._cannot_be_captured
 
     async def fork(self, n: int, *, diversify: bool = False) -> Sequence[Environment]:
         """Makes `n` independent environments that continue from the current state.
@@ -410,212 +424,216 @@ class Exportable(Protocol):
         Raises:
             SnapshotError, ContainerError: A fork failed; the subclass says why. No fork is left running.
         """
-        ...
+        raise self._cannot_be_captured
 
+    @property
+    def _cannot_be_captured(self) -> SnapshotUnsupportedError:
+        kind = type(self.unwrapped).__name__
+        return SnapshotUnsupportedError(f"{kind} has no `export_state` and `fork`: its episodes cannot be captured.")
 
-@runtime_checkable
-class Concurrent(Protocol):
-    """Has an agent that may wait for several answers at once."""
+    # Several requests at once
 
     def pending_requests(self) -> tuple[PendingRequest, ...]:
         """Returns the unanswered requests, in a defined order; `step(action)` answers the first, the observation.
 
-        Lets a caller ask the policy for several answers at once. The order is not changed by what comes later: new
+        Lets a caller ask the policy for several responses at once. The order is not changed by what comes later: new
         requests come last. During `step()` those that wait besides the answered one; empty without an episode.
         """
-        ...
-
-
-@runtime_checkable
-class Announcing(Protocol):
-    """Tells at once when its agent asks for something more, or gives something up. For a `Concurrent` environment."""
+        return ()
 
     async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
         """Waits until `pending_requests()` has other calls than `known`, and returns it.
 
         May be awaited at any time, also during `step()`, and cancelled. Does not return while nothing changes, and need
-        not for the request that a `step()` answers or returns: its caller knows of these.
+        not for the request that a `step()` answers or returns: its caller knows of these. Default: never returns.
         """
-        ...
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable: the event is never set")
 
-
-@runtime_checkable
-class Holding(Protocol):
-    """Can keep the container of an episode that has ended, for scorers that look into it."""
+    # The container, for scorers
 
     def hold_container(self) -> None:
-        """Has the container of each episode kept at LAST, until `release_container()`, `reset()` or `close()`."""
-        ...
+        """Keeps the container of each episode at LAST, until `release_container()`, `reset()` or `close()`."""
 
     @property
     def held_container(self) -> Container | None:
         """The container of the episode that reached LAST; `None` before, after its release, and without one."""
-        ...
+        return None
 
     async def release_container(self) -> None:
         """Removes the kept container. Idempotent; the LAST `time_step` stays readable."""
-        ...
 
 
-class EnvironmentWrapper(
-    Reporting, Inspectable, Timed, Truncating, Recordable, Exportable, Concurrent, Announcing, Holding
-):
-    """Base class of wrappers: passes every call and every capability through to the wrapped environment.
-
-    A capability that the wrapped environment lacks gets a neutral value: an empty report, no time limit, no past steps;
-    `export_state` and `fork` raise. The wrapper is an async context manager even if the wrapped environment is not.
-    """
+class EnvironmentWrapper(EnvironmentBase):
+    """Base class of wrappers: passes every call through to the wrapped environment."""
 
     def __init__(self, env: MinimalEnvironment) -> None:
         """Wraps `env`, which the wrapper then owns."""
-        self._wrap(env)
-
-    def _wrap(self, env: MinimalEnvironment) -> None:
-        """Replaces the wrapped environment with `env`."""
-        self._env = env
-        self._timed = _capability(env, Timed)
-        self._recordable = _capability(env, Recordable)
-        self._reporting = _capability(env, Reporting)
-
-    @property
-    def environment(self) -> MinimalEnvironment:
-        """The wrapped environment."""
-        return self._env
+        self._env = complete(env)
 
     @property
     def unwrapped(self) -> MinimalEnvironment:
-        """The innermost environment."""
-        return self._env.unwrapped if isinstance(self._env, EnvironmentWrapper) else self._env
+        return self._env.unwrapped
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
-        """Starts an episode; see `reset_environment`."""
-        return await reset_environment(self._env, seed=seed, options=options)
+        return await self._env.reset(seed=seed, options=options)
 
     async def step(self, action: Any) -> TimeStep[Any]:
-        """Applies `action` and returns the next step."""
         return await self._env.step(action)
 
     async def close(self) -> None:
-        """Closes the wrapped environment."""
         await self._env.close()
 
     async def __aenter__(self) -> Self:
         """Enters the wrapped environment."""
-        await enter(self._env)
+        await self._env.__aenter__()
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Leaves the wrapped environment and passes the exception on; that closes the environment."""
-        await leave(self._env, exc_type, exc, traceback)
+        await self._env.__aexit__(exc_type, exc, traceback)
 
     def report(self) -> EpisodeReport:
-        """Returns the wrapped environment's report; when it has none, one with the name of its current task alone."""
-        if self._reporting is None:
-            return EpisodeReport(task_name=_name_of(self.current_task))
-        return self._reporting.report()
+        return self._env.report()
+
+    @property
+    def num_stages(self) -> int:
+        return self._env.num_stages
 
     @property
     def step_count(self) -> int:
-        """The wrapped environment's step count; 0 when it does not count."""
-        shown = _capability(self._env, Inspectable)
-        return shown.step_count if shown is not None else 0
+        return self._env.step_count
 
     @property
     def current_task(self) -> Any:
-        """The wrapped environment's task; `None` when it has none."""
-        shown = _capability(self._env, Inspectable)
-        return shown.current_task if shown is not None else None
+        return self._env.current_task
 
     @property
     def time_step(self) -> TimeStep[Any] | None:
-        """The wrapped environment's time step; `None` when it keeps none."""
-        shown = _capability(self._env, Inspectable)
-        return shown.time_step if shown is not None else None
-
-    @property
-    def is_timed(self) -> bool:
-        """Whether the wrapped environment keeps its own time limit; only then is it given `step(None)`."""
-        if isinstance(self._env, EnvironmentWrapper):
-            return self._env.is_timed
-        return self._timed is not None
-
-    @property
-    def time_left_sec(self) -> float | None:
-        """Returns the seconds until the wrapped environment's time limit; `None` when it has no limit."""
-        return self._timed.time_left_sec if self._timed is not None else None
-
-    def grant_time(self, seconds: float) -> None:
-        """Extends the wrapped environment's time limit, if it has one."""
-        if self._timed is not None:
-            self._timed.grant_time(seconds)
-
-    async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
-        """Ends the wrapped environment's episode, if it supports that."""
-        truncating = _capability(self._env, Truncating)
-        return await truncating.truncate(limit) if truncating is not None else None
+        return self._env.time_step
 
     @property
     def activity(self) -> Activity | None:
-        """The wrapped environment's activity; `None` when it reports none."""
-        return self._recordable.activity if self._recordable is not None else None
+        return self._env.activity
 
     @property
     def past_steps(self) -> Sequence[PastStep]:
-        """The wrapped environment's past steps; empty when it reports none."""
-        return self._recordable.past_steps if self._recordable is not None else ()
+        return self._env.past_steps
+
+    @property
+    def is_timed(self) -> bool:
+        return self._env.is_timed
+
+    @property
+    def time_left_sec(self) -> float | None:
+        return self._env.time_left_sec
+
+    def grant_time(self, seconds: float) -> None:
+        self._env.grant_time(seconds)
+
+    async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
+        return await self._env.truncate(limit)
+
+    def keeps(self, limits: object) -> bool:
+        return self._env.keeps(limits)
+
+    def end_early(self) -> None:
+        self._env.end_early()
 
     async def export_state(self, output_dir: str | Path, *, snapshot_id: str | None = None) -> EnvironmentSnapshot:
-        """Exports the wrapped environment. Raises `SnapshotUnsupportedError` when it does not support that."""
-        return await self._exportable.export_state(output_dir, snapshot_id=snapshot_id)
+        return await self._env.export_state(output_dir, snapshot_id=snapshot_id)
 
     async def fork(self, n: int, *, diversify: bool = False) -> Sequence[Environment]:
-        """Forks the wrapped environment. Raises `SnapshotUnsupportedError` when it does not support that."""
-        return await self._exportable.fork(n, diversify=diversify)
+        return await self._env.fork(n, diversify=diversify)
 
     def pending_requests(self) -> tuple[PendingRequest, ...]:
-        """Returns the wrapped environment's unanswered requests; empty when it reports none."""
-        concurrent = _capability(self._env, Concurrent)
-        return concurrent.pending_requests() if concurrent is not None else ()
+        return self._env.pending_requests()
 
     async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
-        """Waits for a change of the wrapped environment's requests; for ever when it announces none."""
-        announcing = _capability(self._env, Announcing)
-        if announcing is None:
-            await asyncio.Event().wait()
-            raise AssertionError("unreachable: nobody sets the event")
-        return await announcing.changed_requests(known)
+        return await self._env.changed_requests(known)
 
     def hold_container(self) -> None:
-        """Has the wrapped environment keep its containers at LAST, if it has any."""
-        if (holding := _capability(self._env, Holding)) is not None:
-            holding.hold_container()
+        self._env.hold_container()
 
     @property
     def held_container(self) -> Container | None:
-        """The container that the wrapped environment keeps; `None` when it keeps none."""
-        holding = _capability(self._env, Holding)
-        return holding.held_container if holding is not None else None
+        return self._env.held_container
 
     async def release_container(self) -> None:
-        """Removes the container that the wrapped environment keeps, if it does."""
-        if (holding := _capability(self._env, Holding)) is not None:
-            await holding.release_container()
+        await self._env.release_container()
+
+
+def complete(env: MinimalEnvironment) -> EnvironmentBase:
+    """Returns `env` if it inherits `EnvironmentBase`, otherwise a view of it that adds what it lacks.
+
+    Called where an environment enters, so that all later code sees complete environments. The `reset` of the view takes
+    `seed` and `options`. If the environment takes no seed, it is reset without, which is logged once; it raises
+    `TypeError` for options that the environment does not take.
+    """
+    kind: Any = type(env)
+    return env if isinstance(env, EnvironmentBase) and _takes_both(kind) else _Completed(env)
+
+
+class _Completed(StandIn, EnvironmentBase):
+    def __getattribute__(self, name: str) -> Any:
+        own = super().__getattribute__
+        if name.startswith("_") or name in ("reset", "unwrapped", "is_timed") or not own("_has")(name):
+            return own(name)
+        return getattr(own("_part"), name)
+
+    def _has(self, name: str) -> bool:
+        """Whether the environment has a member. A method that is `None` is missing."""
+        value = getattr(self._part, name, _ABSENT)
+        if value is _ABSENT:  # or a property that has failed
+            return inspect.getattr_static(self._part, name, _ABSENT) is not _ABSENT
+        return value is not None or not callable(getattr(EnvironmentBase, name, None))
 
     @property
-    def _exportable(self) -> Exportable:
-        exportable = _capability(self._env, Exportable)
-        if exportable is None:
-            raise SnapshotUnsupportedError(
-                f"{type(self.unwrapped).__name__} has no `export_state` and `fork`: its episodes cannot be captured."
-            )
-        return exportable
+    def unwrapped(self) -> MinimalEnvironment:
+        env: MinimalEnvironment = self._part
+        return env
+
+    @property
+    def is_timed(self) -> bool:
+        return self._has(_TIME_LEFT)
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
+        env, given = self._part, dict[str, Any]()
+        if seed is not None:
+            if takes_seed(env):
+                given["seed"] = seed
+            else:
+                kind: Any = type(env)
+                _warn_of_unused_seed(kind)
+        if options:
+            if not _takes(env.reset, "options"):
+                raise TypeError(
+                    f"Expected an environment that can be reset with options, but {type(env).__name__}.reset() does "
+                    f"not take them, got {dict(options)!r:.200}. Call reset() without, or give the environment's "
+                    "reset() the keyword argument `options=None`."
+                )
+            given["options"] = options
+        time_step: TimeStep[Any] = await env.reset(**given)
+        return time_step
+
+    async def __aenter__(self) -> Self:
+        if isinstance(self._part, AbstractAsyncContextManager):
+            await self._part.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(self._part, AbstractAsyncContextManager):
+            await self._part.__aexit__(exc_type, exc, traceback)
+        else:
+            await self._part.close()
 
 
-def _capability(env: MinimalEnvironment, kind: type[T]) -> T | None:
-    """Returns `env` typed as the capability `kind`; `None` when it lacks that capability."""
-    return env if has_members(env, kind) else None
+_ABSENT = object()
+_TIME_LEFT = "time_left_sec"
 
 
 class _Named(Protocol):
@@ -628,60 +646,14 @@ def _name_of(task: object) -> str | None:
     return name if isinstance(name, str) else None
 
 
-async def enter(env: MinimalEnvironment) -> None:
-    """Enters `env` as `async with` does; does nothing for an environment without `__aenter__`."""
-    if isinstance(env, AbstractAsyncContextManager):
-        await env.__aenter__()
-
-
-async def leave(
-    env: MinimalEnvironment,
-    exc_type: type[BaseException] | None,
-    exc: BaseException | None,
-    traceback: TracebackType | None,
-) -> None:
-    """Leaves `env` as `async with` does; closes an environment without `__aexit__`."""
-    if isinstance(env, AbstractAsyncContextManager):
-        await env.__aexit__(exc_type, exc, traceback)
-    else:
-        await env.close()
-
-
-async def reset_environment(
-    env: MinimalEnvironment, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-) -> TimeStep[Any]:
-    """Resets `env`, passing only the keywords that its `reset()` takes.
-
-    Args:
-        env: The environment.
-        seed: Seeds the choice of tasks. If `reset()` takes no `seed`, it is called without; that is logged once.
-        options: Further options. An empty mapping is not passed on.
-
-    Raises:
-        TypeError: There are `options`, and `reset()` takes none.
-    """
-    if seed is None and not options:
-        return await env.reset()
-    given: dict[str, Any] = {}
-    if seed is not None:
-        if takes_seed(env):
-            given["seed"] = seed
-        else:
-            _say_that_it_takes_no_seed(type(env))
-    if options:
-        if not _takes(env.reset, "options"):
-            raise TypeError(
-                f"Expected an environment that can be reset with options, but {type(env).__name__}.reset() does not "
-                f"take them, got {dict(options)!r:.200}. Call reset() without, or give the environment's reset() the "
-                "keyword argument `options=None`."
-            )
-        given["options"] = options
-    return await env.reset(**given)
-
-
 def takes_seed(env: MinimalEnvironment) -> bool:
     """Whether the environment's `reset()` takes a seed."""
     return _takes(env.reset, "seed")
+
+
+@functools.cache
+def _takes_both(kind: Any) -> bool:
+    return _takes(kind.reset, "seed") and _takes(kind.reset, "options")
 
 
 def _takes(function: Callable[..., Any], name: str) -> bool:
@@ -690,7 +662,7 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
 
 
 @functools.cache
-def _say_that_it_takes_no_seed(kind: type[object]) -> None:
+def _warn_of_unused_seed(kind: Any) -> None:
     logger.warning(
         "%s.reset() takes no `seed`: it is reset without, so that a seed does not choose its tasks. Give it the "
         "keyword argument `seed=None` if there is something to seed.",

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ares_exp.asking.asked_ahead import AskedAhead, ForesightedClient, concurrency_of
 from ares_exp.asking.checked_answer import checked_answer
 from ares_exp.config.parts import has_members
-from ares_exp.environment import EnvironmentWrapper, MinimalEnvironment, PendingRequest, TimeStep
+from ares_exp.environment import EnvironmentBase, MinimalEnvironment, PendingRequest, TimeStep, complete
 from ares_exp.errors import PolicyError, PolicyTimeoutError, RefusalError, UnansweredError
 from ares_exp.llms.request import LLMClient
 from ares_exp.llms.response import LLMResponse
@@ -150,7 +150,7 @@ async def run_episode(
     If the environment's own time limit passes before the policy answers, the environment is given `None` and ends the
     episode, or the current stage of its task.
 
-    Where the agent waits for several answers (`Concurrent`) and the policy may be asked for several at once
+    Where the agent waits for several answers and the policy may be asked for several at once
     (`ConcurrentClient`), it is; the environment is given them one at a time, in its order, whichever comes first.
 
     Args:
@@ -165,7 +165,8 @@ async def run_episode(
     """
     events = events or EpisodeEvents()
     client = policy if has_members(policy, ForesightedClient) else _foresighted(policy, events)
-    async with EnvironmentWrapper(environment) as env:
+    env = complete(environment)
+    async with env:
         time_step = await env.reset()
         watching = _watching(env, client, time_step)
         try:
@@ -202,19 +203,19 @@ def _foresighted(policy: LLMClient, events: EpisodeEvents) -> ForesightedClient:
     return AskedAhead(ask, concurrency=concurrency_of(policy), has_room=events.has_room, on_wait=events.waited)
 
 
-def _pending(env: EnvironmentWrapper, time_step: TimeStep[Any]) -> tuple[PendingRequest, ...]:
+def _pending(env: EnvironmentBase, time_step: TimeStep[Any]) -> tuple[PendingRequest, ...]:
     """Returns the pending requests; none where a wrapper shows another observation than the first: it may edit them."""
     pending = env.pending_requests()
     return pending if pending and pending[0].request == time_step.observation else ()
 
 
-def _watching(env: EnvironmentWrapper, client: ForesightedClient, first: TimeStep[Any]) -> asyncio.Task[None] | None:
+def _watching(env: EnvironmentBase, client: ForesightedClient, first: TimeStep[Any]) -> asyncio.Task[None] | None:
     """Begins to tell the client what the agent asks meanwhile; `None` where the client makes no use of it."""
     pending = _pending(env, first) if client.looks_ahead else ()
     return asyncio.create_task(_watch(env, client, pending)) if pending else None
 
 
-async def _watch(env: EnvironmentWrapper, client: ForesightedClient, known: tuple[PendingRequest, ...]) -> None:
+async def _watch(env: EnvironmentBase, client: ForesightedClient, known: tuple[PendingRequest, ...]) -> None:
     """Tells the client of every change of the pending requests."""
     while True:
         known = await env.changed_requests(known)

@@ -104,6 +104,7 @@ class AskedAhead(Generic[T]):
 
     Attributes:
         awaited: Call id of the request that the episode waits for.
+        looks_ahead: Whether anything is asked ahead.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class AskedAhead(Generic[T]):
             on_wait: Is told of the seconds that a request, asked ahead, still waits when the episode comes to it.
         """
         self._ask = ask
+        self.looks_ahead = concurrency > 1
         self._concurrency = concurrency
         self._has_room = has_room
         self._on_wait = on_wait
@@ -132,11 +134,6 @@ class AskedAhead(Generic[T]):
         self._ending: set[asyncio.Task[T]] = set()
         self._closed = False
         self.awaited: int | None = None
-
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether anything is asked ahead."""
-        return self._concurrency > 1
 
     def expect(self, pending: Sequence[PendingRequest]) -> None:
         """Cancels requests that are no longer pending, and asks ahead for those behind the first."""

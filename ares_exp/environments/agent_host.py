@@ -233,16 +233,13 @@ class AgentHost:
             if self.runtime.is_stuck:
                 never = "The code agent waits for something that can never come: nothing that it asked for is open."
                 raise AgentError(str(self.runtime.refused or never))
-            if (call := self._first_pending()) is not None:
-                self.observed = call
-                return cast("LLMRequest", call.arguments)
+            while self._pending and not self.runtime.waits_for(self._pending[0]):
+                self._pending.popleft()  # the agent gave the call up itself
+            if self._pending:
+                self.observed = self._pending[0]
+                return cast("LLMRequest", self.observed.arguments)
             self._wake = asyncio.get_running_loop().create_future()
             await self._wake
-
-    def _first_pending(self) -> Call | None:
-        while self._pending and not self.runtime.waits_for(self._pending[0]):
-            self._pending.popleft()  # the agent gave the call up itself
-        return self._pending[0] if self._pending else None
 
     @property
     def pending(self) -> Sequence[Call]:

@@ -1,48 +1,74 @@
-"""The code environment: a task, a container and a code agent behind `reset`, `step` and `close`."""
+"""The code environment: a task, a container and a code agent behind `reset`, `step` and `close`.
+
+The whole life of an episode is in this one class, although it is long: it may be closed at any time.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import random
+import time
+import zlib
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ares_exp.agents.code_agent import CodeAgentFactory, as_agent_factory
-from ares_exp.containers.activity import Activity
-from ares_exp.containers.container import Container, ContainerFactory, as_container_factory
+from ares_exp.cancellation import finish
+from ares_exp.containers.activity import Activity, Aside
+from ares_exp.containers.container import (
+    Container,
+    ContainerFactory,
+    ContainerSpec,
+    SnapshottableContainer,
+    as_container_factory,
+)
+from ares_exp.containers.network_policy import PUBLIC
 from ares_exp.environment import (
     MAIN_LANE,
-    Announcing,
-    ClosedOnExit,
-    Concurrent,
+    EnvironmentBase,
     EpisodeReport,
-    Exportable,
-    Holding,
-    Inspectable,
     LimitName,
     OneCallAtATime,
     PastStep,
     PendingRequest,
-    Recordable,
-    Reporting,
-    Timed,
     TimeStep,
-    Truncating,
     check_action,
     no_episode,
+    restart,
+    termination,
+    transition,
+    truncation,
 )
-from ares_exp.environments.episode import Episode
+from ares_exp.environments.agent_host import AgentHost, TimeIsUpError
+from ares_exp.environments.collect_on_abort import collect_on_abort
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.episode_setup import EpisodeSetup
-from ares_exp.environments.past_stage import results_of
+from ares_exp.environments.hosted_agent import AgentState
+from ares_exp.environments.past_stage import PastStage, results_of, verdict_of
+from ares_exp.environments.phase_clock import PhaseClock
+from ares_exp.environments.scoring import Scoring
 from ares_exp.environments.task_choice import choose_task
-from ares_exp.errors import ConfigError, EpisodeStateError, SnapshotTimingError
+from ares_exp.errors import (
+    AgentExitError,
+    ConfigError,
+    EpisodeStateError,
+    RepeatedFormatError,
+    SnapshotTimingError,
+    SnapshotUnsupportedError,
+)
+from ares_exp.filesystem.delta import StoredChanges
+from ares_exp.journal.encoding import JournalEncoder
+from ares_exp.journal.journal import Journal, StepEntry
+from ares_exp.llms.message_edit import MessageEdit, edited
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.tasks.task import Task, Verdict
+from ares_exp.records.episode_usage import EpisodeUsage
+from ares_exp.tasks.agent_context import AgentContext
+from ares_exp.tasks.task import Stage, Task, Verdict
 
 if TYPE_CHECKING:
     from ares_exp.environments.playing_again import EpisodeStart
@@ -51,18 +77,39 @@ if TYPE_CHECKING:
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
 
-class CodeEnvironment(
-    ClosedOnExit, Reporting, Inspectable, Timed, Truncating, Recordable, Exportable, Concurrent, Announcing, Holding
-):
-    """Plays tasks: each LLM request of the code agent is an observation, each LLM response an action.
+class CodeEnvironment(EnvironmentBase):
+    """Runs tasks: each LLM request of the code agent is an observation, each LLM response an action.
 
     An episode starts a container, sets the task up, and lets the agent run to its first LLM request. A step hands the
     agent its response and waits for the next request. When the agent returns, or a limit cuts it short, the agent's
     commands are killed, the verifier scores the container, and the container is removed. Whenever it waits for an
     action the episode can be exported, restored elsewhere, and forked.
+
+    Attributes:
+        setup: What the episode is made with.
+        time_step: The pending time step, or the LAST one; `None` before `reset()` and after a call that raised.
+        current_task: The task of the episode; `None` before the first `reset()`.
+        seed: Seed of the random values of the agent.
+        usage: What the steps have used, those before a snapshot included.
+        truncated_by: The limit that ended the episode; `None` when no limit did.
+        limit_note: More about that limit; `None` when there is no more.
+        verdict: What the verifiers said, taken together; `None` while there is none.
+        past_stages: The finished stages of a multi-stage task.
+        played: The time steps that were repeated with recorded responses, the pending one last.
+        clock: The current phase, and the seconds in each phase.
+        seen: The agent's activity in the container since the last time step.
+        activity: The agent's activity in the container during the last call.
+        lineage: Origin of a branched episode: the ids of the root and the parent episode, and the step.
+        edits: Messages that the policy sees in another form than the agent wrote them.
+        container: The running container; `None` before and after.
+        container_image: Source of the container's files; `None` before it has started.
+        host: Runs the agent; `None` before and after.
+        encoder: Encodes the agent's journal.
+        on_release: Awaited once, when the episode has been released.
     """
 
     time_step: TimeStep[LLMRequest] | None = None
+    current_task: Task | None = None
     activity: Activity | None = None
 
     def __init__(
@@ -95,7 +142,7 @@ class CodeEnvironment(
         if not tasks:
             raise ConfigError("Expected at least one task for the environment, got none.")
         self._tasks = list(tasks)
-        self._setup = EpisodeSetup(
+        self._setup = self.setup = EpisodeSetup(
             as_container_factory(container_factory),
             as_agent_factory(code_agent_factory),
             limits or EpisodeLimits(),
@@ -104,14 +151,41 @@ class CodeEnvironment(
             side_calls,
         )
         self._random = random.Random(seed)
-        self._seed = seed
+        self._env_seed = seed
         self._episodes = 0
         self._start_from = start_from
-        self._episode: Episode | None = None
-        self._holds_container = False
+        self._holds_container = self._is_ordered = False
         self._calls = OneCallAtATime()
         self._requests_changed = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        """Forgets the last episode."""
+        self.setup = self._setup
+        self.time_step = self.current_task = self.activity = None
+        self.seed = 0
+        self.usage = EpisodeUsage()
+        self.truncated_by: LimitName | None = None
+        self.limit_note: str | None = None
+        self.verdict: Verdict | None = None
+        self.past_stages: list[PastStage] = []
+        self.played: tuple[PastStep, ...] = ()
+        self.clock = PhaseClock()
+        self.seen = Activity()
+        self.lineage: Mapping[str, Any] = {}
+        self.edits: tuple[MessageEdit, ...] = ()
+        self.container: Container | None = None
+        self.container_image: str | None = None
+        self.host: AgentHost | None = None
+        self.encoder = JournalEncoder()
+        self.on_release: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self._hosts: list[AgentHost] = []
+        self._solution_env: Mapping[str, str] = {}
+        self._network_between = PUBLIC
+        self._scoring: Scoring | None = None
+        self._stepped_at = 0.0
+        self._is_released = False
 
     @classmethod
     def for_episode(cls, task: Task, parts: EpisodeParts) -> Self:
@@ -147,23 +221,26 @@ class CodeEnvironment(
             self._requests_changed = asyncio.Event()
             self.time_step = None
             await self._release()
+            self._clear()
             if seed is not None:
-                self._seed, self._episodes = seed, 0
+                self._env_seed, self._episodes = seed, 0
                 self._random.seed(seed)
             start_from, self._start_from = self._start_from, None
             try:
                 if start_from is not None:
-                    episode = self._taken(start_from.episode(self._setup, self._tasks))
-                    self.time_step = await start_from.go_on(episode)
+                    start_from.prepare(self, self._tasks)
+                    self.time_step = await start_from.go_on(self)
                 else:
-                    task = choose_task(self._tasks, options or {}, self._random)
-                    episode = self._taken(Episode(self._setup, task, seed=self._next_agent_seed()))
-                    self.time_step = await episode.begin()
+                    self.current_task = choose_task(self._tasks, options or {}, self._random)
+                    self._episodes += 1
+                    digest = hashlib.sha256(f"{self._env_seed}/{self._episodes}".encode()).digest()
+                    self.seed = int.from_bytes(digest[:8], "big")
+                    self.time_step = await self.begin()
             except BaseException:
                 await self._release()
                 raise
             finally:
-                self._take_activity()
+                self.activity = self.seen.take()
             return self.time_step
 
     async def step(self, action: LLMResponse | None) -> TimeStep[LLMRequest]:
@@ -181,8 +258,7 @@ class CodeEnvironment(
             TypeError: `action` is something else than an `LLMResponse`; the episode goes on.
         """
         check_action(action)
-        with self._calls.during("step()"):
-            return await self._go_on("step()", lambda episode: episode.step(action))
+        return await self._go_on("step()", lambda: self.apply(action))
 
     async def truncate(self, limit: LimitName) -> TimeStep[LLMRequest]:
         """Ends the episode, which waits for an action, because `limit` was reached.
@@ -193,25 +269,33 @@ class CodeEnvironment(
         Raises:
             EpisodeStateError, ContainerError, VerifierError: As `step`.
         """
-        with self._calls.during("truncate()"):
-            return await self._go_on("truncate()", lambda episode: episode.truncate(limit))
+
+        async def end() -> TimeStep[LLMRequest]:
+            self.truncated_by = limit
+            last = await self._end_stage(ends_episode=True)
+            assert last is not None
+            return last
+
+        return await self._go_on("truncate()", end)
 
     async def _go_on(
-        self, what: str, act: Callable[[Episode], Coroutine[Any, Any, TimeStep[LLMRequest]]]
+        self, what: str, act: Callable[[], Coroutine[Any, Any, TimeStep[LLMRequest]]]
     ) -> TimeStep[LLMRequest]:
-        """Takes the episode under way to its next time step; it is released when that fails."""
-        self._check_loop(what)
-        if self._episode is None or self._episode.host is None:
-            raise no_episode(ended=self._episode is not None)
-        try:
-            self.time_step = await act(self._episode)
-        except BaseException:
-            self.time_step = None
-            await self._release()
-            raise
-        finally:
-            self._take_activity()
-        return self.time_step
+        """Takes the running episode to its next time step; it is released when that fails."""
+        with self._calls.during(what):
+            if self._loop is not None and asyncio.get_running_loop() is not self._loop:
+                raise self._on_another_loop(what)
+            if self.host is None:
+                raise no_episode(ended=self.current_task is not None)
+            try:
+                self.time_step = await act()
+            except BaseException:
+                self.time_step = None
+                await self._release()
+                raise
+            finally:
+                self.activity = self.seen.take()
+            return self.time_step
 
     async def export_state(
         self, output_dir: str | Path, *, snapshot_id: str | None = None, sync: bool = False
@@ -235,8 +319,8 @@ class CodeEnvironment(
         """
         from ares_exp.environments.exporting import export_episode
 
-        with self._waiting_for_an_action("export_state()") as (episode, time_step):
-            return await export_episode(episode, time_step, Path(output_dir), snapshot_id, sync=sync)
+        with self._waiting_for_an_action("export_state()") as time_step:
+            return await export_episode(self, time_step, Path(output_dir), snapshot_id, sync=sync)
 
     @classmethod
     async def load_from_state(
@@ -302,8 +386,8 @@ class CodeEnvironment(
 
         if n < 1:
             raise ConfigError(f"Expected fork() to make at least 1 environment, got {n}.")
-        with self._waiting_for_an_action("fork()") as (episode, time_step):
-            return await fork_episode(episode, time_step, n, self._going_on, diversify=diversify)
+        with self._waiting_for_an_action("fork()") as time_step:
+            return await fork_episode(self, time_step, n, self._going_on, diversify=diversify)
 
     @classmethod
     def _going_on(cls, setup: EpisodeSetup, continuation: Continuation) -> Self:
@@ -327,64 +411,43 @@ class CodeEnvironment(
         """
         from ares_exp.environments.past_steps import past_steps
 
-        return past_steps(self._episode) if self._episode is not None else ()
+        return past_steps(self) if self.current_task is not None else ()
 
     @property
     def step_count(self) -> int:
         """Time steps of the episode since FIRST: `step()` was called as often."""
-        return self._episode.usage.step_count if self._episode is not None else 0
-
-    @property
-    def current_task(self) -> Task | None:
-        """The task of the episode."""
-        return self._episode.task if self._episode is not None else None
-
-    @property
-    def truncated_by(self) -> LimitName | None:
-        """The limit that cut the episode short."""
-        return self._episode.truncated_by if self._episode is not None else None
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """What the verifier said of the episode."""
-        return self._episode.verdict if self._episode is not None else None
-
-    @property
-    def lineage(self) -> Mapping[str, Any]:
-        """Where the episode was branched off; empty for one that was begun."""
-        return self._episode.lineage if self._episode is not None else {}
+        return self.usage.step_count
 
     def report(self) -> EpisodeReport:
         """Facts about the episode; see `EpisodeReport`."""
-        episode = self._episode
-        agent = self._setup.code_agent_factory.name
-        if episode is None:
-            return EpisodeReport(agent=agent)
+        task, verdict = self.current_task, self.verdict
+        facts = [host.agent_facts for host in self._hosts if host.agent_facts is not None]
         return EpisodeReport(
-            task_name=episode.task.name,
-            agent=agent,
-            format_errors=episode.format_errors,
-            agent_facts=episode.agent_facts,
-            truncated_by=episode.truncated_by,
-            limit_note=episode.limit_note,
-            rewards=dict(episode.verdict.rewards) if episode.verdict is not None else {},
-            note=episode.verdict.note if episode.verdict is not None else None,
-            stages=results_of(episode.task, episode.past_stages),
-            phase=episode.clock.phase,
-            phase_sec=dict(episode.clock.seconds),
-            has_container=episode.container is not None,
-            container_image=episode.container_image,
-            lineage=episode.lineage,
-            edits=episode.edits,
+            task_name=task.name if task is not None else None,
+            agent=self._setup.code_agent_factory.name,
+            format_errors=sum(host.format_errors for host in self._hosts),
+            agent_facts=sum(facts[1:], start=facts[0]) if facts else None,
+            truncated_by=self.truncated_by,
+            limit_note=self.limit_note,
+            rewards=dict(verdict.rewards) if verdict is not None else {},
+            note=verdict.note if verdict is not None else None,
+            stages=results_of(task, self.past_stages) if task is not None else (),
+            phase=self.clock.phase,
+            phase_sec=dict(self.clock.seconds),
+            has_container=self.container is not None,
+            container_image=self.container_image,
+            lineage=self.lineage,
+            edits=self.edits,
         )
 
     def pending_requests(self) -> tuple[PendingRequest, ...]:
         """The LLM calls that the agent awaits: the observation, then the others in the order in which it made them."""
-        if self._episode is None or self._episode.host is None or self.time_step is None:
+        if self.host is None or self.time_step is None:
             return ()
+        shown = [(call.call_id, edited(call.arguments, self.edits, self.step_count)) for call in self.host.pending]
         return tuple(
             PendingRequest(call_id, MAIN_LANE if request.origin is None else request.origin.lane, request)
-            for call_id, request in self._episode.pending_requests()
+            for call_id, request in shown
         )
 
     async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
@@ -397,39 +460,52 @@ class CodeEnvironment(
             await self._requests_changed.wait()
 
     def hold_container(self) -> None:
-        """Has the container of each episode kept at LAST, until `release_container()`, `reset()` or `close()`."""
+        """Keeps the container of each episode at LAST, until `release_container()`, `reset()` or `close()`."""
         self._holds_container = True
 
     @property
     def held_container(self) -> Container | None:
         """The container of the episode that reached LAST, if it is kept."""
-        is_over = self.time_step is not None and self.time_step.last()
-        return self._episode.container if self._episode is not None and is_over else None
+        return self.container if self.time_step is not None and self.time_step.last() else None
 
     async def release_container(self) -> None:
         """Removes the kept container. Idempotent."""
         if self.held_container is not None:
             await self._release()
 
+    @property
+    def num_stages(self) -> int:
+        """Number of finished stages; 0 for a single-stage task."""
+        task = self.current_task
+        return len(self.past_stages) if task is not None and len(task.stages) > 1 else 0
+
+    def keeps(self, limits: object) -> bool:
+        """Whether they are the limits that it was made with."""
+        return limits == self._setup.limits
+
+    def end_early(self) -> None:
+        """Ends the episode, scored as it is, after the running step or at the next `step(None)`."""
+        self._is_ordered = True
+
     def check_start(self) -> None:
-        """Whether the task and the agent are those of the snapshot that the first `reset()` goes on with. Blocking.
+        """Checks that the task and the agent are those of the snapshot that the first `reset()` continues. Blocking.
 
         Raises:
             SnapshotError: They are not.
         """
         if self._start_from is not None:
-            self._start_from.episode(self._setup, self._tasks)
+            self._start_from.prepare(self, self._tasks)
 
     @property
     def time_left_sec(self) -> float | None:
         """Seconds that the agent's time limit leaves; `None` without a limit, or with no episode under way."""
-        host = self._episode.host if self._episode is not None else None
-        return host.time_left_sec if host is not None else None
+        return self.host.time_left_sec if self.host is not None else None
 
     def grant_time(self, seconds: float) -> None:
         """Moves the agent's time limit by what was spent on something else than the episode, such as a snapshot."""
-        if self._episode is not None:
-            self._episode.grant_time(seconds)
+        self._stepped_at += seconds
+        if self.host is not None:
+            self.host.grant_time(seconds)
 
     async def close(self) -> None:
         """Cancels the agent and removes the container. Idempotent. A LAST `time_step` stays readable."""
@@ -437,46 +513,355 @@ class CodeEnvironment(
             self.time_step = None
         await self._release()
 
-    def _taken(self, episode: Episode) -> Episode:
-        """Makes an episode the one that is played."""
-        self._episode = episode
-        episode.on_requests = self._requests_changed.set
-        episode.holds_container = self._holds_container
-        return episode
-
-    async def _release(self) -> None:
-        if self._episode is not None:
-            await self._episode.release()
-
-    def _take_activity(self) -> None:
-        if self._episode is not None:
-            self.activity = self._episode.activity.take()
-
-    def _next_agent_seed(self) -> int:
-        self._episodes += 1
-        digest = hashlib.sha256(f"{self._seed}/{self._episodes}".encode()).digest()
-        return int.from_bytes(digest[:8], "big")
-
-    def _check_loop(self, what: str) -> None:
-        if self._loop is not None and asyncio.get_running_loop() is not self._loop:
-            raise EpisodeStateError(
-                f"{what} on another event loop than the one that reset the environment, where its agent runs: call it "
-                "there. Behind a GymWrapper that is `gym.loop_thread.run(…)`."
-            )
+    @staticmethod
+    def _on_another_loop(what: str) -> EpisodeStateError:
+        return EpisodeStateError(
+            f"{what} on another event loop than the one that reset the environment, where its agent runs: call it "
+            "there. Behind a GymWrapper that is `gym.loop_thread.run(…)`."
+        )
 
     @contextmanager
-    def _waiting_for_an_action(self, what: str) -> Iterator[tuple[Episode, TimeStep[LLMRequest]]]:
-        """The episode and its pending time step, with every other call refused meanwhile."""
-        episode, time_step, busy = self._episode, self.time_step, self._calls.under_way
-        if busy or episode is None or episode.host is None or time_step is None or time_step.last():
+    def _waiting_for_an_action(self, what: str) -> Iterator[TimeStep[LLMRequest]]:
+        """The pending time step, with every other call refused meanwhile."""
+        time_step, busy = self.time_step, self._calls.under_way
+        if busy or self.host is None or time_step is None or time_step.last():
             state = (
                 f"{busy} is under way"
                 if busy
                 else "it has not been reset"
-                if episode is None
+                if self.current_task is None
                 else "its episode has ended"
             )
             raise SnapshotTimingError(f"{what} needs an environment that waits for an action, but {state}.")
         with self._calls.during(what):
-            self._check_loop(what)
-            yield episode, time_step
+            if asyncio.get_running_loop() is not self._loop:
+                raise self._on_another_loop(what)
+            yield time_step
+
+    # The life of an episode. What is public here is for the modules that continue one from elsewhere.
+
+    @property
+    def task(self) -> Task:
+        """The task of the episode, which has begun."""
+        assert self.current_task is not None
+        return self.current_task
+
+    async def begin(self) -> TimeStep[LLMRequest]:
+        """Starts container and agent, up to the agent's first request; returns the FIRST step.
+
+        Raises:
+            AgentError, ContainerError: As the class says. Not released then.
+        """
+        began = time.perf_counter()
+        container = await self._start_container()
+        with self.clock.during("start"), self.seen.timed():
+            await self.task.set_up(container)
+        host = await self._begin_stage(container)
+        time_step = restart(self._shown(host))
+        self._note_step(time_step, None, began)
+        return time_step
+
+    @property
+    def stage(self) -> Stage:
+        """The stage under way, or the last one."""
+        return self.task.stages[min(len(self.past_stages), len(self.task.stages) - 1)]
+
+    async def _begin_stage(self, container: Container) -> AgentHost:
+        """Prepares the container for the stage, and starts its agent, up to its first request."""
+        self._refuse_if_released()
+        self._scoring, stage = None, self.stage
+        with self.clock.during("start"), self.seen.timed():
+            await stage.begin(container)
+            self._refuse_if_released()
+            if self.setup.provide_solution:
+                self._solution_env = await stage.upload_solution(container)
+            await container.set_network(stage.agent_network)  # until its end; a failing phase ends the container
+        self._refuse_if_released()
+        is_journaled = self.setup.code_agent_factory.deterministic
+        journal = Journal(time.time(), self._stage_seed) if is_journaled else None
+        host = self.host = self._make_host(container, journal)
+        with self.clock.during("agent"), self._unless_released():
+            host.start(
+                self.setup.code_agent_factory,
+                stage.instruction,
+                timeout_sec=self.setup.limits.time.agent(stage),
+                context=self._context(len(self.past_stages)),
+            )
+            await host.first_request()
+        return host
+
+    @property
+    def _stage_seed(self) -> int:
+        """Seed of what the stage's agent draws."""
+        number = len(self.past_stages)
+        return self.seed if not number else zlib.crc32(f"{self.seed}/{number}".encode())
+
+    def _context(self, stage: int) -> AgentContext:
+        """What the agent of that stage is given besides its instruction; the oracle needs none of it.
+
+        The conversation that a task begins with is for the agent of its first stage.
+        """
+        context = AgentContext() if self.setup.provide_solution else self.task.context
+        return replace(context, messages=()) if stage else context
+
+    async def restore(
+        self, changes: StoredChanges, journal: Journal | None, *, elapsed_sec: float, state: AgentState | None
+    ) -> None:
+        """Starts the container with the files that it had, and brings the agent to where it was.
+
+        Raises:
+            SnapshotError, ContainerError: As the class says. Not released then.
+        """
+        if self.setup.provide_solution:
+            self._solution_env = self.stage.solution_env()
+        container = await self._start_container(changes)
+        with self.clock.during("start"):
+            await container.set_network(self.stage.agent_network)
+        if not isinstance(container, SnapshottableContainer):
+            raise SnapshotUnsupportedError(
+                f"Containers of {self.setup.container_factory.name!r} cannot start with captured files."
+            )
+        await self._rerun_finished_stages(container)
+        host = self.host = self._make_host(container, journal)
+        host.restore(
+            self.setup.code_agent_factory,
+            self.stage.instruction,
+            timeout_sec=self.setup.limits.time.agent(self.stage),
+            context=self._context(len(self.past_stages)),
+            elapsed_sec=elapsed_sec,
+            state=state,
+        )
+        if host.observed is None:
+            with self._unless_released():
+                await host.first_request()
+        self._stepped_at = time.perf_counter()
+
+    async def _rerun_finished_stages(self, container: Container) -> None:
+        """Has what the agents of past stages asked their LLM at hand again: journals have only digests of it."""
+        for number, (stage, past) in enumerate(zip(self.task.stages, self.past_stages, strict=False)):
+            if past.journal is None or not any(past.journal.steps()):
+                continue
+            host = self._make_host(container, past.journal)
+            try:
+                host.rerun_finished_stage(
+                    self.setup.code_agent_factory, stage.instruction, context=self._context(number)
+                )
+            finally:
+                await host.cancel()
+
+    async def apply(self, action: LLMResponse | None) -> TimeStep[LLMRequest]:
+        """Hands `action` to the agent; see `step`. Not released when it raises."""
+        began = time.perf_counter()
+        policy_sec = began - self._stepped_at
+        host, container, is_over = self.host, self.container, True
+        assert host is not None
+        assert container is not None
+        with self.clock.during("agent"):
+            self.usage.add(action)
+            try:
+                host.answer(action)
+                with self._unless_released():
+                    request = await host.next_request()
+                if request is not None:
+                    self.truncated_by = self._reached
+                is_over = request is None or self.truncated_by is not None
+            except TimeIsUpError:
+                self.truncated_by = "order" if self._is_ordered and action is None else "time"
+            except RepeatedFormatError:
+                self.truncated_by = "format_errors"
+            except AgentExitError as error:
+                self.truncated_by, self.limit_note = "agent_exit", str(error)
+        if is_over:
+            last = await self._end_stage()
+            if last is not None:
+                return last
+            host = await self._begin_stage(container)
+        time_step = transition(self._shown(host))
+        self._note_step(time_step, policy_sec, began)
+        return time_step
+
+    async def _release(self) -> None:
+        """Cancels the agent and removes the container, whatever happens to the caller meanwhile. Idempotent.
+
+        What there is to be kept of an episode that ends before it is scored is kept, as far as that can be done.
+        """
+        self._is_released = True
+        host, self.host = self.host, None
+        container, self.container = self.container, None
+        on_release, self.on_release = self.on_release, None
+        try:
+            if self._scoring is None and host is not None and container is not None and self.setup.output_dir:
+                await collect_on_abort(
+                    self.stage, host, container, self.setup.output_dir, agent_files_dir=self._agent_files_dir
+                )
+        finally:
+            try:
+                if host is not None or container is not None:
+                    await finish(_tear_down(host, container, self._scoring))
+            finally:
+                if on_release is not None:
+                    await finish(on_release())
+
+    @property
+    def container_spec(self) -> ContainerSpec:
+        """The container that the task needs, under the limits of the episode."""
+        return self.setup.limits.time.container_spec(self.task)
+
+    @property
+    def _agent_files_dir(self) -> str | None:
+        return None if self.setup.provide_solution else self.setup.code_agent_factory.files_dir
+
+    async def _start_container(self, changes: StoredChanges | None = None) -> Container:
+        self._refuse_if_released()
+        mounts = () if self.setup.provide_solution else self.setup.code_agent_factory.mounts
+        spec = replace(self.container_spec, mounts=mounts, changes=changes)
+        self._network_between = spec.network
+        container = self.container = self.setup.container_factory(spec)
+        with self.clock.during("start"), self.seen.timed():
+            try:
+                await container.start()
+                self.container_image = container.image
+            finally:
+                if self._is_released:
+                    await finish(container.stop())
+            self._refuse_if_released()
+        return container
+
+    def _refuse_if_released(self) -> None:
+        """Raises when somebody has closed the environment while this episode was in the middle of something."""
+        if self._is_released:
+            raise EpisodeStateError("The environment was closed while its episode was under way.")
+
+    def _make_host(self, container: Container, journal: Journal | None) -> AgentHost:
+        host = AgentHost(
+            container,
+            journal,
+            user=self.stage.agent_user,
+            shell=self.stage.agent_shell,
+            env=self._solution_env,
+            limit_commands=not self.setup.provide_solution,
+            activity=self.seen,
+            on_requests=self._requests_changed.set,
+            side_calls=self._answer_aside if self.setup.side_calls is not None else None,
+        )
+        self._hosts.append(host)
+        return host
+
+    async def _answer_aside(self, request: LLMRequest) -> LLMResponse:
+        """Answers a call that takes no step; it counts towards the limits on tokens and cost."""
+        assert self.setup.side_calls is not None
+        answer = await self.setup.side_calls(request)
+        self.usage.pay(answer)
+        self.seen.asides.append(Aside(request, answer))
+        return answer
+
+    @contextmanager
+    def _unless_released(self) -> Iterator[None]:
+        """Whatever becomes of an agent that is being cancelled inside, a closed environment is what counts."""
+        try:
+            yield
+        except Exception:
+            self._refuse_if_released()
+            raise
+        self._refuse_if_released()
+
+    @property
+    def _reached(self) -> LimitName | None:
+        return "order" if self._is_ordered else self.setup.limits.reached(self.usage)
+
+    def _shown(self, host: AgentHost) -> LLMRequest:
+        """The pending request as the policy is to see it."""
+        assert host.observed is not None
+        request: LLMRequest = host.observed.arguments
+        return edited(request, self.edits, self.step_count) if self.edits else request
+
+    def pending_request(self) -> LLMRequest:
+        """The pending request, as the policy is to see it."""
+        self._refuse_if_released()
+        assert self.host is not None
+        return self._shown(self.host)
+
+    def _note_step(self, time_step: TimeStep[Any], policy_sec: float | None, began: float) -> None:
+        """Writes the time step into the journal, so that a restored episode knows its past."""
+        host = self.host
+        assert host is not None
+        assert host.observed is not None
+        self._stepped_at = time.perf_counter()
+        if host.runtime.journal is not None:
+            host.runtime.journal.entries.append(
+                StepEntry(
+                    host.observed.call_id,
+                    timestamp=time.time(),
+                    reward=time_step.reward,
+                    policy_sec=policy_sec,
+                    environment_sec=self._stepped_at - began,
+                    container_sec=self.seen.container_sec,
+                    commands=tuple(self.seen.commands),
+                )
+            )
+
+    async def _end_stage(self, *, ends_episode: bool = False) -> TimeStep[LLMRequest] | None:
+        """Kills what the agent runs, and scores the stage. LAST, or `None` when another stage follows."""
+        limits, host, container = self.setup.limits, self.host, self.container
+        assert host is not None
+        assert container is not None
+        await host.cancel()
+        await container.set_network(self._network_between)
+        self._refuse_if_released()
+        stage, limit = self.stage, self.truncated_by
+        is_last = stage is self.task.stages[-1]
+        if limit not in (None, "time"):  # a time limit is the stage's own, any other one the episode's
+            ends_episode = True
+        verify = limit is None or limits.verify_on_truncation
+        is_unused = (is_last or ends_episode) and not self._holds_container
+        verdict = await self._score(container, verify=verify, is_last=is_unused)
+        self.past_stages.append(
+            PastStage(
+                name=stage.name,
+                verdict=verdict,
+                truncated_by=limit,
+                step_count=self.step_count,
+                journal=host.runtime.journal,
+                encoder=self.encoder,
+            )
+        )
+        self.encoder = JournalEncoder()
+        if not is_last and not ends_episode and verdict is not None and stage.goes_on(verdict):
+            self.truncated_by = self._reached
+            if self.truncated_by is None:
+                return None
+        if self._holds_container:
+            self.host = None  # its agent was cancelled above
+        else:
+            await self._release()
+        self.verdict = verdict_of(self.task, self.past_stages, self.truncated_by)
+        reward = self.verdict.reward if self.verdict is not None else None
+        if self.truncated_by is not None:
+            return truncation(reward)
+        assert reward is not None
+        return termination(reward)
+
+    async def _score(self, container: Container, *, verify: bool, is_last: bool) -> Verdict | None:
+        time_limits = self.setup.limits.time
+        with self.clock.during("verify"), self.seen.timed():
+            self._scoring = Scoring(
+                self.stage,
+                container_factory=self.setup.container_factory,
+                agents_spec=self.container_spec,
+                verifier_spec=time_limits.verifier_spec(self.task, self.stage),
+                timeout_sec=time_limits.verifier(self.stage),
+                output_dir=self.setup.output_dir,
+                agent_files_dir=self._agent_files_dir,
+            )
+            return await self._scoring.run(container, self._network_between, verify=verify, is_last=is_last)
+
+
+async def _tear_down(host: AgentHost | None, container: Container | None, scoring: Scoring | None) -> None:
+    try:
+        if scoring is not None:
+            await scoring.release()
+        if host is not None:
+            await host.cancel()
+    finally:
+        if container is not None:
+            await container.stop()

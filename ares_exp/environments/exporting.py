@@ -18,7 +18,6 @@ from ares_exp.config.parts import import_name
 from ares_exp.containers.container import ContainerSpec, SnapshottableContainer
 from ares_exp.environment import TimeStep
 from ares_exp.environments.agent_host import AgentHost
-from ares_exp.environments.episode import Episode
 from ares_exp.environments.left_processes import left_processes
 from ares_exp.environments.past_stage import recorded_stage
 from ares_exp.errors import SnapshotError, SnapshotTimingError, SnapshotUnsupportedError
@@ -28,6 +27,7 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.records.run_dir import dump_json
 
 if TYPE_CHECKING:
+    from ares_exp.environments.code_environment import CodeEnvironment
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
     from ares_exp.snapshots.store import SnapshotStore
 
@@ -44,7 +44,7 @@ THE_AGENT = "the agent, which is a process: no episode can go on from this snaps
 
 
 async def export_episode(
-    episode: Episode,
+    episode: CodeEnvironment,
     time_step: TimeStep[LLMRequest],
     output_dir: Path,
     snapshot_id: str | None,
@@ -99,7 +99,7 @@ class _Writing:
 
     def __init__(
         self,
-        episode: Episode,
+        episode: CodeEnvironment,
         host: AgentHost,
         time_step: TimeStep[LLMRequest],
         snapshot_id: str,
@@ -152,7 +152,7 @@ class _Writing:
             snapshot_id=self._snapshot_id,
             created_at=datetime.now(UTC).isoformat(),
             snapshot_dir=store.path / self._snapshot_id,
-            step_count=episode.usage.step_count,
+            step_count=episode.step_count,
             step_limit=episode.setup.limits.steps,
             task_type=str(task_data.get("format", type(episode.task).__name__)),
             task_data=task_data,

@@ -6,29 +6,25 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ares_exp.cancellation import finish
 from ares_exp.containers.owned_directory import OwnedDirectory, short_lived_directory
 from ares_exp.environment import TimeStep
-from ares_exp.environments.episode import Episode
 from ares_exp.environments.episode_setup import EpisodeSetup
 from ares_exp.environments.exporting import export_episode
 from ares_exp.environments.restoring import Continuation
-from ares_exp.errors import ConfigError, SnapshotError, SnapshotUnsupportedError
+from ares_exp.errors import SnapshotError, SnapshotUnsupportedError
 from ares_exp.llms.request import LLMRequest
 
+if TYPE_CHECKING:
+    from ares_exp.environments.code_environment import CodeEnvironment
 
-class _Environment(Protocol):
-    async def reset(self) -> TimeStep[LLMRequest]: ...
-    async def close(self) -> None: ...
-
-
-EnvironmentT = TypeVar("EnvironmentT", bound=_Environment)
+EnvironmentT = TypeVar("EnvironmentT", bound="CodeEnvironment")
 
 
 async def fork_episode(
-    episode: Episode,
+    episode: CodeEnvironment,
     time_step: TimeStep[LLMRequest],
     n: int,
     make: Callable[[EpisodeSetup, Continuation], EnvironmentT],
@@ -44,8 +40,6 @@ async def fork_episode(
         make: Makes one, not reset yet.
         diversify: Whether their agents draw different values.
     """
-    if n < 1:
-        raise ConfigError(f"Expected at least 1 fork, got {n}.")
     factory = episode.setup.code_agent_factory
     if not factory.can_be_restored:
         raise SnapshotUnsupportedError(
@@ -63,7 +57,7 @@ async def fork_episode(
             lineage = {
                 "root": episode.lineage.get("root", parent),
                 "parent": parent,
-                "step": episode.usage.step_count,
+                "step": episode.step_count,
                 "branch": branch,
             }
             seed = _seed_of(snapshot.snapshot_id, branch) if diversify else None
@@ -118,7 +112,7 @@ def _directory() -> OwnedDirectory:
         raise SnapshotError(f"Cannot make a directory for a fork: {error.strerror or error}.") from None
 
 
-async def _close_all(environments: Sequence[_Environment]) -> None:
+async def _close_all(environments: Sequence[CodeEnvironment]) -> None:
     await asyncio.gather(*(environment.close() for environment in environments), return_exceptions=True)
 
 

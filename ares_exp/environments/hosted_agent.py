@@ -35,28 +35,21 @@ class HostedLLM:
         """Asks the policy.
 
         Raises:
-            TypeError: What the agent asks is no request.
+            TypeError: The agent passes something other than a request. Checked here, where the agent is to blame.
         """
-        _check_request(request)
+        example = 'LLMRequest([{"role": "user", "content": text}])'
+        if not isinstance(request, LLMRequest):
+            raise TypeError(
+                f"Expected llm_client to be given an LLMRequest, got {type(request).__name__}: use {example}."
+            )
+        for message in request.messages:
+            if type(message) is not Message or "role" not in message:
+                raise TypeError(
+                    f"Expected the messages of an LLMRequest to be mappings with a `role`, got {message!r:.80}: use "
+                    f"{example}."
+                )
         response: LLMResponse = await self._runtime.call("llm", request)
         return response
-
-
-def _check_request(request: object) -> None:
-    """Refuses anything that is not a request where the agent makes it, so that nobody else is blamed.
-
-    Raises:
-        TypeError: It is no `LLMRequest`, or its messages are none.
-    """
-    example = 'LLMRequest([{"role": "user", "content": text}])'
-    if not isinstance(request, LLMRequest):
-        raise TypeError(f"Expected llm_client to be given an LLMRequest, got {type(request).__name__}: use {example}.")
-    for message in request.messages:
-        if type(message) is not Message or "role" not in message:
-            raise TypeError(
-                f"Expected the messages of an LLMRequest to be mappings with a `role`, got {message!r:.80}: use "
-                f"{example}."
-            )
 
 
 def with_context(agent: CodeAgent) -> ContextualAgent:

@@ -7,46 +7,58 @@ from dataclasses import replace
 from typing import Any
 
 from ares_exp.environment import (
+    EnvironmentBase,
     EnvironmentWrapper,
     EpisodeReport,
     LimitName,
     MinimalEnvironment,
     TimeStep,
+    complete,
     no_episode,
 )
 from ares_exp.environments.deadline import Deadline, DeadlinePassedError
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.llms.response import LLMResponse
 from ares_exp.records.episode_usage import EpisodeUsage
 
 GIVEN_UP = "{} has no `truncate(limit)`, which would score what there was, so it was closed without a reward"
 """Why an episode has no reward that a limit of the run has ended."""
 
 
+def limited(env: MinimalEnvironment, limits: EpisodeLimits, usage: EpisodeUsage | None = None) -> EnvironmentBase:
+    """Returns an environment that ends its episodes at `limits`: `env` itself if it does so, otherwise around it.
+
+    Args:
+        env: The environment.
+        limits: The limits of each of its episodes.
+        usage: What its only episode has used, if the caller counts it.
+    """
+    whole = complete(env)
+    return whole if whole.keeps(limits) else LimitedEnvironment(whole, limits, usage=usage)
+
+
 class LimitedEnvironment(EnvironmentWrapper):
-    """Wraps any environment and has it keep limits, whether or not it knows of them.
+    """Wraps an environment that does not know the limits of the run, and ends its episodes at them.
 
-    After a step that reaches a limit and does not end the episode, the environment is asked to end it (`Truncating`):
-    it then scores what there is. One that cannot is closed, and its episode gets a LAST with discount 1.0, the pending
-    observation and reward `None`. Finishing on the very step that also reaches a limit stays termination. An
-    environment that counts by itself gets there first.
+    After a step that reaches a limit and does not end the episode, the environment is asked to end it (`truncate`),
+    and scores its state. An environment that cannot is closed, and its episode gets a LAST with discount 1.0, the
+    pending observation and reward `None`. Finishing on the very step that also reaches a limit stays termination.
 
-    The time limit is the run's own on the agent (`limits.time`). An environment that is `Timed` keeps it by itself;
+    The time limit is the run's own on the agent (`limits.time`). An environment that `is_timed` keeps it by itself;
     another one is closed when its time is up in the middle of a step.
     """
 
-    def __init__(self, env: MinimalEnvironment, limits: EpisodeLimits, *, used: EpisodeUsage | None = None) -> None:
+    def __init__(self, env: MinimalEnvironment, limits: EpisodeLimits, *, usage: EpisodeUsage | None = None) -> None:
         """Limits `env`.
 
         Args:
-            env: What is played.
+            env: The environment.
             limits: What each of its episodes may use.
-            used: What the first episode has used before its `reset()`, which goes on with it.
+            usage: What its only episode has used, counted by the caller; `None`: it is counted here.
         """
         super().__init__(env)
         self._limits = limits
-        self._used = used
-        self._usage = EpisodeUsage()
+        self._counts = usage is None
+        self._usage = usage or EpisodeUsage()
         self._keeps_time = False
         self._deadline = Deadline(None)
         self._pending: TimeStep[Any] | None = None
@@ -56,12 +68,13 @@ class LimitedEnvironment(EnvironmentWrapper):
         self._is_ordered = False
 
     def end_early(self) -> None:
-        """Ends the episode when the step under way is over, or with the next `step(None)`: what there is is scored."""
+        """Ends the episode after the running step, or at the next `step(None)`."""
         self._is_ordered = True
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
         """Starts an episode, whose time runs from its first observation."""
-        self._usage, self._used = replace(self._used) if self._used is not None else EpisodeUsage(), None
+        if self._counts:
+            self._usage = EpisodeUsage()
         self._pending = self._last = self._truncated_by = None
         self._is_given_up = False
         self._pending = await super().reset(seed=seed, options=options)
@@ -91,7 +104,8 @@ class LimitedEnvironment(EnvironmentWrapper):
             except DeadlinePassedError:
                 return await self._give_up("time")
         self._pending = time_step
-        self._count(action)
+        if self._counts:
+            self._usage.add(action)
         limit: LimitName | None = "order" if self._is_ordered else self._limits.reached(self._usage)
         if time_step.step_type != "LAST" and limit is not None:
             return await self._cut_short(limit)
@@ -117,12 +131,6 @@ class LimitedEnvironment(EnvironmentWrapper):
         await super().close()
         return self._last
 
-    def _count(self, action: Any) -> None:
-        if action is None or isinstance(action, LLMResponse):
-            self._usage.add(action)
-        else:
-            self._usage.num_steps += 1  # another package's: what it cost is not known
-
     def report(self) -> EpisodeReport:
         """The wrapped environment's, with the limit that ended the episode here."""
         report = super().report()
@@ -140,6 +148,10 @@ class LimitedEnvironment(EnvironmentWrapper):
     def time_step(self) -> TimeStep[Any] | None:
         """The pending time step, or the LAST one."""
         return self._last or super().time_step
+
+    def keeps(self, limits: object) -> bool:
+        """Whether they are the limits that are kept here."""
+        return limits == self._limits
 
     @property
     def is_timed(self) -> bool:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ares_exp.containers.activity import Activity
 from ares_exp.environment import PastStep, restart, transition
-from ares_exp.environments.episode import Episode
 from ares_exp.journal.journal import CallEntry, DoneEntry, Journal, StepEntry, UnheardEntry
 from ares_exp.llms.message_edit import edited
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 
+if TYPE_CHECKING:
+    from ares_exp.environments.code_environment import CodeEnvironment
 
-def past_steps(episode: Episode) -> Sequence[PastStep]:
+
+def past_steps(episode: CodeEnvironment) -> Sequence[PastStep]:
     """Returns all time steps of a running episode, the pending one last; empty when its journals do not tell.
 
     What an episode without a journal has played before it was handed over is known until its next step.
     """
-    if len(episode.played) == episode.usage.step_count + 1:
+    if len(episode.played) == episode.step_count + 1:
         return episode.played
     journals = [past.journal for past in episode.past_stages]
     if episode.host is not None:

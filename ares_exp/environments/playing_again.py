@@ -8,11 +8,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ares_exp.environment import PastStep, TimeStep
-from ares_exp.environments.episode import Episode
-from ares_exp.environments.episode_setup import EpisodeSetup
 from ares_exp.errors import DivergenceError, SnapshotMismatchError
 from ares_exp.llms.message_edit import MessageEdit
 from ares_exp.llms.request import LLMRequest
@@ -23,25 +21,28 @@ from ares_exp.trajectories.normalisers import with_own
 from ares_exp.trajectories.recorded_responses import Exchange, RecordedResponses
 from ares_exp.trajectories.records import serialize_llm_request
 
+if TYPE_CHECKING:
+    from ares_exp.environments.code_environment import CodeEnvironment
+
 logger = logging.getLogger(__name__)
 
 
 class EpisodeStart(Protocol):
     """Where an episode goes on instead of beginning: a snapshot (`Continuation`), or `PlayedAgain`."""
 
-    def episode(self, setup: EpisodeSetup, tasks: Sequence[Task]) -> Episode:
-        """Makes the episode, with nothing started.
+    def prepare(self, episode: CodeEnvironment, tasks: Sequence[Task]) -> None:
+        """Gives an environment its task and the recorded state of the episode; starts nothing.
 
         Args:
-            setup: What its environment gives it.
-            tasks: The environment's.
+            episode: The environment.
+            tasks: Its tasks.
 
         Raises:
             SnapshotMismatchError: It does not fit.
         """
         ...
 
-    async def go_on(self, episode: Episode) -> TimeStep[LLMRequest]:
+    async def go_on(self, episode: CodeEnvironment) -> TimeStep[LLMRequest]:
         """Starts it, and returns the pending time step. It is to be released when this raises."""
         ...
 
@@ -87,22 +88,22 @@ class PlayedAgain:
         """Returns what crosses to another process, whose log takes the messages."""
         return {**self.__dict__, "_report": logger.warning}
 
-    def episode(self, setup: EpisodeSetup, tasks: Sequence[Task]) -> Episode:
-        """Makes the episode, with nothing started.
+    def prepare(self, episode: CodeEnvironment, tasks: Sequence[Task]) -> None:
+        """Gives an environment its task; starts nothing.
 
         Raises:
             SnapshotMismatchError: The task is missing, or the snapshot does not fit.
         """
         if self._snapshot is not None:
-            return self._snapshot.episode(setup, tasks)
+            self._snapshot.prepare(episode, tasks)
+            return
         task = next((task for task in tasks if task.name == self._task_name), None)
         if task is None:
             raise SnapshotMismatchError(f"Expected the task {self._task_name!r:.100}, which was recorded.")
-        episode = Episode(setup, task, seed=self._seed)
+        episode.current_task, episode.seed = task, self._seed
         episode.lineage, episode.edits = self._lineage, self._edits
-        return episode
 
-    async def go_on(self, episode: Episode) -> TimeStep[LLMRequest]:
+    async def go_on(self, episode: CodeEnvironment) -> TimeStep[LLMRequest]:
         """Gives the responses up to the step; returns the pending time step.
 
         Raises:
@@ -130,7 +131,7 @@ class PlayedAgain:
                 raise self._diverged(step, "it asks more than was recorded of that conversation")
             recorded.use(asked)
             began = time.perf_counter()
-            time_step = await episode.step(exchange.answer)
+            time_step = await episode.apply(exchange.answer)
             if time_step.last():
                 raise self._diverged(step + 1, "it ended")
             played.append(_past_step(episode, time_step, exchange.answer, began))
@@ -151,12 +152,14 @@ class PlayedAgain:
         )
 
 
-def _past_step(episode: Episode, time_step: TimeStep[LLMRequest], action: LLMResponse | None, began: float) -> PastStep:
+def _past_step(
+    episode: CodeEnvironment, time_step: TimeStep[LLMRequest], action: LLMResponse | None, began: float
+) -> PastStep:
     return PastStep(
         time_step=time_step,
         action=action,
         timestamp=time.time(),
         policy_sec=None if action is None else 0.0,
         environment_sec=time.perf_counter() - began,
-        activity=episode.activity.take(),
+        activity=episode.seen.take(),
     )

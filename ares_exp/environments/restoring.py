@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ares_exp.agents.code_agent import AgentFactoryBase
 from ares_exp.config.parts import import_name
 from ares_exp.environment import TimeStep
-from ares_exp.environments.episode import Episode
 from ares_exp.environments.episode_facts import EpisodeFacts
-from ares_exp.environments.episode_setup import EpisodeSetup
 from ares_exp.environments.hosted_agent import AgentState
 from ares_exp.environments.phase_clock import PhaseClock
 from ares_exp.environments.recorded_setup import recorded_agent_options, recorded_task
@@ -35,6 +33,7 @@ from ares_exp.records.episode_usage import EpisodeUsage
 from ares_exp.tasks.task import Task
 
 if TYPE_CHECKING:
+    from ares_exp.environments.code_environment import CodeEnvironment
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
 
@@ -85,17 +84,17 @@ class Continuation:
         """
         return _checked_task(self.snapshot, self._given_task or recorded_task(self.snapshot))
 
-    def episode(self, setup: EpisodeSetup, tasks: Sequence[Task]) -> Episode:
-        """Makes the episode, with nothing started.
+    def prepare(self, episode: CodeEnvironment, tasks: Sequence[Task]) -> None:
+        """Gives an environment the recorded state of the episode; starts nothing.
 
         Args:
-            setup: What its environment gives it.
-            tasks: The environment's; the one of the recorded name is played.
+            episode: The environment.
+            tasks: Its tasks; the one of the recorded name is run.
 
         Raises:
             SnapshotMismatchError: Its agent is of another kind, its task has changed, or the solution is not there.
         """
-        snapshot = self.snapshot
+        snapshot, setup = self.snapshot, episode.setup
         _check_agent(snapshot, setup.code_agent_factory)
         facts = EpisodeFacts(snapshot)
         name = snapshot.task_data.get("name")
@@ -106,8 +105,8 @@ class Continuation:
                 f"{snapshot.snapshot_dir}: its episode was played without the task's solution, which is not in its "
                 "container: the oracle cannot go on with it. Choose another policy."
             )
-        setup = replace(setup, provide_solution=facts.provide_solution)
-        episode = Episode(setup, checked, seed=facts.integer("seed"))
+        episode.setup = replace(setup, provide_solution=facts.provide_solution)
+        episode.current_task, episode.seed = checked, facts.integer("seed")
         episode.usage = EpisodeUsage(
             num_steps=snapshot.step_count - facts.unanswered,
             unanswered=facts.unanswered,
@@ -118,9 +117,8 @@ class Continuation:
         episode.lineage = self._lineage
         episode.on_release = self._on_release
         episode.edits = (*facts.edits(), *self._edits)
-        return episode
 
-    async def go_on(self, episode: Episode) -> TimeStep[LLMRequest]:
+    async def go_on(self, episode: CodeEnvironment) -> TimeStep[LLMRequest]:
         """Starts the container with its files and brings the agent to where it was; returns the pending time step.
 
         Raises:

@@ -34,8 +34,8 @@ from ares_exp.cancellation import finish, in_thread
 from ares_exp.config.instantiate import instantiate_group
 from ares_exp.containers.container import ContainerFactoryBase, as_container_factory
 from ares_exp.containers.owned_directory import OwnedDirectory, short_lived_directory
-from ares_exp.environment import EnvironmentWrapper, EpisodeReport, MinimalEnvironment, PendingRequest
-from ares_exp.environments.limited_environment import LimitedEnvironment
+from ares_exp.environment import EnvironmentBase, EpisodeReport, MinimalEnvironment, PendingRequest, complete
+from ares_exp.environments.limited_environment import limited
 from ares_exp.environments.own_model import ModelsElsewhere
 from ares_exp.environments.source import EpisodeParts, SourceBase
 from ares_exp.errors import ConfigError, EpisodeStateError, SnapshotUnsupportedError
@@ -139,7 +139,7 @@ class _Hosted:
         calls: Number of its calls under way.
     """
 
-    environment: EnvironmentWrapper
+    environment: EnvironmentBase
     encoder: RequestEncoder
     files: Path | None = None
     is_streamed: bool = False
@@ -267,16 +267,13 @@ class EnvironmentHost(ModelsElsewhere):
         if order.has_side_calls:
             made = replace(made, side_calls=self.side_calls_of(name))
         environment = self._source.make(order.task_name, made)
-        limited = LimitedEnvironment(environment, made.limits)
-        self.adopt(name, limited, files=made.output_dir, is_streamed=order.streams)
+        self.adopt(name, limited(environment, made.limits), files=made.output_dir, is_streamed=order.streams)
 
     def adopt(
         self, name: str, environment: MinimalEnvironment, *, files: Path | None = None, is_streamed: bool = False
     ) -> None:
         """Takes an environment over, which is closed with this host at the latest."""
-        if not isinstance(environment, EnvironmentWrapper):
-            environment = EnvironmentWrapper(environment)
-        self._hosted[name] = _Hosted(environment, RequestEncoder(), files, is_streamed)
+        self._hosted[name] = _Hosted(complete(environment), RequestEncoder(), files, is_streamed)
 
     async def act(
         self,

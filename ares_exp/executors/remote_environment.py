@@ -16,21 +16,13 @@ from ares_exp.cancellation import finish, in_thread
 from ares_exp.containers.activity import Activity
 from ares_exp.containers.archive import unpack_directory
 from ares_exp.environment import (
-    Announcing,
-    ClosedOnExit,
-    Concurrent,
+    EnvironmentBase,
     EpisodeReport,
-    Exportable,
-    Inspectable,
     LimitName,
     OneCallAtATime,
     PastStep,
     PendingRequest,
-    Recordable,
-    Reporting,
-    Timed,
     TimeStep,
-    Truncating,
 )
 from ares_exp.errors import ConfigError, HostLostError
 from ares_exp.executors.remote_host import RemoteHost
@@ -52,9 +44,7 @@ Find = Callable[[str], Awaitable[RemoteHost]]
 """Finds the host for the environment of the name that is given."""
 
 
-class RemoteEnvironment(
-    ClosedOnExit, Reporting, Inspectable, Timed, Truncating, Recordable, Exportable, Concurrent, Announcing
-):
+class RemoteEnvironment(EnvironmentBase):
     """Plays its episodes in a host. What can be asked without a call is what the host said with its last answer.
 
     When the host is lost, calls raise `HostLostError`, and there is nothing left to close.

@@ -12,15 +12,16 @@ from typing import Any
 
 from ares_exp.cancellation import finish
 from ares_exp.environment import (
-    ClosedOnExit,
+    EnvironmentBase,
     EnvironmentWrapper,
     EpisodeReport,
     LimitName,
     OneCallAtATime,
     TimeStep,
+    complete,
     no_episode,
 )
-from ares_exp.environments.limited_environment import LimitedEnvironment
+from ares_exp.environments.limited_environment import limited
 from ares_exp.environments.source import EnvironmentSource, EpisodeParts, as_source
 from ares_exp.environments.task_choice import choose_index
 from ares_exp.errors import ConfigError, EpisodeStateError
@@ -29,7 +30,7 @@ from ares_exp.resume.episode_plan import episode_seed
 logger = logging.getLogger(__name__)
 
 
-class TaskSamplingEnvironment(ClosedOnExit, EnvironmentWrapper):
+class TaskSamplingEnvironment(EnvironmentWrapper):
     """Plays tasks of a source, each episode in an environment that the source makes for it.
 
     The first `reset()` checks that the container backend works and can play the tasks.
@@ -92,7 +93,7 @@ class TaskSamplingEnvironment(ClosedOnExit, EnvironmentWrapper):
             await self._env.close()
             if closed != self._closed:
                 raise EpisodeStateError("The environment was closed while reset() was under way.")
-            self._wrap(_NotReset())
+            self._env = complete(_NotReset())
             self._task_name = None
             if seed is not None:
                 self._reseed(seed)
@@ -101,7 +102,7 @@ class TaskSamplingEnvironment(ClosedOnExit, EnvironmentWrapper):
             self.episode_seed = episode_seed(self._seed, name, self.attempt)
             self._task_name = name
             parts = replace(self._parts, seed=self.episode_seed)
-            self._wrap(LimitedEnvironment(self._source.make(name, parts), parts.limits))
+            self._env = limited(self._source.make(name, parts), parts.limits)
             try:
                 return await self._env.reset()
             except BaseException:
@@ -125,6 +126,9 @@ class TaskSamplingEnvironment(ClosedOnExit, EnvironmentWrapper):
             await self._env.close()
         finally:
             await self._source.close()
+
+    __aenter__ = EnvironmentBase.__aenter__
+    __aexit__ = EnvironmentBase.__aexit__
 
     def _reseed(self, seed: int) -> None:
         self._seed = seed

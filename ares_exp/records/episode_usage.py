@@ -36,13 +36,14 @@ class EpisodeUsage:
         """Prompt and generated tokens together."""
         return self.prompt_tokens + self.generated_tokens
 
-    def add(self, answer: LLMResponse | None) -> None:
-        """Counts one step, and the answer to it if there is one; also one that came too late."""
-        if answer is None:
+    def add(self, action: LLMResponse | object | None) -> None:
+        """Counts one step and its response, if there is one. The cost of another package's action is not known."""
+        if action is None:
             self.unanswered += 1
             return
         self.num_steps += 1
-        self.pay(answer)
+        if isinstance(action, LLMResponse):
+            self.pay(action)
 
     def pay(self, answer: LLMResponse) -> None:
         """Counts what an answer costs, also if the episode does not get it."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from ares_exp.agents.code_agent import AgentFactoryBase
 from ares_exp.asking.asked_ahead import concurrency_of
-from ares_exp.environment import EnvironmentWrapper, MinimalEnvironment
+from ares_exp.environment import MinimalEnvironment, complete
 from ares_exp.environments.playing_again import EpisodeStart, PlayedAgain
 from ares_exp.environments.restoring import Continuation
 from ares_exp.errors import (
@@ -132,7 +132,7 @@ class Branching:
                 start = self._repetition(
                     recorded, _origin(recorded), recorded_edits(recorded.metadata), report, snapshot
                 )
-                async with EnvironmentWrapper(make(start)) as environment:
+                async with complete(make(start)) as environment:
                     await environment.reset()
                     name = f"{self._episode.episode_id}@{self._step}"
                     snapshot = await environment.export_state(store, snapshot_id=name)

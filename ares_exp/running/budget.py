@@ -151,7 +151,7 @@ class BudgetMeter:
         """
         if not is_countable(answer):
             return
-        self._add(episode_id, Spent(tokens=answer.usage.total_tokens, cost=answer.cost))
+        self._add(episode_id, answer.usage.total_tokens, answer.cost)
 
     def add_environment(self, episode_id: str, used: EnvironmentUsage | None) -> None:
         """Counts the environment's spending so far, for a running episode."""
@@ -159,11 +159,12 @@ class BudgetMeter:
         if total == known:
             return
         self._by_environments[episode_id] = total
-        self._add(episode_id, Spent(tokens=total.tokens - known.tokens, cost=total.cost - known.cost))
+        self._add(episode_id, total.tokens - known.tokens, total.cost - known.cost)
 
-    def _add(self, episode_id: str, new: Spent) -> None:
-        self._under_way[episode_id] = self._under_way.get(episode_id, _NOTHING) + new
-        self._spent += new
+    def _add(self, episode_id: str, tokens: int, cost: float) -> None:
+        known, spent = self._under_way.get(episode_id, _NOTHING), self._spent
+        self._under_way[episode_id] = Spent(tokens=known.tokens + tokens, cost=known.cost + cost)
+        self._spent = Spent(spent.wall_sec, spent.tokens + tokens, spent.cost + cost)
 
     def add(self, result: EpisodeResult) -> None:
         """Counts a finished try, without counting twice what was counted while it was running."""

@@ -16,7 +16,7 @@ from ares_exp.asking.side_calls import AsidesPaid, SideCalls
 from ares_exp.cancellation import in_thread
 from ares_exp.config.parts import name_of
 from ares_exp.environment import MinimalEnvironment
-from ares_exp.environments.limited_environment import LimitedEnvironment
+from ares_exp.environments.limited_environment import limited
 from ares_exp.environments.source import EpisodeParts
 from ares_exp.errors import SnapshotError
 from ares_exp.llms.request import LLMClient
@@ -27,6 +27,7 @@ from ares_exp.records.run_storage import RunStorage
 from ares_exp.resume.answer_log import AnswerLog, LoggedEpisode
 from ares_exp.resume.episode_plan import PlannedEpisode
 from ares_exp.resume.resumable_policy import ResumablePolicy
+from ares_exp.rollout import run_episode
 from ares_exp.running.components import Components, Settings
 from ares_exp.running.running_episode import RunningEpisode
 from ares_exp.snapshots.nearest import nearest_snapshot
@@ -72,6 +73,31 @@ class EpisodeMaker:
             side_calls.answered_by(client.answer_aside)
         return self._parts.wrapper(environment), client
 
+    async def run(
+        self, episode: RunningEpisode, *, is_ended: Callable[[], bool] = lambda: False
+    ) -> BaseException | None:
+        """Runs an episode, and returns the exception that ended it, if one did.
+
+        Args:
+            episode: The episode. Receives what is made for it, and its events.
+            is_ended: Whether the caller has cancelled the episode, not the task that runs it.
+
+        Raises:
+            CancelledError: The task that runs it is being cancelled.
+        """
+        try:
+            environment, policy = await self.make(episode)
+            await run_episode(environment, policy, episode, policy_timeout_sec=self._settings.policy_timeout_sec)
+        except asyncio.CancelledError as cancelled:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling() and not is_ended():
+                raise
+            return cancelled
+        except Exception as error:
+            logger.info("Episode %s", episode.planned.episode_id, exc_info=error)
+            return error
+        return None
+
     def episode_parts(
         self,
         seed: int,
@@ -112,9 +138,8 @@ class EpisodeMaker:
         parts = self.episode_parts(
             planned.seed, output_dir=output_dir, start_from=start_from, planned=planned, side_calls=side_calls
         )
-        environment = LimitedEnvironment(
-            episode.place.make(self._parts.source, planned.task_name, parts), self._settings.limits, used=episode.usage
-        )
+        made = episode.place.make(self._parts.source, planned.task_name, parts)
+        environment = limited(made, self._settings.limits, episode.usage)
         metadata = {
             "attempt": planned.attempt,
             "seed": planned.seed,
@@ -125,7 +150,6 @@ class EpisodeMaker:
             **({"retry": planned.retry} if planned.retry else {}),
             **({"resumed_from": planned.earlier.episode_id} if planned.earlier is not None else {}),
         }
-        episode.limited = environment
         if episode.is_cut_short:
             environment.end_early()
         episode.environment = self._parts.snapshots.around(environment, episode_id=planned.episode_id)
@@ -270,7 +294,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
         """What may differ between two requests that are the same."""
         return with_own(self._parts.playing_agent.normalisers)
 
-    def begin_log(self, planned: PlannedEpisode, *, started_at: float) -> AnswerLog:
+    def begin_log(self, planned: PlannedEpisode, *, started_at: float = 0.0) -> AnswerLog:
         """Creates the answer log of an episode, in place of the log of the try that it continues. Blocking.
 
         Raises:

@@ -13,26 +13,22 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ares_exp.asking.gate import Gate
 from ares_exp.cancellation import finish
-from ares_exp.environment import EnvironmentWrapper, MinimalEnvironment
+from ares_exp.environment import MinimalEnvironment, complete
 from ares_exp.errors import (
     BudgetExhaustedError,
-    ConfigError,
     HostLostError,
     SnapshotError,
     StorageError,
 )
 from ares_exp.executors.executor import Place
 from ares_exp.executors.here import Here
-from ares_exp.llms.response import LLMResponse
-from ares_exp.records.gathered_calls import GatheredCalls
-from ares_exp.records.results import ANSWERS_USED_UP, UNFINISHED, EpisodeResult, final_results
+from ares_exp.records.results import UNFINISHED, EpisodeResult, final_results
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_storage import RunStorage
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.resume.episode_plan import PlannedEpisode, episode_seed
 from ares_exp.resume.previous_sessions import PreviousSessions
-from ares_exp.rollout import run_episode
-from ares_exp.running.budget import Budget, BudgetMeter
+from ares_exp.running.budget import Budget
 from ares_exp.running.components import Components, Settings
 from ares_exp.running.episode_maker import ResumableEpisodeMaker
 from ares_exp.running.gc_pause import collecting_seldom
@@ -42,10 +38,12 @@ from ares_exp.running.monitoring.runner_monitor import RunnerMonitor
 from ares_exp.running.ordered_retries import plan_retries
 from ares_exp.running.preparation import bounded_concurrency, check_collectors, planned_episodes, prepare
 from ares_exp.running.progress import Progress
+from ares_exp.running.recorder import Recorder
 from ares_exp.running.run_control import RunControl
 from ares_exp.running.run_orders import RunOrders
 from ares_exp.running.running_episode import RunningEpisode
 from ares_exp.running.scheduler import Retry, Scheduler
+from ares_exp.running.spending import Spending
 from ares_exp.running.trained_run import PlayedOnRequest, train
 from ares_exp.running.trainer import Trainer, trains
 from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
@@ -54,9 +52,6 @@ from ares_exp.trackers.tracker import RunInfo
 if TYPE_CHECKING:
     from ares_exp.environments.code_environment import CodeEnvironment
     from ares_exp.environments.playing_again import EpisodeStart
-
-BUDGET_INTERVAL_SEC = 2.0
-"""Seconds between two checks of the budgets while nothing is paid for."""
 
 TRAINER_GRACE_SEC = 60.0
 """Seconds that an interrupted trainer has to finish the step that it is in."""
@@ -71,6 +66,7 @@ class Experiment:
 
     Attributes:
         warnings: Warnings given to the user.
+        spending: The guard of the run's budget.
     """
 
     def __init__(self, components: Components, settings: Settings, run_dir: RunDir, *, quiet: bool = False) -> None:
@@ -80,7 +76,6 @@ class Experiment:
         self._settings = settings
         self._run_dir = run_dir
         self._quiet = quiet
-        self._results: list[EpisodeResult] = []
         self._planned: Sequence[PlannedEpisode] = ()
         self._retry = components.retry
         self._running: dict[str, RunningEpisode] = {}
@@ -89,17 +84,17 @@ class Experiment:
         self._gate = Gate()
         self._storage = RunStorage(run_dir, self._cannot_record)
         self._maker = ResumableEpisodeMaker(components, settings, run_dir, self._gate, self._storage)
-        self._meter = BudgetMeter(components.budget)
+        self._recorder = Recorder(components, run_dir, self._storage, self._maker.begin_log)
+        self.spending = Spending(
+            components, settings, running=lambda: list(self._running.values()), end=self._end, warn=self._warn
+        )
         self._scheduler = Scheduler(settings.concurrency, self._play)
         self._live = LiveStatus(lambda: list(self._running.values()), self._scheduler)
-        self._rows = GatheredCalls(self._write)
         self._trained: PlayedOnRequest | None = None
         self._interrupted = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended_by: BudgetExhaustedError | StorageError | None = None
         self._max_loop_lag_sec = 0.0
-        self._failures = 0
-        self._unwritten_rows = 0
 
     async def prepare(self) -> Sequence[str]:
         """Reads the task set and checks everything that can be checked before the first container starts.
@@ -116,22 +111,12 @@ class Experiment:
         self._scheduler.resize(bounded_concurrency(parts, self._settings.concurrency, self._warn))
         if trains(parts.trainer):
             await asyncio.to_thread(parts.trainer.check, parts.policy, names)
-        if parts.policy.knows_prices and not self._limits_spending:
+        if parts.policy.knows_prices and not self.spending.is_limited:
             self._warn(
                 "Nothing limits what is spent. `budget.cost=20` ends the run at 20 US dollars, `cost_limit=0.5` an "
                 "episode at 0.5."
             )
         return names
-
-    @property
-    def _bounds_on_cost(self) -> tuple[float | None, ...]:
-        budget = self._parts.budget
-        return self._settings.limits.cost, budget.cost, budget.sweep.cost
-
-    @property
-    def _limits_spending(self) -> bool:
-        tokens = self._settings.limits.tokens, self._parts.budget.tokens, self._parts.budget.sweep.tokens
-        return any(bound is not None for bound in (*tokens, *self._bounds_on_cost))
 
     async def run(
         self,
@@ -161,30 +146,23 @@ class Experiment:
         earlier = earlier or PreviousSessions()
         trainer = self._parts.trainer
         self._planned = planned = [] if trains(trainer) else planned_episodes(self._parts, self._settings, task_names)
-        self._results = self._earlier_results(earlier, planned)
-        for result in self._results:
+        self._recorder.results = self._earlier_results(earlier, planned)
+        for result in self._recorder.results:
             if result.reward is None and result.outcome not in UNFINISHED:
                 slot = result.task_name, result.attempt
                 self._tries[slot] = self._tries.get(slot, 0) + 1
         owed = earlier.owed(planned, run_seed=self._settings.seed, redo=redo)
-        self._meter = BudgetMeter(
-            self._parts.budget,
-            earlier=earlier.results,
-            earlier_wall_sec=earlier.wall_sec,
-            run_dir=self._run_dir.path,
-            sweep_dir=self._settings.sweep_dir,
-        )
         self._progress = Progress(
             len(owed),
             before=len(planned) - len(owed),
             is_kept=self._settings.sweep_dir is None,
             status=self._live.look,
         )
-        self._live.planned, self._live.budget = len(planned), self._parts.budget
-        self._live.spent = lambda: self._meter.spent
-        await asyncio.to_thread(self._refresh_budget)
-        self._check_budget()
-        self._start_tracker(info, earlier)
+        await asyncio.to_thread(self.spending.begin, earlier, self._run_dir.path)
+        self._live.planned, self._live.budget = len(planned), self.spending.budget
+        self._live.spent = lambda: self.spending.spent
+        self.spending.check()
+        self._recorder.start_tracker(info, earlier)
         if not self._quiet:
             self._progress.start()
         try:
@@ -202,7 +180,7 @@ class Experiment:
             self._storage.close()
             self._progress.stop()
         summary = self._summarise(self._num_planned(), earlier.wall_sec + time.monotonic() - began)
-        await asyncio.to_thread(self._write_totals, summary)
+        await asyncio.to_thread(self._recorder.write_totals, summary, self.warnings)
         return summary
 
     def _earlier_results(self, earlier: PreviousSessions, planned: Sequence[PlannedEpisode]) -> list[EpisodeResult]:
@@ -237,7 +215,7 @@ class Experiment:
         """
         if self._trained is None:
             return len(self._planned)
-        final = final_results(self._results)
+        final = final_results(self._recorder.results)
         if isinstance(self._ended_by, StorageError):
             return len(final) + 1  # the training is incomplete, whatever it has asked for
         if self._interrupted or self._ended_by is not None:
@@ -264,7 +242,7 @@ class Experiment:
         control = self._control(monitor)
         try:
             async with monitor, control:
-                watching = asyncio.create_task(self._watch_budget())
+                watching = asyncio.create_task(self.spending.watch())
                 try:
                     yield
                 finally:
@@ -313,8 +291,7 @@ class Experiment:
 
     def _set_budget(self, budget: Budget) -> None:
         self._live.budget = budget
-        self._meter.replace(budget)
-        self._check_budget()
+        self.spending.set(budget)
 
     def _dropped(self, planned: PlannedEpisode) -> None:
         if self._trained is not None:
@@ -322,46 +299,28 @@ class Experiment:
 
     async def _again(self, what: str) -> Sequence[PlannedEpisode]:
         """Plans further tries of attempts without a reward, and expects them."""
-        results, busy = tuple(self._results), self._scheduler.slots
+        results, busy = tuple(self._recorder.results), self._scheduler.slots
         find = partial(plan_retries, self._run_dir, self._planned, results, busy)
         found = await asyncio.to_thread(find, run_seed=self._settings.seed, what=what)
         for _ in found:
             self._progress.expect_another()
         return found
 
-    def _start_tracker(self, info: RunInfo, earlier: PreviousSessions) -> None:
-        """Starts the tracker with the results of earlier sessions; episodes lost there are logged as new retries."""
-        lost = {result.episode_id for result in earlier.lost}
-        told = tuple(result for result in self._results if result.episode_id not in lost)
-        tracker = self._parts.tracker
-        self._guard("The tracker's start", lambda: tracker.start(replace(info, earlier=told)))
-        for result in earlier.lost:
-            self._guard("The tracker", partial(tracker.log_episode, result))
-
     def _summarise(self, planned: int, wall_sec: float) -> RunSummary:
         return RunSummary(
             planned=planned,
-            results=tuple(self._results),
+            results=tuple(self._recorder.results),
             interrupted=self._interrupted,
             ended_by=str(self._ended_by) if self._ended_by is not None else None,
             wall_sec=wall_sec,
-            recording_failures=self._failures + self._parts.tracker.failures,
-            unwritten_rows=self._unwritten_rows,
+            recording_failures=self._recorder.failures + self._parts.tracker.failures,
+            unwritten_rows=self._recorder.unwritten_rows,
             snapshot_dir=self._parts.snapshots.output_dir,
             max_loop_lag_sec=self._max_loop_lag_sec,
             threshold=self._settings.reward_threshold,
             must_pass=self._parts.policy.must_pass,
             spenders=tuple(self._parts.source.spenders),
         )
-
-    def _write_totals(self, summary: RunSummary) -> None:
-        """Writes `summary.json` and `results.json`. Blocking."""
-        from ares_exp.statistics.results_document import results_document
-
-        totals = {**summary.to_dict(), "warnings": self.warnings}
-        self._guard("Writing summary.json", lambda: self._run_dir.write_json(self._run_dir.summary, totals))
-        results = self._run_dir.results
-        self._guard("Writing results.json", lambda: self._run_dir.write_json(results, results_document(summary)))
 
     async def close(self, summary: RunSummary | None = None) -> None:
         """Releases all parts and gives the tracker the totals, if any. The tracker's own time limit bounds the wait."""
@@ -377,13 +336,7 @@ class Experiment:
                 await close()
             except Exception as error:
                 logger.warning("The %s could not be closed: %s: %s", what, type(error).__name__, error)
-        for name, collector in parts.collectors.items():
-            await asyncio.to_thread(self._guard, f"Closing the {name} collector", collector.close)
-        if summary is not None and not summary.interrupted:
-            await asyncio.to_thread(self._guard, "Collecting deleted snapshots", self._parts.snapshots.collect_garbage)
-        if summary is not None:
-            tracker = self._parts.tracker
-            await asyncio.to_thread(self._guard, "The tracker's end", lambda: tracker.finish(summary))
+        await self._recorder.close(summary)
 
     def interrupt(self) -> None:
         """Ends running episodes as cancelled and starts no more."""
@@ -399,7 +352,7 @@ class Experiment:
                 episode.environment.request_snapshot()
 
     async def _play(self, planned: PlannedEpisode) -> Retry | None:
-        """Plays one try of an attempt, once there is room for it. Returns the retry that follows, if any."""
+        """Runs one try of an attempt, once there is room for it. Returns the retry that follows, if any."""
         if self._trained is None:
             return await self._play_try(planned)
         return await self._trained.play_try(planned, self._play_try)
@@ -408,31 +361,20 @@ class Experiment:
         losses = self._losses.get(planned.slot, 0)
         async with self._parts.executor.room(planned.task_name, losses=losses) as place:
             await self._scheduler.begins(planned)
-            return await self._play_in(place, planned)
-
-    async def _play_in(self, place: Place, planned: PlannedEpisode) -> Retry | None:
-        self._progress.episode_started(planned.task_name)
-        episode = self._running[planned.episode_id] = RunningEpisode(
-            planned=planned, place=place, recorder=self, limits=self._settings.limits
-        )
-        failure: BaseException | None = None
-        try:
-            environment, policy = await self._maker.make(episode)
-            await run_episode(environment, policy, episode, policy_timeout_sec=self._settings.policy_timeout_sec)
-        except asyncio.CancelledError as cancelled:
-            worker = asyncio.current_task()
-            is_ordered = self._scheduler.interrupted or episode.is_cancelled or self._is_dismissed(planned)
-            if worker is not None and worker.cancelling() and not is_ordered:
-                raise  # the run itself is being cancelled
-            failure = self._ended_by or cancelled
-        except Exception as error:
-            logger.info("Episode %s", planned.episode_id, exc_info=error)
-            failure = error
-        await self.record(episode, failure)
-        del failure  # its traceback refers to this frame: without that cycle the whole episode is freed at once
-        if self._trained is not None:
-            self._trained.tried(episode)
-        return episode.retry
+            self._progress.episode_started(planned.task_name)
+            episode = self._running[planned.episode_id] = RunningEpisode(
+                planned=planned, place=place, recorder=self, limits=self._settings.limits
+            )
+            failure = await self._maker.run(
+                episode,
+                is_ended=lambda: self._scheduler.interrupted or episode.is_cancelled or self._is_dismissed(planned),
+            )
+            if isinstance(failure, asyncio.CancelledError):
+                failure = self._ended_by or failure
+            await self.record(episode, failure)
+            if self._trained is not None:
+                self._trained.tried(episode)
+            return episode.retry
 
     def _is_dismissed(self, planned: PlannedEpisode) -> bool:
         return self._trained is not None and self._trained.is_cancelled(planned.slot)
@@ -472,83 +414,22 @@ class Experiment:
         await finish(self._record(episode, failure))
 
     async def _record(self, episode: RunningEpisode, failure: BaseException | None) -> None:
-        """Writes the row first; a failing recorder does not end the run."""
         if episode.result is not None:
             return
         if failure is not None:
-            failure = await self._failure_or_storage(failure)
+            failure = await self._recorder.cause(failure)
             if episode.result is not None:  # recorded meanwhile
                 return
-        result = episode.to_result(failure)
-        if episode.is_unkept and self._storage.failure is not None:
-            result = episode.to_unrecorded(self._storage.failure)
-        episode.result = result
+        result = episode.result = self._recorder.result_of(episode, failure)
         episode.retry = self._next(episode, result, failure)
-        self._failures += episode.collector_failures
         del self._running[result.episode_id]
-        await asyncio.shield(self._rows.put((episode, result)))
-        result = episode.result
-        self._results.append(result)
-        logger.info("%s: %s, reward %s, %.2f s", result.episode_id, result.outcome, result.reward, result.duration_sec)
-        if result.note is not None:
-            logger.warning(
-                "%s (attempt %d) has reward %s: %s", result.task_name, result.attempt, result.reward, result.note
-            )
+        result = await self._recorder.write(episode, result)
         self._live.finished(result)
         self._progress.episode_finished(result)
         if episode.retry is not None:
             self._progress.expect_another()
-        self._guard("The tracker", lambda: self._parts.tracker.log_episode(result, episode.trajectory))
-        self._meter.add(result)
-        self._check_budget()
-
-    async def _failure_or_storage(self, failure: BaseException) -> BaseException:
-        """Returns the failed write that ended the run in place of what ended an episode: it may be a consequence."""
-        if not isinstance(failure, (asyncio.CancelledError, BudgetExhaustedError, StorageError)):
-            await asyncio.to_thread(self._storage.probe)
-        return self._storage.failure or failure
-
-    def _write(self, ended: Sequence[tuple[RunningEpisode, EpisodeResult]]) -> None:
-        """Writes the rows; then deletes the answer logs whose answers are not needed any more.
-
-        A retry has its log before the row is written: it is played even if this process dies while the retry waits.
-        """
-        rows = [episode.row_of(result) for episode, result in ended]
-        try:
-            for episode, _ in ended:
-                if episode.log is not None:
-                    episode.log.close()
-                if episode.begins_anew:
-                    assert episode.retry is not None
-                    self._maker.begin_log(episode.retry.planned, started_at=0.0).close()
-            self._storage.write(lambda: self._run_dir.append_episodes(*rows), self._run_dir.episodes)
-        except StorageError as failure:
-            self._unwritten_rows += len(rows)
-            for episode, _ in ended:
-                episode.result = episode.to_unrecorded(failure)
-            return
-        for episode, result in ended:
-            if episode.log is not None and (episode.begins_anew or result.outcome in ANSWERS_USED_UP):
-                with suppress(OSError):  # a resume deletes it
-                    episode.log.discard()
-
-    def pay(self, episode: RunningEpisode, answer: LLMResponse) -> None:
-        """Adds an answer of the policy, and what the environment spent meanwhile, to the budget meter."""
-        self._meter.add_answer(episode.planned.episode_id, answer)
-        if any(bound is not None for bound in self._bounds_on_cost):
-            for model in tuple(self._parts.policy.unpriced):
-                self._warn(
-                    f"No price is known for model {model!r}: its cost counts as 0.0, so that the limit on cost does "
-                    "not hold. Set policy.prices (0 for a free model)."
-                )
-        if episode.result is None:
-            self._meter.add_environment(episode.planned.episode_id, episode.report().environment_usage)
-        self._check_budget()
-
-    def _check_budget(self) -> None:
-        """Ends the run when a budget is exhausted; running episodes can be resumed later."""
-        if self._ended_by is None and (why := self._meter.exhausted()) is not None:
-            self._end(BudgetExhaustedError(why))
+        self._recorder.guard("The tracker", lambda: self._parts.tracker.log_episode(result, episode.trajectory))
+        self.spending.add(result)
 
     def _end(self, why: BudgetExhaustedError | StorageError) -> None:
         """Ends running episodes as cancelled and starts no more. Only the first call counts."""
@@ -567,25 +448,11 @@ class Experiment:
         with suppress(RuntimeError):  # the loop is closed, and the run has ended
             self._loop.call_soon_threadsafe(self._end, failure)
 
-    async def _watch_budget(self) -> None:
-        """Checks the budget at intervals: time passes, and other jobs of the sweep spend, without an answer here."""
-        while True:
-            await asyncio.sleep(BUDGET_INTERVAL_SEC)
-            await asyncio.to_thread(self._refresh_budget)
-            self._check_budget()
-
-    def _refresh_budget(self) -> None:
-        """Reads the other jobs' spending. Keeps the last values of unreadable jobs and warns once. Blocking."""
-        try:
-            self._meter.refresh()
-        except (ConfigError, OSError) as error:
-            self._warn(f"What the jobs of the sweep have spent cannot be read, and does not count: {error}")
-
     def _log_system(self, sample: Mapping[str, float]) -> None:
-        self._guard("The tracker", lambda: self._parts.tracker.log_system(sample))
+        self._recorder.guard("The tracker", lambda: self._parts.tracker.log_system(sample))
 
     def _log_order(self, line: Mapping[str, Any]) -> None:
-        self._guard("The tracker", lambda: self._parts.tracker.log_order(line))
+        self._recorder.guard("The tracker", lambda: self._parts.tracker.log_order(line))
 
     async def _prepare_branching(self) -> None:
         """Prepares the snapshot that this run's episodes branch from, if they do."""
@@ -597,7 +464,7 @@ class Experiment:
             parts = self._maker.episode_parts(self._settings.seed, start_from=start_from)
             environment = place.make(self._parts.source, branching.task_name, parts)
             # Without its scorers: it never comes to its LAST step.
-            return environment.unwrapped if isinstance(environment, EnvironmentWrapper) else environment
+            return complete(environment).unwrapped
 
         def check(start_from: EpisodeStart) -> None:
             cast("CodeEnvironment", make(Here(), start_from)).check_start()
@@ -608,22 +475,6 @@ class Experiment:
         async with self._parts.executor.room(branching.task_name) as place:
             store = self._run_dir.branch_point
             await branching.prepare(agents, partial(make, place), check, store, self._warn)
-
-    def _guard(self, what: str, act: Callable[[], object]) -> bool:
-        """Calls `act` and returns whether it succeeded; a failure is reported and counted, and the run continues.
-
-        After a failed write ended the run, further failures are expected, and only logged for debugging.
-        """
-        try:
-            act()
-        except Exception as error:
-            if self._storage.failure is not None:
-                logger.debug("%s failed", what, exc_info=error)
-                return False
-            self._failures += 1
-            logger.warning("%s failed: %s: %s", what, type(error).__name__, error)
-            return False
-        return True
 
     def _warn(self, sentence: str) -> None:
         """Warns the user once, and keeps the sentence for the records."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from ares_exp.environment import EnvironmentWrapper, EpisodeReport, TimeStep
+from ares_exp.environment import EnvironmentBase, EpisodeReport, TimeStep
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.environments.limited_environment import LimitedEnvironment
 from ares_exp.errors import StorageError
 from ares_exp.executors.executor import Place
 from ares_exp.executors.here import Here
@@ -25,21 +24,8 @@ from ares_exp.trajectories.ending import ending
 from ares_exp.trajectories.recorded_responses import answers
 from ares_exp.trajectories.records import EpisodeTrajectory
 
-
-class EpisodeRecorder(Protocol):
-    """Records the episodes of a run: the run itself."""
-
-    def pay(self, episode: RunningEpisode, answer: LLMResponse) -> None:
-        """Counts an answer of the policy towards the budget."""
-        ...
-
-    async def record(self, episode: RunningEpisode, failure: BaseException | None) -> None:
-        """Writes the row of an episode that has ended. Does nothing the second time."""
-        ...
-
-    def is_ended_by(self, error: BaseException) -> bool:
-        """Returns whether an error of a collector comes from its disk or mount, which then ends the run."""
-        ...
+if TYPE_CHECKING:
+    from ares_exp.running.experiment import Experiment
 
 
 @dataclass
@@ -52,12 +38,11 @@ class RunningEpisode(EpisodeEvents):
     Attributes:
         planned: The planned episode.
         place: Where its environment lives.
-        recorder: Records the episode; `None`: it is not recorded.
+        recorder: The run that records it; `None`: it is not recorded.
         limits: What it may use.
         started_at: Epoch seconds.
         finished_at: Epoch seconds; `None` until the episode has ended, and when no environment could be made for it.
         environment: The environment, without the recording wrapper; `None` until it is made.
-        limited: The limits around the environment; `None` until it is made.
         log: The answer log; `None` until it is made.
         given_again: Answers that the policy took over from an earlier try; `None` until the policy is made.
         from_snapshot: Number of exchanges of an earlier try that the restored snapshot contains.
@@ -71,11 +56,11 @@ class RunningEpisode(EpisodeEvents):
 
     planned: PlannedEpisode = field(kw_only=True)
     place: Place = field(default_factory=Here, repr=False)
-    recorder: EpisodeRecorder | None = field(default=None, repr=False)
+    recorder: Experiment | None = field(default=None, repr=False)
     limits: EpisodeLimits = field(default_factory=EpisodeLimits, repr=False)
     started_at: float = field(default_factory=time.time)
     finished_at: float | None = None
-    environment: EnvironmentWrapper | None = field(default=None, repr=False)
+    environment: EnvironmentBase | None = field(default=None, repr=False)
     log: AnswerLog | None = None
     given_again: GivenAgain | None = None
     from_snapshot: int | None = None
@@ -85,7 +70,6 @@ class RunningEpisode(EpisodeEvents):
     result: EpisodeResult | None = None
     retry: Retry | None = None
     is_cancelled: bool = False
-    limited: LimitedEnvironment | None = field(default=None, repr=False)
     _row: tuple[EpisodeResult, str] | None = field(default=None, init=False, repr=False)
 
     def report(self) -> EpisodeReport:
@@ -100,7 +84,7 @@ class RunningEpisode(EpisodeEvents):
     @property
     def num_stages(self) -> int:
         """Number of finished stages of the task."""
-        return len(self.report().stages)
+        return self.environment.num_stages if self.environment is not None else 0
 
     @property
     def begins_anew(self) -> bool:
@@ -121,8 +105,8 @@ class RunningEpisode(EpisodeEvents):
 
     def cut_short(self) -> None:
         """Ends the episode, scored on what there is, when it has done what it is doing."""
-        if self.limited is not None:
-            self.limited.end_early()
+        if self.environment is not None:
+            self.environment.end_early()
         super().cut_short()
 
     def has_room(self, answers: int) -> bool:
@@ -132,7 +116,7 @@ class RunningEpisode(EpisodeEvents):
     def paid(self, answer: LLMResponse) -> None:
         """Counts the answer towards the budget of the run."""
         if self.recorder is not None:
-            self.recorder.pay(self, answer)
+            self.recorder.spending.pay(self, answer)
 
     def reached_last(self, last: TimeStep[Any], report: EpisodeReport, *, end_time: float) -> None:
         """Writes the result to the answer log, so that it survives a crash while the trajectory is written.

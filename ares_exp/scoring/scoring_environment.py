@@ -9,7 +9,7 @@ from typing import Any
 
 from ares_exp.cancellation import finish
 from ares_exp.environment import EnvironmentWrapper, EpisodeReport, LimitName, MinimalEnvironment, TimeStep
-from ares_exp.environments.limited_environment import LimitedEnvironment
+from ares_exp.environments.limited_environment import limited
 from ares_exp.environments.phase_clock import PhaseClock
 from ares_exp.environments.source import EpisodeParts
 from ares_exp.errors import ScorerError
@@ -54,7 +54,7 @@ class ScoringEnvironment(EnvironmentWrapper):
             task_name: What scorers are told; by default what `env` reports, or its class.
         """
         self._collected = TrajectoryCollectingEnvironment(
-            LimitedEnvironment(env, parts.limits),
+            limited(env, parts.limits),
             EpisodeCollector(),
             episode_id=parts.episode_id,
             task_name=task_name,

@@ -13,7 +13,6 @@ from ares_exp.cancellation import finish
 from ares_exp.records.episode_usage import EpisodeUsage
 from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome
 from ares_exp.resume.episode_plan import PlannedEpisode
-from ares_exp.rollout import run_episode
 from ares_exp.running.components import Settings
 from ares_exp.running.episode_maker import EpisodeMaker
 from ares_exp.running.preparation import bounded_concurrency, planned_episodes, prepare
@@ -167,20 +166,8 @@ async def _play(
         chooses_task: Whether the environment, not the plan, knows the task.
     """
     episode = RunningEpisode(planned=planned, limits=settings.limits)
-    failure: BaseException | None = None
-    try:
-        environment, client = await maker.make(episode)
-        await run_episode(environment, client, episode, policy_timeout_sec=settings.policy_timeout_sec)
-    except asyncio.CancelledError as cancelled:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-        failure = cancelled
-    except Exception as error:
-        logger.info("Episode %s", planned.episode_id, exc_info=error)
-        failure = error
+    failure = await maker.run(episode)
     result, trajectory = episode.to_result(failure), episode.trajectory
-    del failure  # its traceback refers to this frame
     if chooses_task and (name := episode.report().task_name) is not None:
         result = replace(result, task_name=name)
         trajectory = trajectory and replace(trajectory, task_name=name)

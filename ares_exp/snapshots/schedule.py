@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, validate_call
 
-from ares_exp.environment import EnvironmentWrapper
+from ares_exp.environment import EnvironmentBase
 from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
 from ares_exp.snapshots.store import SnapshotStore
 
@@ -21,7 +21,7 @@ class NoSnapshots:
     output_dir: Path | None = None
     is_only_to_continue: bool = False
 
-    def around(self, env: EnvironmentWrapper, *, episode_id: str) -> EnvironmentWrapper:
+    def around(self, env: EnvironmentBase, *, episode_id: str) -> EnvironmentBase:
         """`env` itself."""
         return env
 
@@ -72,7 +72,7 @@ class SnapshotSchedule:
         self._has_garbage = False
         self._told: set[str] = set()
 
-    def around(self, env: EnvironmentWrapper, *, episode_id: str) -> EnvironmentWrapper:
+    def around(self, env: EnvironmentBase, *, episode_id: str) -> EnvironmentBase:
         """`env` with snapshots."""
         return SnapshottingEnvironment(env, self, episode_id=episode_id)
 

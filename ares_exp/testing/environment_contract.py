@@ -1,8 +1,9 @@
-"""Conformance suite of environments: the three required methods, and the optional capabilities."""
+"""Conformance suite of environments: the three required methods, and the optional members."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import math
 from collections.abc import Awaitable, Callable
@@ -12,22 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from ares_exp.environment import (
-    Announcing,
-    Concurrent,
-    EpisodeReport,
-    Exportable,
-    Inspectable,
-    MinimalEnvironment,
-    Recordable,
-    Reporting,
-    Timed,
-    TimeStep,
-    Truncating,
-    enter,
-    leave,
-    reset_environment,
-)
+from ares_exp.environment import EnvironmentBase, EpisodeReport, MinimalEnvironment, TimeStep, complete
 from ares_exp.errors import AresExpError, SnapshotUnsupportedError
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import Outcome
@@ -50,7 +36,7 @@ GRACE_SEC = 10.0
 class EnvironmentContract:
     """The suite. Give the fixture `environment`, and `replies` that play an episode, best to its end.
 
-    Capabilities that the environment does not have are skipped.
+    Tests of optional members that the environment does not have are skipped.
     """
 
     replies = ("Hm.",)
@@ -141,9 +127,8 @@ class EnvironmentContract:
 
     def test_it_can_be_entered_and_left(self, environment: MinimalEnvironment) -> None:
         async def play() -> None:
-            await enter(environment)
-            await environment.reset()
-            await leave(environment, None, None, None)
+            async with complete(environment):
+                await environment.reset()
 
         asyncio.run(asyncio.wait_for(play(), TIMEOUT_SEC))
 
@@ -156,7 +141,7 @@ class EnvironmentContract:
 
     def test_options_that_mean_nothing_are_refused(self, environment: MinimalEnvironment) -> None:
         with pytest.raises((AresExpError, TypeError, ValueError)):
-            _with(environment, lambda env: reset_environment(env, options={"no_such_option": 1}))
+            _with(environment, lambda env: complete(env).reset(options={"no_such_option": 1}))
 
     def test_its_episodes_are_recorded(self, environment: MinimalEnvironment) -> None:
         collector = MemoryTrajectoryCollector()
@@ -173,7 +158,7 @@ class EnvironmentContract:
 
     def test_reporting(self, environment: MinimalEnvironment) -> None:
         async def play(env: MinimalEnvironment) -> None:
-            reporting = _capable(env, Reporting)
+            reporting = _able(env, "report")
             reports = [reporting.report()]
             await env.reset()
             reports.append(reporting.report())
@@ -191,7 +176,7 @@ class EnvironmentContract:
 
     def test_inspectable(self, environment: MinimalEnvironment) -> None:
         async def play(env: MinimalEnvironment) -> None:
-            shown = _capable(env, Inspectable)
+            shown = _able(env, "step_count", "current_task", "time_step")
             assert (shown.step_count, shown.current_task, shown.time_step) == (0, None, None)
             first = await env.reset()
             assert (shown.step_count, shown.time_step) == (0, first)
@@ -204,7 +189,7 @@ class EnvironmentContract:
 
     def test_timed(self, environment: MinimalEnvironment) -> None:
         async def play(env: MinimalEnvironment) -> None:
-            timed = _capable(env, Timed)
+            timed = _able(env, "time_left_sec", "grant_time")
             assert timed.time_left_sec is None
             await env.reset()
             before = timed.time_left_sec
@@ -221,7 +206,7 @@ class EnvironmentContract:
 
     def test_truncating(self, environment: MinimalEnvironment) -> None:
         async def play(env: MinimalEnvironment) -> None:
-            truncating = _capable(env, Truncating)
+            truncating = _able(env, "truncate")
             await env.reset()
             last = await truncating.truncate("steps")
             if last is None:
@@ -230,13 +215,13 @@ class EnvironmentContract:
             assert (last.step_type, last.discount, last.observation) == ("LAST", 1.0, None)
             with pytest.raises(AresExpError):
                 await env.step(self._answer())
-            assert not isinstance(env, Reporting) or env.report().truncated_by == "steps"
+            assert not _has(env, "report") or truncating.report().truncated_by == "steps"
 
         _with(environment, play)
 
     def test_recordable(self, environment: MinimalEnvironment) -> None:
         async def play(env: MinimalEnvironment) -> None:
-            recordable = _capable(env, Recordable)
+            recordable = _able(env, "activity", "past_steps")
             first = await env.reset()
             step = await env.step(self._answer())
             past = list(recordable.past_steps)
@@ -249,7 +234,7 @@ class EnvironmentContract:
 
     def test_exportable(self, environment: MinimalEnvironment, tmp_path: Path) -> None:
         async def play(env: MinimalEnvironment) -> None:
-            exportable = _capable(env, Exportable)
+            exportable = _able(env, "export_state", "fork")
             with pytest.raises(AresExpError):
                 await exportable.export_state(tmp_path / "store")
             await env.reset()
@@ -270,7 +255,7 @@ class EnvironmentContract:
 
     def test_concurrent(self, environment: MinimalEnvironment) -> None:
         async def play(env: MinimalEnvironment) -> None:
-            concurrent = _capable(env, Concurrent)
+            concurrent = _able(env, "pending_requests")
             assert concurrent.pending_requests() == ()
             first = await env.reset()
             if not (pending := concurrent.pending_requests()):
@@ -288,7 +273,7 @@ class EnvironmentContract:
 
     def test_announcing(self, environment: MinimalEnvironment) -> None:
         async def play(env: MinimalEnvironment) -> None:
-            announcing, concurrent = _capable(env, Announcing), _capable(env, Concurrent)
+            announcing = concurrent = _able(env, "changed_requests", "pending_requests")
             await env.reset()
             if not (pending := concurrent.pending_requests()):
                 pytest.skip("it is a wrapper of one that tells none")
@@ -319,9 +304,8 @@ class EnvironmentContract:
         return LLMResponse.from_text(self.replies[0])
 
     async def _task_name(self, env: MinimalEnvironment, seed: int | None) -> str:
-        first = await reset_environment(env, seed=seed)
-        named = env.report().task_name if isinstance(env, Reporting) else None
-        return named or repr(first.observation)
+        first = await complete(env).reset(seed=seed)
+        return complete(env).report().task_name or repr(first.observation)
 
 
 def _with(environment: MinimalEnvironment, use: Use[T]) -> T:
@@ -343,7 +327,13 @@ def _assert_mid(step: TimeStep[Any]) -> None:
     assert step.observation is not None
 
 
-def _capable(environment: MinimalEnvironment, kind: type[T]) -> T:
-    if not isinstance(environment, kind):
-        pytest.skip(f"it is not {kind.__name__}")
-    return environment
+def _has(environment: MinimalEnvironment, name: str) -> bool:
+    own = inspect.getattr_static(environment, name, None)
+    return own is not None and own is not inspect.getattr_static(EnvironmentBase, name)
+
+
+def _able(environment: MinimalEnvironment, *members: str) -> EnvironmentBase:
+    for name in members:
+        if not _has(environment, name):
+            pytest.skip(f"it has no `{name}`")
+    return complete(environment)

@@ -194,7 +194,8 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
     async def step(self, action: Any) -> TimeStep[Any]:
         """Steps and records; a LAST step ends the episode. One that was restored is recorded from its beginning."""
         began = time.perf_counter()
-        self._adopt()
+        if not self._active:
+            self._adopt()
         policy_sec = None if self._waiting_since is None else began - self._waiting_since
         try:
             time_step = await self._env.step(action)

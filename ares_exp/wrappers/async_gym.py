@@ -11,10 +11,11 @@ from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ares_exp.environment import MinimalEnvironment, TimeStep, enter, leave, reset_environment
+from ares_exp.environment import MinimalEnvironment, TimeStep, complete
 from ares_exp.llms.request import LLMRequest
+from ares_exp.records.episode_usage import EpisodeUsage
 from ares_exp.wrappers.chat_text import Exchange
-from ares_exp.wrappers.episode_info import EpisodeInfo, EpisodeTally
+from ares_exp.wrappers.episode_info import EpisodeInfo, info_of
 
 if TYPE_CHECKING:
     from ares_exp.wrappers.spaces import LLMRequestSpace, LLMResponseSpace
@@ -28,7 +29,11 @@ GymStep: TypeAlias = tuple[Any, float, bool, bool, EpisodeInfo]
 
 
 class AsyncGymWrapper:
-    """Shows an environment as Gymnasium does, with methods to be awaited. `async with` closes the environment."""
+    """Shows an environment as Gymnasium does, with methods to be awaited. `async with` closes the environment.
+
+    Attributes:
+        environment: The wrapped environment.
+    """
 
     def __init__(self, env: MinimalEnvironment, *, render_mode: str | None = None) -> None:
         """Wraps `env`, which the wrapper then owns.
@@ -42,15 +47,12 @@ class AsyncGymWrapper:
         """
         if render_mode is not None and render_mode not in RENDER_MODES:
             raise ValueError(f"Expected render_mode to be 'ansi' or None, got {render_mode!r}: a chat has no pixels.")
-        self._env = env
-        self._tally = EpisodeTally(env)
+        self.environment = env
+        self._env = complete(env)
+        self._task: str | None = None
+        self._usage = EpisodeUsage()
         self.render_mode = render_mode
         self._last_exchange: Exchange | None = None
-
-    @property
-    def environment(self) -> MinimalEnvironment:
-        """The wrapped environment."""
-        return self._env
 
     @cached_property
     def observation_space(self) -> LLMRequestSpace:
@@ -83,21 +85,22 @@ class AsyncGymWrapper:
             TypeError: There are options, and the environment's `reset()` takes none.
         """
         self._last_exchange = None
-        time_step = await reset_environment(self._env, seed=seed, options=options)
-        self._tally.begin()
+        time_step = await self._env.reset(seed=seed, options=options)
+        self._task, self._usage = self._env.report().task_name, EpisodeUsage()
         observation = to_gym(time_step)[0]
         if self.render_mode is not None:
             self._last_exchange = Exchange(None, observation)
-        return observation, self._tally.info(time_step)
+        return observation, info_of(time_step, self._env, self._task, self._usage)
 
     async def step(self, action: Any) -> GymStep:
         """Applies `action`, usually an `LLMResponse`; for what comes back see `to_gym` and `EpisodeInfo`."""
         time_step = await self._env.step(action)
-        self._tally.count(action)
+        self._usage.add(action)
         observation, reward, terminated, truncated = to_gym(time_step)
         if self.render_mode is not None:
             self._last_exchange = Exchange(action, observation, reward, terminated, truncated)
-        return observation, reward, terminated, truncated, self._tally.info(time_step)
+        info = info_of(time_step, self._env, self._task, self._usage)
+        return observation, reward, terminated, truncated, info
 
     async def render(self) -> str | None:
         """Returns the last exchange as text with `render_mode="ansi"`, else `None`."""
@@ -119,14 +122,14 @@ class AsyncGymWrapper:
 
     async def __aenter__(self) -> AsyncGymWrapper:
         """Enters the wrapped environment."""
-        await enter(self._env)
+        await self._env.__aenter__()
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Leaves the wrapped environment, which learns why; that closes it."""
-        await leave(self._env, exc_type, exc, traceback)
+        await self._env.__aexit__(exc_type, exc, traceback)
 
 
 def to_gym(time_step: TimeStep[Any]) -> tuple[Any, float, bool, bool]:

@@ -1,11 +1,10 @@
-"""The `info` of Gymnasium's `reset` and `step`: its keys, and the tally of the episode that fills them."""
+"""The `info` of Gymnasium's `reset` and `step`: its keys, and what fills them."""
 
 from __future__ import annotations
 
 from typing import Any, TypedDict
 
-from ares_exp.environment import EnvironmentWrapper, MinimalEnvironment
-from ares_exp.llms.response import LLMResponse
+from ares_exp.environment import EnvironmentBase
 from ares_exp.records.episode_usage import EpisodeUsage
 from ares_exp.trajectories.ending import ending
 
@@ -47,47 +46,25 @@ class EpisodeInfo(TypedDict):
     rewards: dict[str, float]
 
 
-class EpisodeTally:
-    """Counts the actions of an episode, and makes the `info` of its time steps."""
-
-    def __init__(self, env: MinimalEnvironment) -> None:
-        """Counts for `env`, which is asked for its report when an episode begins and when it ends."""
-        self._env = EnvironmentWrapper(env)
-        self._usage = EpisodeUsage()
-        self._task: str | None = None
-
-    def begin(self) -> None:
-        """Starts counting anew: the environment was reset."""
-        self._usage = EpisodeUsage()
-        self._task = self._env.report().task_name
-
-    def count(self, action: object) -> None:
-        """Counts an action that the environment was given. What one that is not an `LLMResponse` cost is not known."""
-        if action is None or isinstance(action, LLMResponse):
-            self._usage.add(action)
-        else:
-            self._usage.num_steps += 1
-
-    def info(self, time_step: Any) -> EpisodeInfo:
-        """Makes the `info` of the time step that the environment has just returned."""
-        usage = self._usage
-        info: EpisodeInfo = {
-            "time_step": time_step,
-            "task": self._task,
-            "step": usage.step_count,
-            "usage": {
-                "prompt_tokens": usage.prompt_tokens,
-                "generated_tokens": usage.generated_tokens,
-                "cost": usage.cost,
-            },
-            "outcome": None,
-            "limit": None,
-            "rewards": {},
-        }
-        if time_step.step_type == "LAST":
-            report = self._env.report()
-            ended = ending(time_step, limit=report.truncated_by, note=report.limit_note)
-            info["outcome"] = ended.outcome.value
-            info["limit"] = ended.error.limit if ended.error is not None else None
-            info["rewards"] = {key: float(value) for key, value in report.rewards.items()}
-        return info
+def info_of(time_step: Any, env: EnvironmentBase, task: str | None, usage: EpisodeUsage) -> EpisodeInfo:
+    """Makes the `info` of the time step that `env` has just returned, after actions that came to `usage`."""
+    info: EpisodeInfo = {
+        "time_step": time_step,
+        "task": task,
+        "step": usage.step_count,
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "generated_tokens": usage.generated_tokens,
+            "cost": usage.cost,
+        },
+        "outcome": None,
+        "limit": None,
+        "rewards": {},
+    }
+    if time_step.step_type == "LAST":
+        report = env.report()
+        ended = ending(time_step, limit=report.truncated_by, note=report.limit_note)
+        info["outcome"] = ended.outcome.value
+        info["limit"] = ended.error.limit if ended.error is not None else None
+        info["rewards"] = {key: float(value) for key, value in report.rewards.items()}
+    return info

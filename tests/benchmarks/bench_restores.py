@@ -156,9 +156,8 @@ async def replay() -> None:
         await env.reset()
         for number in range(STEPS):
             await env.step(reply(f"sed -n {number}p source.py"))
-        assert env._episode is not None
-        assert env._episode.host is not None
-        journal = env._episode.host.runtime.journal
+        assert env.host is not None
+        journal = env.host.runtime.journal
         assert journal is not None
         took: dict[str, list[float]] = {"encode": [], "store": [], "read": [], "replay": []}
         lines: list[bytes] = []

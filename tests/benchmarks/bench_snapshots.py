@@ -138,8 +138,8 @@ async def later_snapshots(place: Place) -> None:
 
 
 async def export(env: CodeEnvironment, store: Path, sync: bool) -> None:
-    with env._waiting_for_an_action("export_state()") as (episode, time_step):
-        await export_episode(episode, time_step, store, None, sync=sync)
+    with env._waiting_for_an_action("export_state()") as time_step:
+        await export_episode(env, time_step, store, None, sync=sync)
 
 
 class ThinkingPolicy:

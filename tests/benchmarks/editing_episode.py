@@ -72,8 +72,7 @@ SUBMIT = reply("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
 
 def container_of(env: CodeEnvironment) -> Any:
     """The running container."""
-    assert env._episode is not None
-    return env._episode.container
+    return env.container
 
 
 def row(what: str, measured: str, beside: str = "", ratio: str = "", asked: str = "") -> None:

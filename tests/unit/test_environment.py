@@ -12,23 +12,16 @@ import pytest
 
 from ares_exp.containers.activity import Activity
 from ares_exp.environment import (
-    Announcing,
-    Concurrent,
     Environment,
+    EnvironmentBase,
     EnvironmentWrapper,
     EpisodeReport,
-    Exportable,
-    Inspectable,
     LimitName,
     OneCallAtATime,
     PastStep,
     PendingRequest,
-    Recordable,
-    Reporting,
-    Timed,
     TimeStep,
-    Truncating,
-    reset_environment,
+    complete,
     restart,
     termination,
     transition,
@@ -40,8 +33,6 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.rollout import EpisodeEvents, run_episode
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector
-
-CAPABILITIES = (Announcing, Concurrent, Exportable, Inspectable, Recordable, Reporting, Timed, Truncating)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +95,7 @@ class Bare:
 
 
 class Able(Bare):
-    """Has every capability, and derives from nothing: another package's."""
+    """Has every member, and derives from nothing: another package's."""
 
     step_count = 3
     current_task = "a task"
@@ -147,14 +138,18 @@ def wrappers(env: Any) -> list[EnvironmentWrapper]:
     ]
 
 
-def test_a_wrapper_has_each_member_of_each_capability_itself() -> None:
-    members = {name for kind in CAPABILITIES for name in vars(kind) if not name.startswith("_")}
+def test_a_wrapper_passes_on_each_member_itself() -> None:
+    members = {name for name in vars(EnvironmentBase) if not name.startswith("_")}
     assert members <= vars(EnvironmentWrapper).keys()
-    assert set(CAPABILITIES) <= set(EnvironmentWrapper.__mro__)
+
+
+def test_a_complete_environment_stays_as_it_is() -> None:
+    wrapper = EnvironmentWrapper(Bare())
+    assert complete(wrapper) is wrapper
 
 
 @pytest.mark.parametrize("number", range(3))
-async def test_a_wrapper_passes_every_capability_on(number: int) -> None:
+async def test_a_wrapper_passes_every_member_on(number: int) -> None:
     env = Able()
     wrapper = wrappers(env)[number]
     assert wrapper.unwrapped is env
@@ -217,7 +212,7 @@ async def test_options_that_cannot_be_honoured_are_refused() -> None:
     with pytest.raises(TypeError, match=r"TakesSeed.reset\(\) does not take them, got {'task': 'a'}"):
         await env.reset(seed=3, options={"task": "a"})
     given = {"seed": 3, "options": {"task": "a"}}
-    assert (await reset_environment(TakesAnything(), **given)).observation == given  # type: ignore[arg-type]
+    assert (await complete(TakesAnything()).reset(**given)).observation == given  # type: ignore[arg-type]
 
 
 async def test_one_call_at_a_time() -> None:

@@ -10,11 +10,9 @@ from typing import Any
 
 from ares_exp.cancellation import finish
 from ares_exp.environment import (
-    ClosedOnExit,
+    EnvironmentBase,
     EpisodeReport,
-    Inspectable,
     LimitName,
-    Reporting,
     TimeStep,
     no_episode,
 )
@@ -28,7 +26,7 @@ CLOSE_TIMEOUT_SEC = 120.0
 logger = logging.getLogger(__name__)
 
 
-class AresEnvironment(ClosedOnExit, Reporting, Inspectable):
+class AresEnvironment(EnvironmentBase):
     """Plays one task of a preset.
 
     What the wrapped environment raises is raised as it is: which of its parts has failed it does not say. It knows
@@ -64,7 +62,7 @@ class AresEnvironment(ClosedOnExit, Reporting, Inspectable):
         self._task_name = task_name
         self.truncated_by: LimitName | None = None
 
-    async def reset(self) -> TimeStep[LLMRequest]:
+    async def reset(self) -> TimeStep[LLMRequest]:  # type: ignore[override]  # neither seed nor options
         """Starts an episode; one under way is given up.
 
         Raises:

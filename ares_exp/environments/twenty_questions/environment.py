@@ -10,15 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ares_exp.environment import (
-    ClosedOnExit,
+    EnvironmentBase,
     EpisodeReport,
-    Inspectable,
     LimitName,
     OneCallAtATime,
-    Reporting,
-    Timed,
     TimeStep,
-    Truncating,
     check_action,
     no_episode,
     restart,
@@ -57,7 +53,7 @@ UNUSABLE = (
 LEFT = "({left} left)"
 
 
-class TwentyQuestionsEnvironment(ClosedOnExit, Reporting, Inspectable, Timed, Truncating):
+class TwentyQuestionsEnvironment(EnvironmentBase):
     """Plays twenty questions: the conversation so far is the observation, a question or a guess the action.
 
     FIRST asks for a question. Each MID adds the reply and its answer, with reward 0.0. A right guess is LAST by

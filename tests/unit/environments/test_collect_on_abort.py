@@ -100,7 +100,7 @@ async def test_what_waits_for_the_release_is_told_even_so(
     async def on_release() -> None:
         released.set()
 
-    env._episode.on_release = on_release
+    env.on_release = on_release
     closing = asyncio.create_task(env.close())
     await asyncio.sleep(0)
     closing.cancel()

@@ -10,7 +10,7 @@ import pytest
 from ares_exp.environment import EnvironmentWrapper, EpisodeReport, LimitName, TimeStep, restart, truncation
 from ares_exp.environment import transition as mid
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.environments.limited_environment import LimitedEnvironment
+from ares_exp.environments.limited_environment import LimitedEnvironment, limited
 from ares_exp.errors import EpisodeStateError
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.records.episode_usage import EpisodeUsage
@@ -110,10 +110,22 @@ async def test_one_that_can_end_is_asked_to_and_scored() -> None:
     assert await play(unable, 1) == TimeStep("LAST", None, 1.0, "step 1"), "it says that it cannot"
 
 
-async def test_what_an_episode_has_used_before_counts_once() -> None:
-    env = LimitedEnvironment(Endless(), limits(steps=3), used=EpisodeUsage(num_steps=2))
-    assert (await play(env, 1)).last()
-    assert (await play(env, 3)).last()
+async def test_usage_that_the_caller_counts_is_not_counted_twice() -> None:
+    usage = EpisodeUsage(num_steps=2)
+    env = LimitedEnvironment(Endless(), limits(steps=3), usage=usage)
+    await env.reset()
+    assert (await env.step(ANSWER)).mid()
+    usage.add(ANSWER)
+    assert (await env.step(ANSWER)).last()
+    assert usage.num_steps == 3
+
+
+async def test_an_environment_that_keeps_the_limits_stays_as_it_is() -> None:
+    env = limited(Endless(), limits(steps=3))
+    assert isinstance(env, LimitedEnvironment)
+    assert limited(env, limits(steps=3)) is env
+    assert limited(EnvironmentWrapper(env), limits(steps=2)) is not env
+    assert not EnvironmentWrapper(env).keeps(limits(steps=2))
 
 
 async def test_steps_with_actions_of_another_package_count() -> None:
