@@ -301,7 +301,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
             policy_sec=policy_sec,
             environment_sec=time.perf_counter() - began,
             container_sec=None if seen is None else seen.container_sec,
-            commands=() if seen is None else seen.commands,
+            commands=() if seen is None else tuple(seen.commands),
             asides=() if seen is None else tuple(map(AsideRecord.of, seen.asides)),
         )
 

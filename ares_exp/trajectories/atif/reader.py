@@ -30,9 +30,9 @@ from ares_exp.trajectories.atif.messages import (
 )
 from ares_exp.trajectories.atif.schema import validate_atif
 from ares_exp.trajectories.checks import BROKEN, what_broke
-from ares_exp.trajectories.files.checked_records import episode_fields
 from ares_exp.trajectories.files.conversations import MAX_REPEATED_MESSAGES
 from ares_exp.trajectories.files.line_file import read_lines, read_rest
+from ares_exp.trajectories.files.schema_versions import whole_episode
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
 
 UNKNOWN_TASK = "unknown"
@@ -134,9 +134,7 @@ class _AtifReader:
             "error": None,
             "metadata": self._metadata(),
         }
-        return EpisodeTrajectory(
-            steps=tuple(self._records), **episode_fields({**read, **known, "num_steps": len(self._records)})
-        )
+        return whole_episode({**read, **known, "num_steps": len(self._records)}, self._records)
 
     def _act(self, step: Mapping[str, Any]) -> None:
         action, ours = _action(step), own(step)

@@ -135,7 +135,7 @@ class SelectedEpisodes:
     def _whole_lines(self, path: Path, run: _Run) -> Iterator[EpisodeTrajectory]:
         problems: list[str] = []
         for found in index_jsonl(path, problems=problems):
-            if found.fields is None:
+            if found.header is None:
                 run.unfinished.add(found.head["episode_id"])
                 continue
             try:

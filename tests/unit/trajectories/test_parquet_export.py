@@ -58,7 +58,10 @@ def episode(steps: int = 3, *, name: str = "e", text: str = "", metadata: Any = 
                 float(not last),
                 10.0 + index,
                 policy_sec=0.5,
-                commands=[CommandRecord("ls", 0, 0.1), CommandRecord("sleep 9", None, 9.0, True)],
+                commands=(
+                    CommandRecord("ls", 0, 0.1),
+                    CommandRecord("sleep 9", None, 9.0, True),
+                ),
             )
         )
     return EpisodeTrajectory(
@@ -193,11 +196,11 @@ def test_values_that_no_column_can_hold_are_null_there_and_come_back(tmp_path: P
         "logprobs": [0.5, None],
         "completion_token_ids": [2**70],
     }
-    steps = (StepRecord(2**80, "MID", {"messages": 3}, action, 0.5, math.inf, 0.0),)
+    steps = (StepRecord(0, "MID", {"messages": 3}, action, 0.5, math.inf, 0.0),)
     odd = replace(episode(), steps=steps, num_steps=1, task_name="half \ud83e", error=ErrorInfo("\udc80", "\x00"))
     path = written(tmp_path, odd)
     [row] = pq.read_table(path).to_pylist()
-    names = "step_index cost model response tool_calls prompt_tokens logprobs completion_token_ids"
+    names = "cost model response tool_calls prompt_tokens logprobs completion_token_ids"
     assert {row[name] for name in names.split()} == {None}
     assert row["discount"] == math.inf
     assert row["task_name"] == "half \\ud83e"
@@ -209,7 +212,7 @@ def test_secrets_reach_no_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("SOME_API_KEY", secret)
     action = serialize_llm_response(LLMResponse([TextData(secret), ToolCallData("1", "run", secret)], model=secret))
     observation = {"messages": [{"role": "user", "content": secret}]}
-    step = StepRecord(0, "MID", observation, action, 0.0, 1.0, 0.0, commands=[CommandRecord(f"echo {secret}", 0, 0.1)])
+    step = StepRecord(0, "MID", observation, action, 0.0, 1.0, 0.0, commands=(CommandRecord(f"echo {secret}", 0, 0.1),))
     told = replace(
         episode(), steps=(step,), num_steps=1, task_name=secret, error=ErrorInfo("E", secret), metadata={"x": secret}
     )
