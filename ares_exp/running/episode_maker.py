@@ -27,11 +27,10 @@ from ares_exp.records.run_storage import RunStorage
 from ares_exp.resume.answer_log import AnswerLog, LoggedEpisode, answers
 from ares_exp.resume.episode_plan import PlannedEpisode
 from ares_exp.resume.resumable_policy import ResumablePolicy
-from ares_exp.resume.spare_files import SpareFiles
 from ares_exp.running.components import Components, Settings
 from ares_exp.running.running_episode import RunningEpisode
 from ares_exp.snapshots.nearest import nearest_snapshot
-from ares_exp.trajectories.collecting_environment import EpisodeEnds, TrajectoryCollectingEnvironment
+from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.normalisers import Normaliser, with_own
 
 if TYPE_CHECKING:
@@ -54,7 +53,6 @@ class EpisodeMaker:
         self._parts = components
         self._settings = settings
         self._gate = gate or Gate()
-        self._ends = EpisodeEnds()
 
     async def make(self, episode: RunningEpisode) -> tuple[MinimalEnvironment, LLMClient]:
         """Makes environment and policy of an episode. Starts nothing; the rollout loop closes the environment.
@@ -137,7 +135,6 @@ class EpisodeMaker:
             start_time=episode.started_at,
             metadata=metadata,
             listener=episode,
-            ends=self._ends,
         )
 
     def _make_client(self, episode: RunningEpisode) -> LLMClient:
@@ -183,7 +180,6 @@ class ResumableEpisodeMaker(EpisodeMaker):
         super().__init__(components, settings, gate)
         self._run_dir = run_dir
         self._storage = storage or RunStorage(run_dir)
-        self._spare_logs = SpareFiles(run_dir.answers)
 
     async def make(self, episode: RunningEpisode) -> tuple[MinimalEnvironment, ResumablePolicy]:
         """Makes environment and policy of an episode. Starts nothing; the rollout loop closes the environment.
@@ -287,14 +283,10 @@ class ResumableEpisodeMaker(EpisodeMaker):
             started_at=started_at,
             parent=earlier.episode_id if earlier is not None else None,
         )
-        log = AnswerLog(self._run_dir.answers, begun, self._spare_logs, self._storage)
+        log = AnswerLog(self._run_dir.answers, begun, self._storage)
         if earlier is None:
             log.begin(())
         else:
             log.begin(earlier.exchanges, earlier.ahead)
             AnswerLog(self._run_dir.answers, earlier).discard()
         return log
-
-    def close(self) -> None:
-        """Removes what was kept for episodes to come. Idempotent. Blocking."""
-        self._spare_logs.close()

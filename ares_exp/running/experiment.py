@@ -25,7 +25,6 @@ from ares_exp.errors import (
 from ares_exp.executors.executor import Place
 from ares_exp.executors.here import Here
 from ares_exp.llms.response import LLMResponse
-from ares_exp.records.gathered_calls import GatheredCalls
 from ares_exp.records.results import ANSWERS_USED_UP, UNFINISHED, EpisodeResult, final_results
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_storage import RunStorage
@@ -36,7 +35,6 @@ from ares_exp.rollout import run_episode
 from ares_exp.running.budget import Budget, BudgetMeter
 from ares_exp.running.components import Components, Settings
 from ares_exp.running.episode_maker import ResumableEpisodeMaker
-from ares_exp.running.gc_pause import collecting_seldom
 from ares_exp.running.live_settings import LiveSettings
 from ares_exp.running.live_status import LiveStatus
 from ares_exp.running.monitoring.runner_monitor import RunnerMonitor
@@ -93,7 +91,6 @@ class Experiment:
         self._meter = BudgetMeter(components.budget)
         self._scheduler = Scheduler(settings.concurrency, self._play)
         self._live = LiveStatus(lambda: list(self._running.values()), self._scheduler)
-        self._rows = GatheredCalls(self._write)
         self._trained: PlayedOnRequest | None = None
         self._interrupted = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -191,18 +188,16 @@ class Experiment:
         try:
             if owed or trains(trainer):
                 await self._prepare_branching()
-                with collecting_seldom():
-                    async with self._watched():
-                        if trains(trainer):
-                            await self._train(trainer, task_names, earlier)
-                        else:
-                            await self._scheduler.run(owed)
+                async with self._watched():
+                    if trains(trainer):
+                        await self._train(trainer, task_names, earlier)
+                    else:
+                        await self._scheduler.run(owed)
                 for episode in list(self._running.values()):
                     await self.record(episode, self._ended_by or asyncio.CancelledError("it did not end in time"))
         finally:
             self._storage.close()
             self._progress.stop()
-            await finish(asyncio.to_thread(self._maker.close))
         summary = self._summarise(self._num_planned(), earlier.wall_sec + time.monotonic() - began)
         await asyncio.to_thread(self._write_totals, summary)
         return summary
@@ -490,7 +485,7 @@ class Experiment:
         episode.retry = self._next(episode, result, failure)
         self._failures += episode.collector_failures
         del self._running[result.episode_id]
-        await asyncio.shield(self._rows.put((episode, result)))
+        self._unwritten_rows += not await asyncio.to_thread(self._write, episode, result)
         result = episode.result
         self._results.append(result)
         logger.info("%s: %s, reward %s, %.2f s", result.episode_id, result.outcome, result.reward, result.duration_sec)
@@ -512,29 +507,27 @@ class Experiment:
             await asyncio.to_thread(self._storage.probe)
         return self._storage.failure or failure
 
-    def _write(self, ended: Sequence[tuple[RunningEpisode, EpisodeResult]]) -> None:
-        """Writes the rows; then deletes the answer logs whose answers are not needed any more.
+    def _write(self, episode: RunningEpisode, result: EpisodeResult) -> bool:
+        """Writes a row; then deletes the answer log if its answers are not needed any more.
 
         A retry has its log before the row is written: it is played even if this process dies while the retry waits.
+
+        Returns:
+            Whether the row was written.
         """
-        rows = [episode.row_of(result) for episode, result in ended]
+        row = episode.row_of(result)
         try:
-            for episode, _ in ended:
-                if episode.log is not None:
-                    episode.log.close()
-                if episode.begins_anew:
-                    assert episode.retry is not None
-                    self._maker.begin_log(episode.retry.planned, started_at=0.0).close()
-            self._storage.write(lambda: self._run_dir.append_episodes(*rows), self._run_dir.episodes)
+            if episode.begins_anew:
+                assert episode.retry is not None
+                self._maker.begin_log(episode.retry.planned, started_at=0.0)
+            self._storage.write(lambda: self._run_dir.append_episodes(row), self._run_dir.episodes)
         except StorageError as failure:
-            self._unwritten_rows += len(rows)
-            for episode, _ in ended:
-                episode.result = episode.to_unrecorded(failure)
-            return
-        for episode, result in ended:
-            if episode.log is not None and (episode.begins_anew or result.outcome in ANSWERS_USED_UP):
-                with suppress(OSError):  # a resume deletes it
-                    episode.log.discard()
+            episode.result = episode.to_unrecorded(failure)
+            return False
+        if episode.log is not None and (episode.begins_anew or result.outcome in ANSWERS_USED_UP):
+            with suppress(OSError):  # a resume deletes it
+                episode.log.discard()
+        return True
 
     def pay(self, episode: RunningEpisode, answer: LLMResponse) -> None:
         """Adds an answer of the policy, and what the environment spent meanwhile, to the budget meter."""

@@ -23,8 +23,9 @@ class AtifTrajectoryCollector(JsonTrajectoryCollector):
     _told: frozenset[str] = frozenset()
 
     def _ended(self, handle: EpisodeHandle, trajectory: EpisodeTrajectory) -> None:
+        super()._ended(handle, trajectory)
         path = self.output_dir / f"{trajectory.episode_id}{ATIF_SUFFIX}"
-        for what in write_atif(path, trajectory, sync=self._durability != "none"):
+        for what in write_atif(path, trajectory):
             if what not in self._told:
                 self._told |= {what}
                 logger.warning("%s: %s. For later episodes only their `notes` say so.", path.name, what)

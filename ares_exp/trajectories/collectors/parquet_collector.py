@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from ares_exp.records.durability import Durability
 from ares_exp.trajectories.collector import EpisodeHandle
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.exports.parquet_export import PARQUET_SUFFIX, import_parquet, write_parquet
@@ -27,7 +26,6 @@ class ParquetTrajectoryCollector(JsonTrajectoryCollector):
         output_dir: str | Path,
         *,
         compression: Literal["zstd"] | None = None,
-        durability: Durability = "episode",
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Takes the directory; `begin_episode` makes it.
@@ -35,15 +33,15 @@ class ParquetTrajectoryCollector(JsonTrajectoryCollector):
         Args:
             output_dir: Made when the first episode begins.
             compression: `"zstd"` writes `{episode_id}.json.zst`.
-            durability: What a power cut may take; see `Durability`.
             clock: Gives epoch seconds.
 
         Raises:
             ConfigError: pyarrow is not installed.
         """
-        super().__init__(output_dir, compression=compression, durability=durability, clock=clock)
+        super().__init__(output_dir, compression=compression, clock=clock)
         import_parquet()
 
     def _ended(self, handle: EpisodeHandle, trajectory: EpisodeTrajectory) -> None:
+        super()._ended(handle, trajectory)
         path = self.output_dir / f"{trajectory.episode_id}{PARQUET_SUFFIX}"
-        write_parquet(path, [trajectory], sync=self._durability != "none")
+        write_parquet(path, [trajectory])

@@ -17,7 +17,6 @@ from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage
 from ares_exp.records.results import EpisodeResult, Outcome
 from ares_exp.records.run_dir import dump_json
 from ares_exp.resume.answer_log import AnswerLog, Exchange, LoggedEpisode, answers, logged_episodes
-from ares_exp.resume.spare_files import MAX_BYTES, SpareFiles
 from ares_exp.trajectories.records import serialize_llm_request
 
 EPISODE = LoggedEpisode("fix__0__aa", "fix", attempt=0, retry=1, seed=7, started_at=3.5, parent="fix__0__bb")
@@ -247,56 +246,6 @@ def test_a_discarded_log_stays_away(tmp_path: Path) -> None:
     log.discard()
     log.append(request(0), ANSWERS[0])
     log.discard()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_discarded_log_becomes_the_next_one_which_has_nothing_of_it(tmp_path: Path) -> None:
-    spares = SpareFiles(tmp_path)
-    first = AnswerLog(tmp_path, EPISODE, spares)
-    first.begin([])
-    for number in range(3):
-        first.append(request(number), ANSWERS[number])
-    place = (tmp_path / "fix__0__aa.jsonl").stat().st_ino
-    first.discard()
-    assert logged_episodes(tmp_path) == []
-    assert all(path.match(".*.tmp") for path in tmp_path.iterdir()), "what a killed process leaves is swept up so"
-    second = AnswerLog(tmp_path, replace(EPISODE, episode_id="fix__0__cc"), spares)
-    second.begin([])
-    second.append(request(0), ANSWERS[1])
-    first.discard()
-    [path] = tmp_path.iterdir()
-    assert (path.name, path.stat().st_ino) == ("fix__0__cc.jsonl", place)
-    assert [one.answer for one in LoggedEpisode.read(path).exchanges] == [ANSWERS[1]]
-    second.discard()
-    spares.close()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_spare_files_that_are_gone_or_links_make_no_log(tmp_path: Path) -> None:
-    folder, elsewhere = tmp_path / "answers", tmp_path / "theirs"
-    elsewhere.write_text("untouched")
-    spares = SpareFiles(folder)
-    for name in ("gone", "link"):
-        written(folder, 1, replace(EPISODE, episode_id=name))
-        spares.remove(folder / f"{name}.jsonl")
-    for spare in folder.iterdir():
-        spare.unlink()
-    (folder / spare.name).symlink_to(elsewhere)
-    for name in ("a", "b"):
-        AnswerLog(folder, replace(EPISODE, episode_id=name), spares).begin([])
-    assert sorted(log.episode_id for log in logged_episodes(folder)) == ["a", "b"]
-    assert elsewhere.read_text() == "untouched"
-    assert not any(path.is_symlink() for path in folder.iterdir())
-
-
-def test_large_logs_and_those_of_a_run_that_has_ended_are_removed(tmp_path: Path) -> None:
-    spares = SpareFiles(tmp_path)
-    large = tmp_path / "large.jsonl"
-    large.write_bytes(b"x" * (MAX_BYTES + 1))
-    spares.remove(large)
-    assert list(tmp_path.iterdir()) == []
-    spares.close()
-    spares.remove(written(tmp_path, 1))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -456,7 +456,7 @@ def test_a_file_has_a_line_for_each_step_and_loads_again(tmp_path: Path) -> None
 def test_the_collector_writes_documents_and_logs_what_they_lack_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    collector = AtifTrajectoryCollector(tmp_path / "atif", durability="none", clock=lambda: 7.0)
+    collector = AtifTrajectoryCollector(tmp_path / "atif", clock=lambda: 7.0)
     ended = []
     with caplog.at_level(logging.WARNING):
         for number in range(2):

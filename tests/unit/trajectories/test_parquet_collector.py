@@ -14,9 +14,8 @@ from ares_exp.trajectories.records import EpisodeTrajectory
 STEPS = load_jsonl(Path(__file__).parent / "golden" / "version_3.jsonl")[0].steps
 
 
-@pytest.mark.parametrize("durability", ["none", "episode", "step"])
-def test_each_episode_is_a_record_and_a_file_for_queries(tmp_path: Path, durability: str) -> None:
-    collector = ParquetTrajectoryCollector(tmp_path / "p", durability=durability)  # type: ignore[arg-type]
+def test_each_episode_is_a_record_and_a_file_for_queries(tmp_path: Path) -> None:
+    collector = ParquetTrajectoryCollector(tmp_path / "p")
     assert isinstance(collector, TrajectoryCollector)
     assert not collector.output_dir.exists()
     for name in ("a", "b"):
