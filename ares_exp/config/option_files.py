@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -65,8 +64,6 @@ class OptionFiles(ConfigSource):
     """
 
     looked_at: ClassVar[dict[Path, tuple[int, int, int] | None]] = {}
-    _own: ClassVar[dict[Path, tuple[object, bytes]]] = {}
-    """Of this package's own files, what was read last, pickled, with the stamp: each job of a sweep reads them anew."""
 
     @staticmethod
     def scheme() -> str:
@@ -83,14 +80,7 @@ class OptionFiles(ConfigSource):
         path = self._file(config_path)
         if not path.is_file():
             raise ConfigLoadError(f"Config not found: {path}")
-        stamp = file_stamp(path) if path.is_relative_to(conf_dir()) else None
-        known, kept = self._own.get(path, (None, b""))
-        if stamp is None or stamp != known:
-            config, package = self._read(path, group=config_path.rpartition("/")[0])
-            if stamp is not None:
-                self._own[path] = stamp, pickle.dumps((config, package))
-        else:
-            config, package = pickle.loads(kept)
+        config, package = self._read(path, group=config_path.rpartition("/")[0])
         return ConfigResult(provider=self.provider, path=self.full_path(), config=config, header={"package": package})
 
     def _read(self, path: Path, *, group: str) -> tuple[Any, str | None]:

@@ -9,14 +9,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any
 
 from ares_exp.errors import ConfigError, close_matches
-from ares_exp.records.durability import Durability
 from ares_exp.records.results import Outcome
-
-if TYPE_CHECKING:
-    pass
 
 GROUPS = (
     *("env", "agent", "container", "policy", "wrapper", "collector", "tracker", "snapshot", "retry", "budget"),
@@ -61,11 +57,6 @@ class ExperimentConfig:
     token_limit: int | None = _key(None, "prompt and generated tokens per episode", least=1)
     cost_limit: float | None = _key(None, "US dollars per episode", above=0)
     verify_on_truncation: bool = _key(True, "whether an episode that a limit cut short is still verified")
-    durability: str = _key(
-        "episode",
-        "what of the trajectories a power cut may take: episode (those under way), step (moments), none (more)",
-        choices=get_args(Durability),
-    )
     policy_timeout_sec: float | None = _key(
         1800.0, "seconds that the policy may take for one answer, retries included", above=0
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
+from ares_exp.records.validation import Flag, Integer, Number, Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +23,10 @@ class CommandRecord:
         timed_out: Whether its time limit killed it.
     """
 
-    command: str
-    exit_code: int | None
-    duration_sec: float
-    timed_out: bool = False
+    command: Text
+    exit_code: Integer | None
+    duration_sec: Number
+    timed_out: Flag = False
 
 
 @dataclass(frozen=True, slots=True)

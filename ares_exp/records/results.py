@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 from ares_exp.errors import (
     AgentError,
@@ -18,10 +18,9 @@ from ares_exp.errors import (
     StorageError,
     VerifierError,
 )
+from ares_exp.records.validation import Text, validated
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter
-
     from ares_exp.llms.response import LLMResponse
 
 
@@ -82,9 +81,9 @@ class ErrorInfo:
             `unknown`; `None` for an error.
     """
 
-    type: str
-    message: str
-    limit: str | None = None
+    type: Text
+    message: Text
+    limit: Text | None = None
 
     @classmethod
     def of_limit(cls, limit: str | None, note: str | None = None) -> Self:
@@ -98,12 +97,6 @@ class ErrorInfo:
         """Returns the JSON-ready form; `limit` only where there is one."""
         more = {} if self.limit is None else {"limit": self.limit}
         return {"type": self.type, "message": self.message, **more}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Inverts `to_dict`. Raises `KeyError` when a field is missing."""
-        limit = data.get("limit")
-        return cls(str(data["type"]), str(data["message"]), None if limit is None else str(limit))
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
@@ -339,20 +332,10 @@ class EpisodeResult:
         Raises:
             ValueError: `data` is not a valid result; the message says why.
         """
-        from pydantic import TypeAdapter, ValidationError
-
-        global _validator
-        if _validator is None:
-            _validator = TypeAdapter(cls)
-        try:
-            return cast("Self", _validator.validate_python(data))
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        return validated(cls, data)
 
 
 _FIELDS = tuple(field.name for field in fields(EpisodeResult))
-_validator: TypeAdapter[EpisodeResult] | None = None
 _MAPPINGS = frozenset({"rewards", "phase_sec", "replayed", "environment_usage", "agent"})
 """Fields of a row with keys or fields of their own, some of them `None`: they become columns where they have some."""
 

@@ -12,7 +12,8 @@ import shutil
 import stat
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any
@@ -70,35 +71,133 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def append_lines(path: Path, *lines: Mapping[str, Any]) -> None:
-    """Appends JSON lines durably, all or none; only a crash in the middle can leave a torn last line.
+    """Appends JSON lines durably, all or none. Only a crash of the machine can leave a torn last line.
 
     Raises:
-        OSError: The disk is full, or another failure; the file is unchanged.
+        OSError: The disk is full, or another failure. The file is unchanged.
     """
-    append_text(path, "".join(f"{dump_json(line)}\n" for line in lines), flags=os.O_CREAT, sync=True)
+    append_durably(path, "".join(f"{dump_json(line)}\n" for line in lines), flags=os.O_CREAT)
 
 
-def append_text(path: Path | str, text: str, *, flags: int = 0, sync: bool = False) -> None:
-    """Appends `text` in one write, whole or not at all. Concurrent writers do not mix; a link is not followed.
+def append_text(path: Path | str, text: str, *, flags: int = 0) -> None:
+    """Appends `text` atomically, in one write. It survives the end of this process.
+
+    Texts of concurrent writers do not mix. A link is not followed.
 
     Args:
         path: The file.
-        text: What to append.
-        flags: More flags for `os.open`, such as `os.O_CREAT`, with which a missing folder is made, too.
-        sync: Whether it must survive a power cut once this returns.
+        text: The text.
+        flags: More flags for `os.open`, such as `os.O_CREAT`, which also makes a missing folder.
 
     Raises:
-        OSError: The disk is full, or another failure; the file is unchanged.
+        OSError: The disk is full, or another failure. The file is unchanged.
     """
     data = text.encode()
-    descriptor = open_to_append(path, flags)
+    descriptor = _open_to_append(path, flags)
     try:
-        with _appending:  # what another thread appends after half a line would go with that
-            write_whole(descriptor, data, path)
-        if sync:
-            _sync_appended(descriptor, len(data))
+        _write_whole(descriptor, data, path)
     finally:
         os.close(descriptor)
+
+
+def append_durably(path: Path | str, text: str, *, flags: int = 0, is_new: bool = False) -> None:
+    """Appends `text` atomically. It survives a power cut when this returns. Blocking.
+
+    Texts that arrive during a sync to disk are written and synced together after it, by one of the waiting threads.
+
+    Args:
+        path: The file.
+        text: The text.
+        flags: As in `append_text`.
+        is_new: Whether the name of the file must survive, too.
+
+    Raises:
+        OSError: The disk is full, or another failure. The file is unchanged, unless it was appended to meanwhile.
+    """
+    one = _Append(str(path), text.encode(), flags, is_new)
+    with _arriving:
+        _arrived.append(one)
+    with _committing:
+        if not one.is_done:
+            with _arriving:
+                group = _arrived.copy()
+                _arrived.clear()
+            _commit(group)
+    if one.failure is not None:
+        raise one.failure
+
+
+@dataclass(slots=True)
+class _Append:
+    """A text on its way to the disk.
+
+    Attributes:
+        path, data, flags, is_new: The arguments of `append_durably`.
+        is_done: Whether it was written and synced, or has failed.
+        failure: Why it has failed.
+    """
+
+    path: str
+    data: bytes
+    flags: int
+    is_new: bool
+    is_done: bool = False
+    failure: OSError | None = None
+
+
+_arrived: list[_Append] = []
+_arriving = threading.Lock()
+_committing = threading.Lock()
+
+
+def _commit(group: Sequence[_Append]) -> None:
+    """Writes and syncs texts: with one write and one sync for each file, and one sync for each folder of new files."""
+    files: dict[str, list[_Append]] = {}
+    folders: dict[str, list[_Append]] = {}
+    for one in group:
+        files.setdefault(one.path, []).append(one)
+    try:
+        with ExitStack() as opened:
+            descriptors = {}
+            for path, texts in files.items():
+                with _failing(texts):
+                    descriptors[path] = _open_to_append(path, texts[0].flags)
+                    opened.callback(os.close, descriptors[path])
+                    _write_whole(descriptors[path], b"".join(one.data for one in texts), path)
+                    _begin_sync(descriptors[path])
+            for path, texts in files.items():
+                if texts[0].failure is None:
+                    with _failing(texts):
+                        _sync_appended(descriptors[path], sum(len(one.data) for one in texts))
+        for one in group:
+            if one.is_new and one.failure is None:
+                folders.setdefault(os.path.dirname(one.path), []).append(one)  # noqa: PTH120 - faster than a Path
+        for folder, texts in folders.items():
+            with _failing(texts):
+                sync_to_disk(folder)
+    except BaseException:
+        for one in group:
+            one.failure = OSError(errno.EINTR, os.strerror(errno.EINTR), one.path)
+        raise
+    finally:
+        for one in group:
+            one.is_done = True
+
+
+@contextmanager
+def _failing(texts: Sequence[_Append]) -> Iterator[None]:
+    """Records an `OSError` of the block as the failure of these texts."""
+    try:
+        yield
+    except OSError as error:
+        for one in texts:
+            one.failure = error
+
+
+def _begin_sync(descriptor: int) -> None:
+    """Starts to write a file to disk. Files that start together need one entry in the journal of the file system."""
+    with suppress(OSError, AttributeError):  # a hint, which not every system takes
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _sync_appended(descriptor: int, size: int) -> None:
@@ -113,33 +212,19 @@ def _sync_appended(descriptor: int, size: int) -> None:
         raise
 
 
-def write_whole(descriptor: int, data: bytes, path: Path | str) -> None:
-    """Writes to the end of a file, all or nothing. Nobody else may write to it meanwhile.
-
-    Args:
-        descriptor: Of the file, open for writing at its end.
-        data: What is written.
-        path: The file, for the error.
-
-    Raises:
-        OSError: The disk is full, or another failure; the file is unchanged.
-    """
-    try:
-        written = os.write(descriptor, data)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    if written != len(data):
-        os.ftruncate(descriptor, os.lseek(descriptor, -written, os.SEEK_CUR))  # where it began
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+def _write_whole(descriptor: int, data: bytes, path: Path | str) -> None:
+    """Writes to the end of a file, all or nothing. Raises `OSError` with the path."""
+    with _appending:  # text that another thread appends after half of this would be removed with it
+        try:
+            written = os.write(descriptor, data)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        if written != len(data):
+            os.ftruncate(descriptor, os.lseek(descriptor, -written, os.SEEK_CUR))  # where it began
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
-def open_to_append(path: Path | str, flags: int = 0) -> int:
-    """Opens a file to append to; a link is not followed.
-
-    Args:
-        path: The file.
-        flags: As of `append_text`.
-    """
+def _open_to_append(path: Path | str, flags: int) -> int:
     flags |= os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
     try:
         return os.open(path, flags, 0o644)
@@ -357,7 +442,7 @@ class RunDir:
         Raises:
             OSError: The disk is full, the file is missing, or another failure; the file is unchanged.
         """
-        append_text(self.episodes, "".join(f"{row}\n" for row in rows), sync=True)
+        append_durably(self.episodes, "".join(f"{row}\n" for row in rows))
 
 
 @contextmanager

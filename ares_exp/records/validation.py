@@ -1,20 +1,45 @@
-"""Words for pydantic's errors about data from a file, and types that such data needs besides pydantic's own."""
+"""Validation of data from a file: types of fields, and words for pydantic's errors.
+
+The types are annotations of dataclasses. Pydantic is imported when the first object is validated.
+"""
 
 from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-from pydantic import InstanceOf
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
+    from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationError
+    from pydantic_core import CoreSchema
 
-Text = InstanceOf[str]
-"""A string that may contain lone surrogates, as models write them and file names have them; `str` refuses those."""
+T = TypeVar("T")
 
-Table = InstanceOf[Mapping[str, Any]]
+MAX_INTEGER = 2**53
+"""Maximum of a recorded integer: a float represents every integer up to here."""
+
+
+class Exact:
+    """Marks the type of a field as the type that its JSON value must have: pydantic converts no other value to it."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Returns the schema of the field."""
+        from pydantic_core import core_schema
+
+        schema = handler(source)
+        if source in (bool, int, float):
+            bounds = {"ge": -MAX_INTEGER, "le": MAX_INTEGER} if source is int else {}
+            return {**schema, "strict": True, **bounds}
+        is_instance = core_schema.is_instance_schema(str if source is str else Mapping)
+        return core_schema.json_or_python_schema(json_schema=schema, python_schema=is_instance)
+
+
+Text = Annotated[str, Exact()]
+"""A string that may contain lone surrogates, as models write them and file names have them; pydantic rejects those."""
+Flag = Annotated[bool, Exact()]
+Number = Annotated[float, Exact()]
+Integer = Annotated[int, Exact()]
+Table = Annotated[Mapping[str, Any], Exact()]
 """A JSON object whose content is not validated."""
 
 MAX_MESSAGE_CHARS = 160
@@ -25,6 +50,30 @@ _WORDS = {
     "Input should be an instance of Mapping": "Input should be an object",
     "Extra inputs are not permitted": "Input should be absent",
 }
+
+
+def validated(kind: type[T], data: Any) -> T:
+    """Makes an object of its JSON form; fields that `kind` does not have are ignored.
+
+    Args:
+        kind: A dataclass.
+        data: The JSON form, or an object of the class.
+
+    Raises:
+        ValueError: A field is missing or invalid. The message names it.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    if (adapter := _adapters.get(kind)) is None:
+        adapter = _adapters[kind] = TypeAdapter(kind)
+    try:
+        made: T = adapter.validate_python(data)
+    except ValidationError as error:
+        raise ValueError(explain_validation(error)) from None
+    return made
+
+
+_adapters: dict[type, TypeAdapter[Any]] = {}
 
 
 def briefly(value: object) -> str:

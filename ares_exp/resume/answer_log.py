@@ -15,14 +15,12 @@ because an earlier try paid for it (`"taken_over": true`).
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,10 +29,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ares_exp.errors import ConfigError, StorageError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.records.appended_file import AppendedFile
 from ares_exp.records.recorded_results import MAX_COUNT, checked_result, is_countable
 from ares_exp.records.results import ANSWERS_USED_UP, EpisodeResult
-from ares_exp.records.run_dir import atomic_file, dump_json
+from ares_exp.records.run_dir import append_text, atomic_file, dump_json
 from ares_exp.records.run_storage import RunStorage
 from ares_exp.records.validation import Text, briefly, explain_validation
 from ares_exp.trajectories.files.line_file import read_lines
@@ -175,7 +172,7 @@ class AnswerLog:
         """
         self._storage = storage
         self._path = f"{folder}/{episode.episode_id}{SUFFIX}"
-        self._file: AppendedFile | None = None
+        self._exists = False
         self._episode = episode
         self._encoder = StepEncoder()
         self._count = 0
@@ -204,26 +201,18 @@ class AnswerLog:
         lines = [dump_json(head), *map(self._line, taken_over)]
         lines += [self._line(one, ahead=number, taken_over=True) for number, one in enumerate(ahead)]
         text = "".join(f"{line}\n" for line in lines)
-        self.close()
-        self._file = self._storage.write(lambda: self._make(text, has_answers=bool(taken_over or ahead)), self._path)
+        self._storage.write(lambda: self._make(text, has_answers=bool(taken_over or ahead)), self._path)
+        self._exists = True
 
-    def _make(self, text: str, *, has_answers: bool) -> AppendedFile:
-        """Makes the file. A file without responses is not synced: the responses that follow are not synced either."""
-        if not has_answers:
-            with contextlib.suppress(FileExistsError):
-                file = AppendedFile.open(self._path, flags=os.O_CREAT | os.O_EXCL)
-                try:
-                    file.append(text)
-                except OSError:
-                    file.close()
-                    Path(self._path).unlink(missing_ok=True)  # an empty log has nothing to resume
-                    raise
-                return file
+    def _make(self, text: str, *, has_answers: bool) -> None:
+        """Makes the file. One without answers is not synced: the answers that follow are not, either."""
+        if not has_answers and not os.path.exists(self._path):  # noqa: PTH110 - for each episode
+            append_text(self._path, text, flags=os.O_CREAT)
+            return
         path = Path(self._path)
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path, sync=has_answers) as whole:
             whole.write(text.encode())
-        return AppendedFile.open(self._path)
 
     def check(self) -> None:
         """Checks that a response can be logged, before its request is sent.
@@ -232,7 +221,7 @@ class AnswerLog:
             StorageError: A write of the run has failed, or the file is missing.
         """
         self._storage.check()
-        if self._file is not None and not self._file.is_in_place:
+        if self._exists and not os.path.exists(self._path):  # noqa: PTH110 - before each request
             raise self._storage.fail(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)), self._path)
 
     def append(self, request: LLMRequest, answer: LLMResponse | None, *, stage: int = 0) -> None:
@@ -281,18 +270,9 @@ class AnswerLog:
             logger.warning("%s cannot be read: %s", self._path, error)
             return None
 
-    def close(self) -> None:
-        """Lets go of the file, which stays. Idempotent; an answer that comes later opens it again."""
-        if self._file is not None:
-            try:
-                self._file.close()
-            except OSError as error:  # a network file system reports a failed write here
-                self._storage.fail(error, self._path)
-
     def discard(self) -> None:
         """Removes the file."""
         self._discarded = True
-        self.close()
         Path(self._path).unlink(missing_ok=True)
 
     def _append(self, line: str) -> None:
@@ -300,10 +280,8 @@ class AnswerLog:
             return
         if self._failure is not None:  # a line is missing: later lines refer to it
             raise self._failure
-
-        assert self._file is not None, "begin() comes first"
         try:
-            self._storage.write(partial(self._file.append, f"{line}\n"), self._path)
+            self._storage.write(lambda: append_text(self._path, f"{line}\n"), self._path)
         except StorageError as failure:
             self._failure = failure
             raise

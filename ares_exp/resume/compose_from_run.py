@@ -5,7 +5,7 @@ below it: `policy.temperature=1` changes one number of the recorded policy, and 
 values of the policy. Options and defaults that have changed since then apply only to what is chosen now.
 
 The recorded config is used before its references to other keys were resolved (see `trusted_record.values_of`):
-with resolved ones, `durability=step` would no longer reach the collectors, nor `branches=4` the attempts, and a
+with resolved ones, `branches=4` would no longer reach the attempts, and a
 replay would write into the directory of the run that it replays.
 
 A sweep has no single config, as its jobs differ: it is resumed by the command line that began it. Each of its jobs

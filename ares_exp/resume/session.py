@@ -20,7 +20,7 @@ from ares_exp.config.overrides import covers, dotted_items
 from ares_exp.errors import ConfigError
 from ares_exp.records.record_files import read_json_object, read_record
 from ares_exp.records.results import EpisodeResult
-from ares_exp.records.run_dir import RunDir, append_lines, append_text, dump_json, write_atomically
+from ares_exp.records.run_dir import RunDir, append_durably, append_lines, dump_json, write_atomically
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.secrets import scrub_argv
 from ares_exp.resume.previous_sessions import PreviousSessions, load_previous_sessions
@@ -32,7 +32,7 @@ RESUME_KEYS = ("resume", "resume_redo", "resume_diverged", "resume_force")
 
 _GROUPS = ("collector", "tracker", "snapshot", "wrapper", "retry", "budget", "executor")
 _TOP_LEVEL = (
-    *("name", "attempts", "branches", "concurrency", "durability", "policy_timeout_sec", "objective"),
+    *("name", "attempts", "branches", "concurrency", "policy_timeout_sec", "objective"),
     *("reward_threshold", "monitor_interval_sec", "stall_warn_sec", *RESUME_KEYS),
 )
 _OF_THE_ENDPOINT = (
@@ -114,7 +114,7 @@ def close_session(run_dir: RunDir, summary: RunSummary) -> None:
     """Notes how long the session took; what was logged for episodes that all have ended is gone by then."""
     line = dump_json({"ended": time.time(), "interrupted": summary.interrupted})
     try:
-        append_text(run_dir.sessions, f"{line}\n", sync=True)  # does not create a deleted directory again
+        append_durably(run_dir.sessions, f"{line}\n")  # does not create a deleted directory again
         if run_dir.answers.is_dir() and not any(run_dir.answers.iterdir()):
             run_dir.answers.rmdir()
     except OSError as error:

@@ -31,7 +31,7 @@ from ares_exp.rollout import run_episode
 from ares_exp.running.components import Components, Settings
 from ares_exp.running.running_episode import RunningEpisode
 from ares_exp.snapshots.nearest import nearest_snapshot
-from ares_exp.trajectories.collecting_environment import EpisodeEnds, TrajectoryCollectingEnvironment
+from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.normalisers import Normaliser, with_own
 from ares_exp.trajectories.recorded_responses import answers
 
@@ -55,7 +55,6 @@ class EpisodeMaker:
         self._parts = components
         self._settings = settings
         self._gate = gate or Gate()
-        self._ends = EpisodeEnds()
 
     async def make(self, episode: RunningEpisode) -> tuple[MinimalEnvironment, LLMClient]:
         """Makes environment and policy of an episode. Starts nothing; the rollout loop closes the environment.
@@ -161,7 +160,6 @@ class EpisodeMaker:
             start_time=episode.started_at,
             metadata=metadata,
             listener=episode,
-            ends=self._ends,
         )
 
     def _make_client(self, episode: RunningEpisode) -> LLMClient:

@@ -31,7 +31,6 @@ from ares_exp.resume.previous_sessions import PreviousSessions
 from ares_exp.running.budget import Budget
 from ares_exp.running.components import Components, Settings
 from ares_exp.running.episode_maker import ResumableEpisodeMaker
-from ares_exp.running.gc_pause import collecting_seldom
 from ares_exp.running.live_settings import LiveSettings
 from ares_exp.running.live_status import LiveStatus
 from ares_exp.running.monitoring.runner_monitor import RunnerMonitor
@@ -168,12 +167,11 @@ class Experiment:
         try:
             if owed or trains(trainer):
                 await self._prepare_branching()
-                with collecting_seldom():
-                    async with self._watched():
-                        if trains(trainer):
-                            await self._train(trainer, task_names, earlier)
-                        else:
-                            await self._scheduler.run(owed)
+                async with self._watched():
+                    if trains(trainer):
+                        await self._train(trainer, task_names, earlier)
+                    else:
+                        await self._scheduler.run(owed)
                 for episode in list(self._running.values()):
                     await self.record(episode, self._ended_by or asyncio.CancelledError("it did not end in time"))
         finally:

@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ares_exp.errors import BudgetExhaustedError, StorageError
-from ares_exp.records.gathered_calls import GatheredCalls
 from ares_exp.records.results import ANSWERS_USED_UP, EpisodeResult
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_storage import RunStorage
@@ -59,7 +58,6 @@ class Recorder:
         self._run_dir = run_dir
         self._storage = storage
         self._begin_log = begin_log
-        self._rows = GatheredCalls(self._write)
 
     def start_tracker(self, info: RunInfo, earlier: PreviousSessions) -> None:
         """Starts the tracker with the results of earlier sessions; episodes lost there are logged as new retries."""
@@ -85,7 +83,7 @@ class Recorder:
     async def write(self, episode: RunningEpisode, result: EpisodeResult) -> EpisodeResult:
         """Writes the row, and gives it to the tracker. Returns it as it was written."""
         self.failures += episode.collector_failures
-        await asyncio.shield(self._rows.put((episode, result)))
+        self.unwritten_rows += not await asyncio.shield(asyncio.to_thread(self._write, episode, result))
         assert episode.result is not None
         result = episode.result
         self.results.append(result)
@@ -96,29 +94,27 @@ class Recorder:
             )
         return result
 
-    def _write(self, ended: Sequence[tuple[RunningEpisode, EpisodeResult]]) -> None:
-        """Writes the rows; then deletes the answer logs whose answers are not needed any more.
+    def _write(self, episode: RunningEpisode, result: EpisodeResult) -> bool:
+        """Writes a row; then deletes the answer log if its responses are not needed any more.
 
         A retry has its log before the row is written: it is started even if this process dies while the retry waits.
+
+        Returns:
+            Whether the row was written.
         """
-        rows = [episode.row_of(result) for episode, result in ended]
+        row = episode.row_of(result)
         try:
-            for episode, _ in ended:
-                if episode.log is not None:
-                    episode.log.close()
-                if episode.begins_anew:
-                    assert episode.retry is not None
-                    self._begin_log(episode.retry.planned).close()
-            self._storage.write(lambda: self._run_dir.append_episodes(*rows), self._run_dir.episodes)
+            if episode.begins_anew:
+                assert episode.retry is not None
+                self._begin_log(episode.retry.planned)
+            self._storage.write(lambda: self._run_dir.append_episodes(row), self._run_dir.episodes)
         except StorageError as failure:
-            self.unwritten_rows += len(rows)
-            for episode, _ in ended:
-                episode.result = episode.to_unrecorded(failure)
-            return
-        for episode, result in ended:
-            if episode.log is not None and (episode.begins_anew or result.outcome in ANSWERS_USED_UP):
-                with suppress(OSError):  # a resume deletes it
-                    episode.log.discard()
+            episode.result = episode.to_unrecorded(failure)
+            return False
+        if episode.log is not None and (episode.begins_anew or result.outcome in ANSWERS_USED_UP):
+            with suppress(OSError):  # a resume deletes it
+                episode.log.discard()
+        return True
 
     def write_totals(self, summary: RunSummary, warnings: Sequence[str]) -> None:
         """Writes `summary.json` and `results.json`. Blocking."""

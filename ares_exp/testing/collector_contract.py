@@ -12,7 +12,7 @@ import pytest
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import ErrorInfo, Outcome
-from ares_exp.trajectories.collector import CollectorBase, EpisodeEnd, TrajectoryCollector
+from ares_exp.trajectories.collector import CollectorBase, TrajectoryCollector
 from ares_exp.trajectories.collector_guard import as_collector
 from ares_exp.trajectories.records import StepRecord, serialize_llm_request, serialize_llm_response
 
@@ -157,17 +157,6 @@ class CollectorContract:
             complete.record_step(episode_records("a")[0], episode=handles[0])
         complete.record_step(episode_records("b")[0])
         assert complete.end_episode().task_name == "b"
-
-    def test_episodes_that_end_together_are_kept_apart(self, complete: CollectorBase) -> None:
-        if not complete.keeps_apart:
-            pytest.skip("it records one episode at a time")
-        handles = [complete.begin_episode(task_name=name) for name in "abc"]
-        for handle in handles:
-            complete.record_step(episode_records("a")[0], episode=handle)
-        complete.end_episode(episode=handles[0])
-        gone, *kept = complete.end_episodes([EpisodeEnd(episode=handle) for handle in handles])
-        assert isinstance(gone, RuntimeError)
-        assert [one.task_name for one in kept if not isinstance(one, Exception)] == ["b", "c"]
 
     def test_it_can_be_closed_twice(self, complete: CollectorBase) -> None:
         for _ in repeat(None, 2):

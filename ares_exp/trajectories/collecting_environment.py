@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, is_dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
@@ -22,9 +22,8 @@ from ares_exp.environment import (
 from ares_exp.errors import EpisodeStateError
 from ares_exp.llms.request import LLMRequest, freeze
 from ares_exp.llms.response import LLMResponse
-from ares_exp.records.gathered_calls import GatheredCalls
 from ares_exp.records.results import Outcome
-from ares_exp.trajectories.collector import EpisodeEnd, TrajectoryCollector
+from ares_exp.trajectories.collector import TrajectoryCollector
 from ares_exp.trajectories.collector_guard import CollectorGuard
 from ares_exp.trajectories.ending import Ending, ending
 from ares_exp.trajectories.records import (
@@ -37,44 +36,6 @@ from ares_exp.trajectories.records import (
 
 END_TIMEOUT_SEC = 10.0
 """How long a cancelled caller waits for the collectors to finish writing."""
-ENDED_AT_ONCE = 4
-"""How many threads end episodes at the same time: their syncs to disk become one there."""
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeEnding:
-    """An episode that is to be ended.
-
-    Attributes:
-        ends: How each of its collectors is to end it.
-        kept: What those have kept that have done so.
-    """
-
-    ends: Sequence[tuple[CollectorGuard, EpisodeEnd]]
-    kept: list[EpisodeTrajectory] = field(default_factory=list)
-
-
-class EpisodeEnds(GatheredCalls[EpisodeEnding]):
-    """Ends of episodes, in threads: collectors may write files. Those that have gathered are ended together."""
-
-    def __init__(self) -> None:
-        """None yet. Several environments may share it, on whatever event loops."""
-        super().__init__(_end_together, at_once=ENDED_AT_ONCE)
-
-
-def _end_together(endings: Sequence[EpisodeEnding]) -> None:
-    """Has each collector end all its episodes in one call."""
-    by_collector: dict[int, list[tuple[EpisodeEnding, CollectorGuard, EpisodeEnd]]] = {}
-    for one in endings:
-        for guard, end in one.ends:
-            by_collector.setdefault(guard.key, []).append((one, guard, end))
-    for of_one in by_collector.values():
-        closed = of_one[0][1].end([end for *_, end in of_one])
-        for (one, guard, _), kept in zip(of_one, closed, strict=True):
-            if isinstance(kept, Exception):
-                guard.failed("end_episode", kept)
-            elif kept is not None:
-                one.kept.append(kept)
 
 
 class EpisodeListener(Protocol):
@@ -133,7 +94,6 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         start_time: float | None = None,
         metadata: Mapping[str, Any] | None = None,
         listener: EpisodeListener | None = None,
-        ends: EpisodeEnds | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Records `env`.
@@ -146,7 +106,6 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
             start_time: Start of the first episode, in epoch seconds; by default, and of others, that of its reset.
             metadata: What else is to be kept of each episode, JSON-ready, where the collector takes it.
             listener: Hears how an episode ends.
-            ends: Where episodes end; those of environments that share it, and end together, share a thread's call.
             clock: Gives epoch seconds.
 
         Raises:
@@ -161,7 +120,6 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         self._start_time = start_time
         self._metadata = freeze(metadata or {})
         self._listener = listener
-        self._ends = ends or EpisodeEnds()
         self._clock = clock
         self._active = False
         self._step_index = 0
@@ -302,7 +260,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
             policy_sec=policy_sec,
             environment_sec=time.perf_counter() - began,
             container_sec=None if seen is None else seen.container_sec,
-            commands=() if seen is None else seen.commands,
+            commands=() if seen is None else tuple(seen.commands),
             asides=() if seen is None else tuple(map(AsideRecord.of, seen.asides)),
         )
 
@@ -338,22 +296,24 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
 
         more: dict[str, Any] = {"end_time": ended_at, "unfinished_step": unfinished}
         more |= {"rewards": rewards} if rewards else {}
-        ends = ((sink, sink.close(ended.outcome, ended.error, **more)) for sink in self._sinks)
-        ended_by = EpisodeEnding([(sink, end) for sink, end in ends if end is not None])
-        try:
-            if ended_by.ends:
-                await self._ended(self._ends.put(ended_by))
-        finally:
-            self.trajectory = max(ended_by.kept, key=lambda kept: kept.num_steps, default=None)
-            if self._listener is not None:
-                self._listener.recorded(self.trajectory, self.collector_failures, end_time=ended_at)
+        ends = [sink.close(ended.outcome, ended.error, **more) for sink in self._sinks]
+        kept: list[EpisodeTrajectory] = []
 
-    async def _ended(self, writing: asyncio.Future[None]) -> None:
+        def end() -> None:
+            for one in ends:
+                if (trajectory := one()) is not None:
+                    kept.append(trajectory)
+
+        writing = asyncio.ensure_future(asyncio.to_thread(end))
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
             await asyncio.wait({writing}, timeout=END_TIMEOUT_SEC)
             raise
+        finally:
+            self.trajectory = max(kept, key=lambda one: one.num_steps, default=None)
+            if self._listener is not None:
+                self._listener.recorded(self.trajectory, self.collector_failures, end_time=ended_at)
 
 
 class _Unfinished(NamedTuple):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypedDict, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from ares_exp.llms.request import freeze
 from ares_exp.records.results import ErrorInfo, Outcome
@@ -33,43 +33,6 @@ class EpisodeHandle:
     steps: list[StepRecord] = field(default_factory=list)
     encoder: StepEncoder = field(default_factory=StepEncoder)
     unwritten: Exception | None = None
-
-
-class EpisodeEnd(TypedDict, total=False):
-    """The keywords of `CollectorBase.end_episode`, for one episode."""
-
-    truncated: bool
-    outcome: Outcome | None
-    error: ErrorInfo | None
-    end_time: float | None
-    unfinished_step: StepRecord | None
-    rewards: Mapping[str, float] | None
-    episode: Any
-
-
-@dataclass(slots=True, eq=False)
-class EndedEpisode:
-    """An episode that has ended, on its way to where it is kept.
-
-    Attributes:
-        handle: Its handle.
-        trajectory: It, whole.
-        failure: Why it could not be kept.
-    """
-
-    handle: EpisodeHandle
-    trajectory: EpisodeTrajectory
-    failure: Exception | None = None
-
-
-def for_each(ended: Sequence[EndedEpisode], act: Callable[[EndedEpisode], None]) -> None:
-    """Calls `act` with each episode that nothing has failed of; what it raises is the failure of that one alone."""
-    for one in ended:
-        if one.failure is None:
-            try:
-                act(one)
-            except Exception as error:
-                one.failure = error
 
 
 @runtime_checkable
@@ -153,23 +116,6 @@ class CollectorBase(TrajectoryCollector):
         """
         raise NotImplementedError
 
-    def end_episodes(self, ends: Sequence[EpisodeEnd]) -> list[EpisodeTrajectory | Exception]:
-        """Closes several episodes, which may share what is dear, as waiting for the disk. Default: one by one.
-
-        Args:
-            ends: The keywords of `end_episode` for each.
-
-        Returns:
-            For each what `end_episode` would have returned or raised.
-        """
-        closed: list[EpisodeTrajectory | Exception] = []
-        for end in ends:
-            try:
-                closed.append(self.end_episode(**end))
-            except Exception as error:
-                closed.append(error)
-        return closed
-
     def close(self) -> None:
         """Releases what the collector holds, at the end of a run. Idempotent. Default: nothing."""
 
@@ -177,9 +123,8 @@ class CollectorBase(TrajectoryCollector):
 class EpisodeCollector(CollectorBase):
     """Open episodes, in memory, for any number of environments and threads.
 
-    Subclasses say what becomes of an episode when it begins (`_begun`), at each step (`_recorded`) and when it has
-    ended (`_ended`, or, of several together, `_ended_together`). What those raise does not touch what is in memory:
-    the steps are kept, and the episode ends.
+    Subclasses keep an episode when it begins (`_begun`), at each step (`_recorded`) and when it has ended (`_ended`).
+    An exception there does not touch what is in memory: the steps are kept, and the episode ends.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
@@ -233,58 +178,26 @@ class EpisodeCollector(CollectorBase):
         episode: EpisodeHandle | None = None,
     ) -> EpisodeTrajectory:
         """As `CollectorBase.end_episode`."""
-        end = EpisodeEnd(
-            truncated=truncated,
-            outcome=outcome,
-            error=error,
-            end_time=end_time,
-            unfinished_step=unfinished_step,
-            rewards=rewards,
-            episode=episode,
-        )
-        ended = self._end(end)
-        self._ended_together([ended])
-        if ended.failure is not None:
-            raise ended.failure
-        return ended.trajectory
-
-    def end_episodes(self, ends: Sequence[EpisodeEnd]) -> list[EpisodeTrajectory | Exception]:
-        """As `CollectorBase.end_episodes`."""
-        if type(self).end_episode is not EpisodeCollector.end_episode:  # a subclass does more when an episode ends
-            return super().end_episodes(ends)
-        closed: list[EndedEpisode | Exception] = []
-        for end in ends:
-            try:
-                closed.append(self._end(end))
-            except Exception as error:
-                closed.append(error)
-        self._ended_together([one for one in closed if isinstance(one, EndedEpisode)])
-        return [one.failure or one.trajectory if isinstance(one, EndedEpisode) else one for one in closed]
-
-    def _end(self, end: EpisodeEnd) -> EndedEpisode:
-        """Takes an open episode out of memory, whole. Raises `RuntimeError` where there is none."""
-        handle = self._resolve(end.get("episode"))
+        handle = self._resolve(episode)
         with self._lock:
             del self._open[handle.episode_id]
-        truncated, end_time = end.get("truncated", False), end.get("end_time")
-        return EndedEpisode(
-            handle,
-            EpisodeTrajectory(
-                episode_id=handle.episode_id,
-                task_name=handle.task_name,
-                steps=tuple(handle.steps),
-                start_time=handle.start_time,
-                end_time=self._clock() if end_time is None else end_time,
-                total_reward=total_reward(handle.steps),
-                num_steps=len(handle.steps),
-                truncated=truncated,
-                outcome=end.get("outcome") or (Outcome.TRUNCATED if truncated else Outcome.COMPLETED),
-                error=end.get("error"),
-                metadata=handle.metadata,
-                unfinished_step=end.get("unfinished_step"),
-                rewards=end.get("rewards") or {},
-            ),
+        trajectory = EpisodeTrajectory(
+            episode_id=handle.episode_id,
+            task_name=handle.task_name,
+            steps=tuple(handle.steps),
+            start_time=handle.start_time,
+            end_time=self._clock() if end_time is None else end_time,
+            total_reward=total_reward(handle.steps),
+            num_steps=len(handle.steps),
+            truncated=truncated,
+            outcome=outcome or (Outcome.TRUNCATED if truncated else Outcome.COMPLETED),
+            error=error,
+            metadata=handle.metadata,
+            unfinished_step=unfinished_step,
+            rewards=rewards or {},
         )
+        self._ended(handle, trajectory)
+        return trajectory
 
     def _begun(self, handle: EpisodeHandle) -> None:
         """An episode was opened."""
@@ -294,10 +207,6 @@ class EpisodeCollector(CollectorBase):
 
     def _ended(self, handle: EpisodeHandle, trajectory: EpisodeTrajectory) -> None:
         """An episode has ended."""
-
-    def _ended_together(self, ended: Sequence[EndedEpisode]) -> None:
-        """Episodes have ended: each comes to `_ended`, and has what that raises as its failure."""
-        for_each(ended, lambda one: self._ended(one.handle, one.trajectory))
 
     def _resolve(self, episode: EpisodeHandle | None) -> EpisodeHandle:
         with self._lock:

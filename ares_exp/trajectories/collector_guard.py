@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, cast, runtime_checkable
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
 
 from ares_exp.config.parts import StandIn
 from ares_exp.records.results import ErrorInfo, Outcome
-from ares_exp.trajectories.collector import CollectorBase, EpisodeEnd, TrajectoryCollector
+from ares_exp.trajectories.collector import CollectorBase, TrajectoryCollector
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
 
 logger = logging.getLogger(__name__)
@@ -36,17 +36,11 @@ class CollectorGuard:
         """
         self.failures = 0
         self._name = name
-        self._key = id(collector)
         self._collector = as_collector(collector)
         self._ends_run = ends_run
         self._told: set[str] = set()
         self._episode: object | None = None
         self._active = False
-
-    @property
-    def key(self) -> int:
-        """The same of two guards of the same collector."""
-        return self._key
 
     def begin(self, *, task_name: str, episode_id: str | None, start_time: float, metadata: Mapping[str, Any]) -> None:
         """Opens an episode."""
@@ -66,29 +60,33 @@ class CollectorGuard:
             except Exception as error:
                 self.failed("record_step", error)
 
-    def close(self, outcome: Outcome, error: ErrorInfo | None, **more: Any) -> EpisodeEnd | None:
-        """Closes the open episode for further steps; returns how its collector is to end it, `None` without one."""
-        if not self._active:
-            return None
-        self._active, episode, self._episode = False, self._episode, None
-        if not _takes(self._collector.end_episode, "rewards"):  # of a collector that was written before there were any
-            more.pop("rewards", None)
-        end = {"truncated": outcome is Outcome.TRUNCATED, "outcome": outcome, "error": error, "episode": episode}
-        return cast("EpisodeEnd", {**end, **more})
+    def close(self, outcome: Outcome, error: ErrorInfo | None, **more: Any) -> Callable[[], EpisodeTrajectory | None]:
+        """Closes the open episode for further steps.
 
-    def end(self, ends: Sequence[EpisodeEnd]) -> Sequence[EpisodeTrajectory | Exception]:
-        """Has the collector end episodes, of whichever environments.
+        Args:
+            outcome: How it ended.
+            error: What went wrong, or the limit that was reached.
+            more: Other keywords of `CollectorBase.end_episode`.
 
         Returns:
-            For each what the collector kept, or raised.
+            A function that ends the episode, for any thread. It returns what the collector kept: `None` if there was no
+            episode, or if the collector failed.
         """
-        try:
-            closed = self._collector.end_episodes(ends)
-            if len(closed) != len(ends):
-                raise RuntimeError(f"end_episodes of {len(ends)} episodes returned {len(closed)}")
-        except Exception as error:
-            return [error] * len(ends)
-        return closed
+        if not self._active:
+            return lambda: None
+        self._active, episode, self._episode = False, self._episode, None
+
+        def end() -> EpisodeTrajectory | None:
+            truncated = outcome is Outcome.TRUNCATED
+            try:
+                return self._collector.end_episode(
+                    truncated=truncated, outcome=outcome, error=error, episode=episode, **more
+                )
+            except Exception as failure:
+                self.failed("end_episode", failure)
+                return None
+
+        return end
 
     def failed(self, what: str, error: Exception) -> None:
         """Counts a call that raised, unless the exception ends the run."""

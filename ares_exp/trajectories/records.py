@@ -28,6 +28,7 @@ from ares_exp.llms.response import (
     usage_to_dict,
 )
 from ares_exp.records.results import ErrorInfo, Outcome
+from ares_exp.records.validation import Flag, Integer, Number, Table, Text, validated
 
 
 def serialize_llm_request(request: LLMRequest) -> Mapping[str, Any]:
@@ -82,8 +83,8 @@ class AsideRecord:
         answer: As `serialize_llm_response` gives it.
     """
 
-    request: Mapping[str, Any]
-    answer: Mapping[str, Any]
+    request: Table
+    answer: Table
 
     def __post_init__(self) -> None:
         """Freezes both."""
@@ -120,25 +121,23 @@ class StepRecord:
         asides: Calls that were answered without a step on the way to this time step.
     """
 
-    step_index: int
+    step_index: Integer
     step_type: StepType
-    observation: Mapping[str, Any] | None
-    action: Mapping[str, Any] | None
-    reward: float | None
-    discount: float | None
-    timestamp: float
-    policy_sec: float | None = None
-    environment_sec: float | None = None
-    container_sec: float | None = None
-    commands: Sequence[CommandRecord] = ()
-    asides: Sequence[AsideRecord] = ()
+    observation: Table | None
+    action: Table | None
+    reward: Number | None
+    discount: Number | None
+    timestamp: Number
+    policy_sec: Number | None = None
+    environment_sec: Number | None = None
+    container_sec: Number | None = None
+    commands: tuple[CommandRecord, ...] = ()
+    asides: tuple[AsideRecord, ...] = ()
 
     def __post_init__(self) -> None:
         """Freezes what could change: the agent's later edits must not reach the record."""
         object.__setattr__(self, "observation", freeze(self.observation))
         object.__setattr__(self, "action", freeze(self.action))
-        object.__setattr__(self, "commands", tuple(self.commands))
-        object.__setattr__(self, "asides", tuple(self.asides))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON-ready form, messages in full."""
@@ -149,14 +148,12 @@ class StepRecord:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> StepRecord:
-        """Makes a record of the form of `to_dict`; keys of later versions are ignored.
+        """Makes a record from its JSON form; unknown keys are ignored.
 
         Raises:
-            ValueError: A field is missing, or is not what it should be.
+            ValueError: A field is missing or invalid. The message names it.
         """
-        from ares_exp.trajectories.files.checked_records import step_from_dict
-
-        return step_from_dict(data)
+        return validated(cls, data)
 
 
 def command_to_dict(command: CommandRecord) -> dict[str, Any]:
@@ -190,19 +187,19 @@ class EpisodeTrajectory:
         rewards: Everything that the verifier scored, by key, and every scorer, by name; empty where nothing was.
     """
 
-    episode_id: str
-    task_name: str
+    episode_id: Text
+    task_name: Text
     steps: tuple[StepRecord, ...]
-    start_time: float
-    end_time: float
-    total_reward: float | None
-    num_steps: int
-    truncated: bool
+    start_time: Number
+    end_time: Number
+    total_reward: Number | None
+    num_steps: Integer
+    truncated: Flag
     outcome: Outcome
     error: ErrorInfo | None = None
-    metadata: Mapping[str, Any] = field(default_factory=Message)
+    metadata: Table = field(default_factory=Message)
     unfinished_step: StepRecord | None = None
-    rewards: Mapping[str, float] = field(default_factory=Message)
+    rewards: Mapping[Text, Number] = field(default_factory=Message)
 
     def __post_init__(self) -> None:
         """Freezes what could change."""
@@ -222,7 +219,8 @@ class EpisodeTrajectory:
     @property
     def step_count(self) -> int:
         """Number of steps after FIRST, one that raised included: `num_steps` of the row in `episodes.jsonl`."""
-        return count_steps(self.num_steps, self.unfinished_step)
+        unfinished = self.unfinished_step
+        return max(self.num_steps - 1, 0) + (unfinished is not None and unfinished.step_type != "FIRST")
 
     def returns_to_go(self, discount: float = 1.0) -> tuple[float | None, ...]:
         """Returns the rewards still to come at each step.
@@ -282,11 +280,6 @@ class EpisodeTrajectory:
         from ares_exp.trajectories.files.episode_file import load_episode
 
         return load_episode(Path(path))
-
-
-def count_steps(num_steps: int, unfinished: StepRecord | None) -> int:
-    """Counts the steps after FIRST of an episode with so many records, and a step that raised beside them, or none."""
-    return max(num_steps - 1, 0) + (unfinished is not None and unfinished.step_type != "FIRST")
 
 
 def total_reward(steps: Sequence[StepRecord]) -> float | None:

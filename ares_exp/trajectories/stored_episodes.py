@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import islice
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, overload
 
 from ares_exp.errors import TrajectoryFormatError
-from ares_exp.llms.request import freeze
 from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.terminal.terminal import count_of
 from ares_exp.trajectories.episode_places import (
@@ -27,7 +26,7 @@ from ares_exp.trajectories.files.formats import format_of
 from ares_exp.trajectories.files.jsonl_file import read_jsonl
 from ares_exp.trajectories.files.jsonl_index import index_jsonl
 from ares_exp.trajectories.files.writer_lock import has_writer
-from ares_exp.trajectories.records import EpisodeTrajectory, count_steps
+from ares_exp.trajectories.records import EpisodeTrajectory
 
 logger = logging.getLogger(__name__)
 
@@ -102,42 +101,34 @@ def read_headers(
             yield _unfinished(path, path.parent, partial(_load_partial, path))
         else:
             left_out.append(f"{path}: the episode has not ended.")
-    elif format_name == "json" and (fields := load_header(path)) is not None:
-        yield _stored(path, fields, partial(EpisodeTrajectory.load, path))
+    elif format_name == "json" and (header := load_header(path)) is not None:
+        yield _stored(path, header, partial(EpisodeTrajectory.load, path))
     elif format_name == "jsonl":
         for episode in index_jsonl(path, problems=broken):
-            if episode.fields is not None:
-                yield _stored(path, episode.fields, partial(_load_jsonl, path, episode.offsets))
+            if episode.header is not None:
+                yield _stored(path, episode.header, partial(_load_jsonl, path, episode.offsets))
             elif unfinished:
                 yield _unfinished(path, path, partial(_load_jsonl, path, episode.offsets, unfinished=True))
             else:
                 left_out.append(f"{path}: episode {episode.head['episode_id']} has not ended.")
     else:
         for number, trajectory in enumerate(format_of(path).read(path)):
-            yield _stored(path, _fields(trajectory), partial(_load_nth, path, number))
+            yield _stored(path, trajectory, partial(_load_nth, path, number))
 
 
 def _unfinished(path: Path, locked: Path, read: Callable[[], EpisodeTrajectory]) -> StoredEpisode:
-    fields = _fields(read())
+    header = read()
     try:
-        is_played = fields["outcome"] is Outcome.LOST and has_writer(locked)
+        is_played = header.outcome is Outcome.LOST and has_writer(locked)
     except OSError as error:
         raise TrajectoryFormatError(f"{path}: cannot tell whether it is being written: {error.strerror}.") from error
-    if is_played:
-        fields |= {"outcome": None, "error": None}
-    return _stored(path, fields, read)
+    stored = _stored(path, header, read)
+    return replace(stored, outcome=None, error=None) if is_played else stored
 
 
-def _stored(path: Path, fields: Mapping[str, Any], read: Callable[[], EpisodeTrajectory]) -> StoredEpisode:
-    header = {name: fields[name] for name in _HEADER}
-    header["metadata"] = freeze(header["metadata"])
-    return StoredEpisode(
-        path=path, _read=read, step_count=count_steps(fields["num_steps"], fields["unfinished_step"]), **header
-    )
-
-
-def _fields(episode: EpisodeTrajectory) -> dict[str, Any]:
-    return {name: getattr(episode, name) for name in (*_HEADER, "unfinished_step")}
+def _stored(path: Path, header: EpisodeTrajectory, read: Callable[[], EpisodeTrajectory]) -> StoredEpisode:
+    fields = {name: getattr(header, name) for name in _HEADER}
+    return StoredEpisode(path=path, _read=read, step_count=header.step_count, **fields)
 
 
 def _load_partial(path: Path) -> EpisodeTrajectory:

@@ -17,7 +17,6 @@ from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.rollout import run_episode
-from ares_exp.running.gc_pause import collecting_seldom
 from tests.benchmarks.bench_step import EPISODES, STEPS, InMemoryFactory, InMemoryTask, InstantPolicy
 
 CALLS, ANSWER_SEC, ROUNDS = 5, 2.0, 9
@@ -76,10 +75,9 @@ async def main() -> None:
     for concurrency in (1, CALLS):
         print(f"  {concurrency} at once: {await seconds(concurrency):.2f}")
     costs: dict[type[InstantPolicy], list[float]] = {InstantPolicy: [], InstantConcurrentPolicy: []}
-    with collecting_seldom():
-        for _ in range(ROUNDS):
-            for kind, samples in costs.items():  # in turns: the machine's mood is the same for both
-                samples.append(await step_cost(kind))
+    for _ in range(ROUNDS):
+        for kind, samples in costs.items():  # in turns: the machine's mood is the same for both
+            samples.append(await step_cost(kind))
     print(f"one call at a time, CPU us per step, median of {ROUNDS} rounds")
     for kind, samples in costs.items():
         print(f"  {kind.__name__}: {statistics.median(samples):.1f}")

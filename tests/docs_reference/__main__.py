@@ -1,7 +1,7 @@
-"""`python -m tests.docs_reference [--check]`: writes docs/reference/*.md, docs/index.md and docs/llms.txt.
+"""`python -m tests.docs_reference [--check]`: writes docs/reference/*, docs/index.md and docs/llms.txt.
 
 They come from the config tree, the schema, `--help`, the names in a run directory, the docstrings of packages and the
-first sentences of the pages.
+first sentences of the pages; the schema of trajectories comes from their dataclasses.
 `--check` writes nothing and exits with 1 if a file is not what it should be.
 """
 
@@ -17,6 +17,7 @@ from tests.docs_reference.config_page import config_page
 from tests.docs_reference.files_page import files_page
 from tests.docs_reference.index_page import index_page, llms_txt
 from tests.docs_reference.packages_page import packages_page
+from tests.docs_reference.trajectory_schema import trajectory_schema
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
@@ -25,6 +26,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/commands.md": commands_page,
     "reference/files.md": files_page,
     "reference/packages.md": packages_page,
+    "reference/trajectory.schema.json": trajectory_schema,
     "index.md": index_page,  # of all pages, those above included
     "llms.txt": llms_txt,
 }

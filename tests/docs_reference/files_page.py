@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from ares_exp.snapshots import snapshot as snapshot_versions
 from ares_exp.statistics import results_document
 from ares_exp.sweeps import report as sweep_report
 from ares_exp.trajectories.files import schema_versions as trajectory_versions
-from tests.docs_reference.markdown import GENERATED, plain, table
+from tests.docs_reference.markdown import GENERATED, documented_fields, plain, table
 
 NAMED: Mapping[str, str] = {
     "config": "the resolved config",
@@ -117,10 +115,7 @@ def _paths(run: Path = Path("run")) -> dict[str, Path]:
 
 def _fields(record: type) -> str:
     """The attributes that the docstring of a record describes, as a table."""
-    documented = inspect.getdoc(record) or ""
-    entries = re.split(r"\n(?= {4}\S)", documented.partition("Attributes:\n")[2].rstrip())
-    rows = [entry.strip().partition(":")[::2] for entry in entries]
-    return table(("field", "meaning"), ((_code(names), plain(said)) for names, said in rows))
+    return table(("field", "meaning"), ((_code(names), plain(said)) for names, said in documented_fields(record)))
 
 
 def _code(names: str) -> str:

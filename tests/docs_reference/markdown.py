@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable, Sequence
 
@@ -19,6 +20,12 @@ def plain(text: str) -> str:
     parts = " ".join(text.split()).split("`")
     parts[::2] = [re.sub(r"([*<])", r"\\\1", part) for part in parts[::2]]
     return "`".join(parts)
+
+
+def documented_fields(record: type) -> list[tuple[str, str]]:
+    """The attributes that the docstring of a record describes: names, separated by commas, and the description."""
+    entries = re.split(r"\n(?= {4}\S)", (inspect.getdoc(record) or "").partition("Attributes:\n")[2].rstrip())
+    return [(names, said) for names, _, said in (entry.strip().partition(":") for entry in entries)]
 
 
 def _cell(text: str) -> str:

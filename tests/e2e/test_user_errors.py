@@ -66,8 +66,6 @@ CHAT = ("policy=chat_completions", "policy.model=m")
         (["hydra.run.dir=/proc/none/run"], "hydra.run.dir=…"),
         (["collector=[json,jsonnl]"], "no option `jsonnl` in the group `collector`"),
         (["~collector"], "collector"),
-        (["durability=sometimes"], "none or episode or step"),
-        (["collector.json.durability=x"], "collector.json.durability"),
         (["collector.json.compression=gzip"], "collector.json.compression"),
         (["collector=[json,jsonl]", "collector.output_dir=x"], "collector.json.output_dir"),
         (["--config-dir", "broken", "collector=[json,plain]"], "# @package collector.NAME"),

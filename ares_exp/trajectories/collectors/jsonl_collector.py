@@ -5,69 +5,54 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import validate_call
 
-from ares_exp.records.appended_file import AppendedFile
-from ares_exp.records.durability import Durability
-from ares_exp.records.shared_sync import SharedSync
-from ares_exp.trajectories.collector import EndedEpisode, EpisodeCollector, EpisodeHandle, for_each
-from ares_exp.trajectories.collectors.grouped_sync import GroupedSync
+from ares_exp.records.run_dir import append_durably, append_text
+from ares_exp.trajectories.collector import EpisodeCollector, EpisodeHandle
 from ares_exp.trajectories.files.jsonl_file import begin_line, end_line, jsonl_lines, step_line
 from ares_exp.trajectories.files.writer_lock import WriterLock
+from ares_exp.trajectories.records import EpisodeTrajectory
 
 
 class JsonlTrajectoryCollector(EpisodeCollector):
     """Appends a line at every step to one file, which can be read, or followed with `tail -f`, while it grows."""
 
     @validate_call
-    def __init__(
-        self, path: str | Path, *, durability: Durability = "episode", clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.time) -> None:
         """Takes the file; `begin_episode` makes it.
 
         Args:
             path: The file; made, and its directory, when the first episode begins.
-            durability: What a power cut may take; see `Durability`.
             clock: Gives epoch seconds.
         """
         super().__init__(clock=clock)
         self.path = Path(path)
-        self._durability = durability
-        self._sync = GroupedSync()
-        self._written, self._name = SharedSync(self.path), SharedSync(self.path.parent)
+        self._making = threading.Lock()
         self._writing = WriterLock()
-        self._file: AppendedFile | None = None
-        self._opening = threading.Lock()
-
-    def close(self) -> None:
-        """Ends the syncing thread. Idempotent."""
-        self._sync.close()
 
     def _begun(self, handle: EpisodeHandle) -> None:
-        head = begin_line(handle)
         try:
-            file = self._held_file()
+            self._make_file(handle)
             # First the lock: whoever finds our line must not take us for dead.
             self._writing.acquire(self.path, handle.episode_id)
-            file.append(head)
-            if self._durability == "step":
-                self._sync.want(self.path.parent)
+            append_text(self.path, f"{chr(10) if _is_torn(self.path) else ''}{begin_line(handle)}")
         except OSError as error:  # no reason not to collect: there may be room again when the episode ends
             handle.unwritten = error
 
-    def _held_file(self) -> AppendedFile:
-        """Returns the file, which is held open while there are open episodes."""
-        with self._opening:
-            if self._file is None:
-                file = AppendedFile.open(self.path, flags=os.O_CREAT)
-                if _is_torn(self.path):
-                    file.append("\n")
-                self._file = file
-            return self._file
+    def _make_file(self, handle: EpisodeHandle) -> None:
+        """Makes the file if it is missing. If it was removed, it lacks what it had of open episodes but this one."""
+        with self._making:
+            if self.path.exists():
+                return
+            with self._lock:
+                for one in self._open.values():
+                    if one is not handle:
+                        one.unwritten = one.unwritten or FileNotFoundError(f"{self.path} was removed")
+            append_text(self.path, "", flags=os.O_CREAT)
 
     def _recorded(self, handle: EpisodeHandle, encoded: Mapping[str, Any]) -> None:
         if handle.unwritten is not None:
@@ -75,53 +60,23 @@ class JsonlTrajectoryCollector(EpisodeCollector):
                 raise handle.unwritten  # told once
             return
         try:
-            self._held_file().append(step_line(handle.episode_id, encoded))
+            append_text(self.path, step_line(handle.episode_id, encoded))
+        except FileNotFoundError as error:  # removed by another process: the end writes it again
+            handle.unwritten = error
         except OSError as error:
             handle.unwritten = error
             raise
-        if self._durability == "step":
-            self._sync.want(self.path)
 
-    def _ended_together(self, ended: Sequence[EndedEpisode]) -> None:
-        """Writes how they ended; one sync is for all of them."""
+    def _ended(self, handle: EpisodeHandle, trajectory: EpisodeTrajectory) -> None:
         try:
-            self._look_for_file(ended)
-            for_each(ended, self._write_end)
-            if self._durability != "none" and ended:
-                self._sync_all(ended)
+            was_removed = not self.path.exists()
+            self._make_file(handle)
+            is_whole = handle.unwritten is None and not was_removed
+            append_durably(
+                self.path, end_line(trajectory) if is_whole else "".join(jsonl_lines(trajectory)), is_new=True
+            )
         finally:
-            self._let_go(ended)
-
-    def _look_for_file(self, ended: Sequence[EndedEpisode]) -> None:
-        """Begins another file where somebody has removed this one: what it had of open episodes is written again."""
-        with self._opening:
-            if self._file is None or self._file.is_in_place:
-                return
-            self._file.close()
-            self._file = None
-        with self._lock:
-            for handle in (*self._open.values(), *(one.handle for one in ended)):
-                handle.unwritten = handle.unwritten or FileNotFoundError(f"{self.path} was removed")
-
-    def _write_end(self, one: EndedEpisode) -> None:
-        is_whole = one.handle.unwritten is None
-        self._held_file().append(end_line(one.trajectory) if is_whole else "".join(jsonl_lines(one.trajectory)))
-
-    def _sync_all(self, ended: Sequence[EndedEpisode]) -> None:
-        try:
-            self._written.sync()
-            self._name.sync()
-        except OSError as error:
-            for one in ended:
-                one.failure = one.failure or error
-
-    def _let_go(self, ended: Sequence[EndedEpisode]) -> None:
-        for one in ended:
-            self._writing.release(one.handle.episode_id)
-        with self._opening:
-            if self._file is not None and not self._open:
-                self._file.close()
-                self._file = None
+            self._writing.release(handle.episode_id)
 
 
 def _is_torn(path: Path) -> bool:

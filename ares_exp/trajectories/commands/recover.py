@@ -194,8 +194,8 @@ def _is_whole(path: Path) -> bool:
 def _planned(path: Path) -> str:
     """Returns how many steps a broken file should have, if its end says so."""
     with suppress(TrajectoryFormatError):
-        if format_of(path).name == "json" and (fields := load_header(path)) is not None:
-            return f" of {fields['num_steps']}"
+        if format_of(path).name == "json" and (header := load_header(path)) is not None:
+            return f" of {header.num_steps}"
     return ""
 
 

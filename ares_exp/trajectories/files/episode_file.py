@@ -23,11 +23,11 @@ from typing import Any, Protocol
 from ares_exp.errors import TrajectoryFormatError
 from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.records.run_dir import dump_json
+from ares_exp.records.validation import validated
 from ares_exp.trajectories.checks import BROKEN, what_broke
 from ares_exp.trajectories.ending import ending
-from ares_exp.trajectories.files.checked_records import episode_fields
 from ares_exp.trajectories.files.line_file import Line, TextTooLongError, first_and_last_line, read_lines, read_rest
-from ares_exp.trajectories.files.schema_versions import SCHEMA_VERSION, check_version
+from ares_exp.trajectories.files.schema_versions import SCHEMA_VERSION, check_version, whole_episode
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, total_reward
 
@@ -112,11 +112,11 @@ def load_episode(path: Path) -> EpisodeTrajectory:
         raise _format_error(path, reader, error) from error
 
 
-def load_header(path: Path) -> Mapping[str, Any] | None:
+def load_header(path: Path) -> EpisodeTrajectory | None:
     """Reads the fields of an episode but its steps, from both ends of its file.
 
     Returns:
-        The fields of `EpisodeTrajectory` but `steps`; `None` where the file is not in this layout, so that only reading
+        The episode without its steps; `None` where the file is not in this layout, so that only reading
         it whole tells.
 
     Raises:
@@ -130,7 +130,7 @@ def load_header(path: Path) -> Mapping[str, Any] | None:
         reader.head, reader.line = head, last
         if not last.text.startswith("]"):
             raise ValueError("the end is missing")
-        return episode_fields({**head, **_end(last.text)})
+        return validated(EpisodeTrajectory, {**head, **_end(last.text), "steps": ()})
     except (OSError, *BROKEN) as error:
         raise _format_error(path, reader, error) from error
 
@@ -163,7 +163,7 @@ def end_unfinished(head: Mapping[str, Any], steps: list[StepRecord]) -> EpisodeT
     if last is not None and last.step_type == "LAST":
         outcome, error, _ = ending(last)
     try:
-        fields = episode_fields(
+        return whole_episode(
             {
                 **head,
                 "end_time": last.timestamp if last is not None else head["start_time"],
@@ -171,12 +171,12 @@ def end_unfinished(head: Mapping[str, Any], steps: list[StepRecord]) -> EpisodeT
                 "num_steps": len(steps),
                 "truncated": outcome is Outcome.TRUNCATED,
                 "outcome": outcome,
-                "error": error.to_dict() if error is not None else None,
-            }
+                "error": error,
+            },
+            steps,
         )
     except BROKEN as broken:
         raise TrajectoryFormatError(f"Expected the beginning of a trajectory: {what_broke(broken)}") from broken
-    return EpisodeTrajectory(steps=tuple(steps), **fields)
 
 
 class _EpisodeReader:
@@ -202,12 +202,10 @@ class _EpisodeReader:
             if not text.startswith("]"):
                 self.steps.append(decoder.decode(json.loads(text.removeprefix(","))))
                 continue
-            fields = episode_fields({**head, **_end(text)})
-            if fields["num_steps"] != len(self.steps):
-                raise ValueError(f"expected {fields['num_steps']} steps, got {len(self.steps)}")
+            episode = whole_episode({**head, **_end(text)}, self.steps)
             if (after := next(lines, None)) is not None:
                 raise ValueError(f"expected nothing after the end, got {after.text!r:.80}")
-            return EpisodeTrajectory(steps=tuple(self.steps), **fields)
+            return episode
         raise ValueError(f"the end is missing: the file stops after {len(self.steps)} steps")
 
 

@@ -21,10 +21,9 @@ from typing import Any
 from ares_exp.errors import TrajectoryFormatError, TrajectoryVersionError
 from ares_exp.records.run_dir import dump_json
 from ares_exp.trajectories.checks import BROKEN, what_broke
-from ares_exp.trajectories.files.checked_records import episode_fields
 from ares_exp.trajectories.files.episode_file import BegunEpisode, closing_fields, end_unfinished, opening_fields
 from ares_exp.trajectories.files.line_file import Line, read_lines
-from ares_exp.trajectories.files.schema_versions import check_version
+from ares_exp.trajectories.files.schema_versions import check_version, whole_episode
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
 
@@ -142,14 +141,12 @@ def _take(data: Any, open_episodes: dict[str, _OpenEpisode]) -> EpisodeTrajector
         if kind == "step":
             episode.steps.append(episode.decoder.decode(data))
             return None
-        fields = episode_fields({**episode.head, **data})
-        if fields["num_steps"] != len(episode.steps):
-            raise ValueError(f"expected {fields['num_steps']} steps of episode {episode_id}, got {len(episode.steps)}")
+        ended = whole_episode({**episode.head, **data}, episode.steps)
     except BROKEN:
         episode.broken = True
         raise
     del open_episodes[episode_id]
-    return EpisodeTrajectory(steps=tuple(episode.steps), **fields)
+    return ended
 
 
 def _line(kind: str, episode_id: str, data: Mapping[str, Any]) -> str:

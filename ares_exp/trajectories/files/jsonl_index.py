@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ares_exp.errors import TrajectoryFormatError, TrajectoryVersionError
+from ares_exp.records.validation import validated
 from ares_exp.trajectories.checks import BROKEN, what_broke
-from ares_exp.trajectories.files.checked_records import episode_fields
 from ares_exp.trajectories.files.line_file import Line, read_lines
 from ares_exp.trajectories.files.schema_versions import check_version
+from ares_exp.trajectories.records import EpisodeTrajectory
 
 MAX_PROBLEMS = 10
 """Wrong lines of a file that are described; further ones are counted: it may be a long file of another kind."""
@@ -29,12 +30,12 @@ class IndexedEpisode:
     Attributes:
         offsets: Where its lines begin.
         head: What its `begin` line says.
-        fields: Those of `EpisodeTrajectory` but `steps`; `None` while there is no end.
+        header: The episode without its steps; `None` while there is no end.
     """
 
     head: Mapping[str, Any]
     offsets: array[int] = field(default_factory=lambda: array("Q"))
-    fields: Mapping[str, Any] | None = None
+    header: EpisodeTrajectory | None = None
 
 
 def index_jsonl(path: Path, *, problems: list[str] | None = None) -> Iterator[IndexedEpisode]:
@@ -100,5 +101,5 @@ def _take(line: Line, open_episodes: dict[str, IndexedEpisode]) -> IndexedEpisod
     episode.offsets.append(line.offset)
     if kind != "end":
         return None
-    episode.fields = episode_fields({**episode.head, **data})
+    episode.header = validated(EpisodeTrajectory, {**episode.head, **data, "steps": ()})
     return open_episodes.pop(episode_id)

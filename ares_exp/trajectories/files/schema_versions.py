@@ -6,14 +6,14 @@ returns has no `schema_version`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ares_exp.errors import TrajectoryFormatError, TrajectoryVersionError
+from ares_exp.records.validation import validated
 from ares_exp.trajectories.checks import BROKEN, what_broke
-from ares_exp.trajectories.files.checked_records import episode_fields, step_from_dict
 from ares_exp.trajectories.files.step_encoding import StepDecoder
-from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
+from ares_exp.trajectories.records import EpisodeTrajectory
 
 SCHEMA_VERSION = 3
 
@@ -25,12 +25,29 @@ def episode_from_dict(data: Mapping[str, Any]) -> EpisodeTrajectory:
         TrajectoryFormatError: A field is missing or has the wrong form.
     """
     try:
-        steps, values = tuple(_read_steps(data)), episode_fields(data)
-        if values["num_steps"] != len(steps):
-            raise ValueError(f"expected {values['num_steps']} steps, got {len(steps)}")
-        return EpisodeTrajectory(steps=steps, **values)
+        steps = data["steps"]
+        if (version := data.get("schema_version")) is not None:
+            check_version(version)
+            steps = map(StepDecoder().decode, steps)
+        return whole_episode(data, steps)
     except BROKEN as error:
         raise TrajectoryFormatError(f"Expected a trajectory: {what_broke(error)}") from error
+
+
+def whole_episode(data: Mapping[str, Any], steps: Iterable[Any]) -> EpisodeTrajectory:
+    """Makes an episode of its fields and its steps.
+
+    Args:
+        data: The fields in their JSON form.
+        steps: The steps: records, or their JSON form.
+
+    Raises:
+        ValueError: A field is missing or invalid, or the number of steps is not `num_steps`.
+    """
+    episode = validated(EpisodeTrajectory, {**data, "steps": tuple(steps)})
+    if episode.num_steps != len(episode.steps):
+        raise ValueError(f"expected {episode.num_steps} steps, got {len(episode.steps)}")
+    return episode
 
 
 def check_version(version: Any) -> None:
@@ -39,19 +56,3 @@ def check_version(version: Any) -> None:
         is_atif = isinstance(version, str) and version.startswith("ATIF")
         fix = "use the run that it was exported from" if is_atif else "use the version of ares_exp that wrote the file"
         raise TrajectoryVersionError(f"expected schema_version {SCHEMA_VERSION}, got {version!r:.80}: {fix}")
-
-
-def _read_steps(data: Mapping[str, Any]) -> Iterator[StepRecord]:
-    """Yields the steps of a trajectory in its JSON form.
-
-    Raises:
-        KeyError, TypeError, ValueError, AttributeError: A step is missing or broken, or the file has another version.
-    """
-    steps = data["steps"]
-    if not isinstance(steps, Sequence) or isinstance(steps, str):
-        raise TypeError(f"expected `steps` to be a list, got {steps!r:.80}")
-    if (version := data.get("schema_version")) is None:
-        yield from map(step_from_dict, steps)
-    else:
-        check_version(version)
-        yield from map(StepDecoder().decode, steps)

@@ -132,11 +132,6 @@ class StepDecoder:
     """Decodes the steps of one episode, in order."""
 
     def __init__(self) -> None:
-        from ares_exp.trajectories.files.checked_records import (
-            step_from_dict,  # loads pydantic, which writers do without
-        )
-
-        self._make = step_from_dict
         self._conversations = ConversationReader()
         self._settings: list[Mapping[str, Any]] = []
         self._actions: list[Any] = []
@@ -154,7 +149,7 @@ class StepDecoder:
         self._settings.extend(adds.get("settings", ()))
         observation, action = self._observation(data["observation"]), self._action(data["action"])
         self._actions.append(action)
-        return self._make({**data, "observation": observation, "action": action})
+        return StepRecord.from_dict({**data, "observation": observation, "action": action})
 
     def _observation(self, packed: Any) -> Any:
         if not isinstance(packed, Mapping):

@@ -157,5 +157,3 @@ def test_a_file_of_the_package_is_read_again_when_it_changes(tmp_path: Path, mon
             found.append((list(read.config["replies"]), read.header["package"]))
             read.config["replies"] = []
     assert found == [(["a"], "_global_"), (["a"], "_global_"), (["a", "b"], None), (["a", "b"], None)]
-    monkeypatch.setattr(OptionFiles, "_read", None)
-    assert files.load_config("policy/mine.yaml").config == {"replies": ["a", "b"]}, "one that stays is read once"

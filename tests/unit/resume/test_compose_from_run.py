@@ -316,11 +316,10 @@ def test_hydra_itself_is_not_set_up_by_a_record(recorded: Recorded) -> None:
 
 def test_what_refers_to_another_key_or_to_the_runs_directory_goes_on_doing_so(recorded: Recorded) -> None:
     recorded("policy=chat_completions", "policy.model=m", "name=${policy.model}", "snapshot=every_step")
-    config = composed("branch_from=first/fix@1", "policy.model=other", "durability=step")
+    config = composed("branch_from=first/fix@1", "policy.model=other")
     assert config["name"] == "other"
     assert config["collector"]["json"]["output_dir"] == "out/trajectories", "and not that of the other run"
     assert config["snapshot"]["output_dir"] == "out/snapshots"
-    assert config["collector"]["json"]["durability"] == "step"
 
 
 def test_what_has_changed_on_disk_since_does_not_count(recorded: Recorded, tmp_path: Path) -> None:

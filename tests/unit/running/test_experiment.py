@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -519,22 +519,6 @@ async def test_an_interrupt_loses_no_finished_row(tmp_path: Path) -> None:
     summary = await playing
     assert len(summary.results) == len(rows(tmp_path))
     assert len(summary.results) == 40
-
-
-async def test_rows_of_episodes_that_end_together_are_written_together(tmp_path: Path) -> None:
-    class Counting(RunDir):
-        appended: ClassVar[list[int]] = []
-
-        def append_episodes(self, *rows: Any) -> None:
-            self.appended.append(len(rows))
-            time.sleep(0.05)  # as long as a slow disk takes
-            super().append_episodes(*rows)
-
-    made = experiment(tmp_path, count=40, concurrency=40, run_dir=Counting(tmp_path / "run"))
-    await play(made, tmp_path)
-    assert len({row["episode_id"] for row in rows(tmp_path)}) == sum(Counting.appended) == 40
-    assert len(Counting.appended) < 40
-    assert not list((tmp_path / "run" / "answers").iterdir())
 
 
 async def test_an_interrupt_at_any_moment_ends_the_run_in_order(tmp_path: Path) -> None:

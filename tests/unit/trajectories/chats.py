@@ -59,7 +59,7 @@ def chat(
                 reward=None if first else reward if last else 0.0,
                 discount=None if first else 0.0 if last else 1.0,
                 timestamp=start + number,
-                commands=() if first else [CommandRecord(f"run {number}", 0, 0.5)],
+                commands=() if first else (CommandRecord(f"run {number}", 0, 0.5),),
             )
         )
     return EpisodeTrajectory(

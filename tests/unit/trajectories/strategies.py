@@ -184,7 +184,7 @@ unfinished_steps = st.builds(
     discount=st.none(),
     timestamp=times,
     environment_sec=seconds,
-    commands=st.lists(commands, max_size=2),
+    commands=st.lists(commands, max_size=2).map(tuple),
 )
 
 
@@ -206,7 +206,7 @@ def _whole(draw: st.DrawFn, observations: list[Any], actions: list[Any], *, reac
                 policy_sec=None if first else draw(st.none() | seconds),
                 environment_sec=draw(st.none() | seconds),
                 container_sec=draw(st.none() | seconds),
-                commands=draw(st.lists(commands, max_size=2)),
+                commands=tuple(draw(st.lists(commands, max_size=2))),
             )
         )
     outcome = draw(st.sampled_from([Outcome.COMPLETED, Outcome.TRUNCATED] if reached_end else Outcome))

@@ -69,8 +69,8 @@ def shell_episode() -> EpisodeTrajectory:
     submitted = CommandRecord("echo DONE", None, 9.5, timed_out=True)
     return episode(
         record(0, [task], None),
-        record(1, shown, answer, commands=[ran], policy_sec=0.5, environment_sec=0.25, container_sec=0.125),
-        record(2, None, LLMResponse.from_text("Done."), commands=[submitted]),
+        record(1, shown, answer, commands=(ran,), policy_sec=0.5, environment_sec=0.25, container_sec=0.125),
+        record(2, None, LLMResponse.from_text("Done."), commands=(submitted,)),
     )
 
 
@@ -160,7 +160,7 @@ def test_tool_calls_of_the_llm_keep_their_ids_and_get_their_results(tmp_path: Pa
     with_tools = {"tools": [TOOL]}
     trajectory = episode(
         record(0, [task], None, settings=with_tools),
-        record(1, history, LLMResponse(pieces), settings=with_tools, commands=[CommandRecord("ls", 0, 1.0)]),
+        record(1, history, LLMResponse(pieces), settings=with_tools, commands=(CommandRecord("ls", 0, 1.0),)),
     )
     document, dropped = to_atif(trajectory)
     assert not dropped

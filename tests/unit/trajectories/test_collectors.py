@@ -1,7 +1,6 @@
 """Collectors: what is on disk while an episode goes on, when it has ended, and when it cannot be written."""
 
 import asyncio
-import logging
 import os
 import resource
 import shutil
@@ -13,16 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.records.appended_file import MOST_HELD
-from ares_exp.records.durability import Durability
 from ares_exp.records.results import Outcome
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
-from ares_exp.trajectories.collector import EpisodeEnd, TrajectoryCollector
-from ares_exp.trajectories.collectors.grouped_sync import GroupedSync
+from ares_exp.trajectories.collector import TrajectoryCollector
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryCollector
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
@@ -61,11 +56,6 @@ def test_a_collector_follows_the_protocol(tmp_path: Path, kind: Any) -> None:
     assert trajectory.steps == tuple(records())
     collector.close()
     collector.close()
-
-
-def test_a_durability_that_there_is_not_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="'none', 'episode' or 'step'"):
-        JsonTrajectoryCollector(tmp_path, durability="always")  # type: ignore[arg-type]
 
 
 def test_memory_keeps_episodes_in_the_order_in_which_they_ended() -> None:
@@ -132,53 +122,21 @@ def test_compression(tmp_path: Path) -> None:
     assert (tmp_path / "e.json.zst").stat().st_size < 1500
 
 
-@pytest.mark.parametrize(
-    ("durability", "during", "after"), [("none", False, False), ("episode", False, True), ("step", True, True)]
-)
 @pytest.mark.parametrize("kind", [JsonTrajectoryCollector, JsonlTrajectoryCollector])
-def test_durability_decides_when_files_are_synced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, durability: Durability, during: bool, after: bool
-) -> None:
-    synced = threading.Event()
-    threads = set()
+def test_file_is_synced_when_episode_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    synced: list[bool] = []
 
     def spy(descriptor: int, really: Any = os.fsync) -> None:
         really(descriptor)
-        threads.add(threading.current_thread())
-        synced.set()
+        synced.append(stat.S_ISDIR(os.fstat(descriptor).st_mode))
 
     monkeypatch.setattr(os, "fsync", spy)
-    collector = kind(tmp_path / "t", durability=durability)
-    handle = collector.begin_episode(task_name="t")
+    collector = kind(tmp_path / "t")
+    collector.begin_episode(task_name="t")
     collector.record_step(records()[0])
-    assert synced.wait(60 if during else 0.05) is during
-    assert threading.current_thread() not in threads
-    assert collector._resolve(handle) is handle
-    synced.clear()
+    assert synced == []
     collector.end_episode()
-    assert synced.is_set() is after
-    collector.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "trajectory sync"]
-
-
-def test_what_cannot_be_synced_does_not_end_the_syncing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    sync = GroupedSync()
-    with caplog.at_level(logging.WARNING):
-        sync.want(tmp_path / "gone")
-        sync.want(tmp_path / ("a" * 300))
-        sync.close()
-    assert "could not be synced" in caplog.text
-    sync.close()
-
-
-def test_a_dropped_collector_ends_its_thread(tmp_path: Path) -> None:
-    before = set(threading.enumerate())
-    sync = GroupedSync()
-    sync.want(tmp_path)
-    [thread] = set(threading.enumerate()) - before
-    del sync
-    thread.join(60)
-    assert not thread.is_alive()
+    assert set(synced) == {False, True}
 
 
 @contextmanager
@@ -311,49 +269,6 @@ async def test_a_failing_collector_keeps_nothing_from_the_others(
     assert env.trajectory.num_steps == 3
 
 
-@pytest.mark.parametrize(("kind", "file_syncs"), [(JsonTrajectoryCollector, 8), (JsonlTrajectoryCollector, 1)])
-def test_episodes_that_end_together_share_syncs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, file_syncs: int
-) -> None:
-    """Of the folder there is one sync for all; what one of them fails by is its own."""
-    collector = kind(tmp_path / "t")
-    handles = [collector.begin_episode(task_name="t", episode_id=f"e{number}") for number in range(8)]
-    for handle in handles:
-        for record in records(text=handle.episode_id):
-            collector.record_step(record, episode=handle)
-    synced: list[bool] = []
-
-    def spy(descriptor: int, really: Any = os.fsync) -> None:
-        really(descriptor)
-        synced.append(stat.S_ISDIR(os.fstat(descriptor).st_mode))
-
-    monkeypatch.setattr(os, "fsync", spy)
-    *ended, failed = collector.end_episodes([EpisodeEnd(episode=handle) for handle in (*handles, handles[0])])
-    assert (synced.count(False), synced.count(True)) == (file_syncs, 1)
-    assert isinstance(failed, RuntimeError)
-    if kind is JsonTrajectoryCollector:
-        kept = [EpisodeTrajectory.load(tmp_path / "t" / f"e{number}.json") for number in range(8)]
-        assert not list((tmp_path / "t").glob("*.partial"))
-    else:
-        kept = load_jsonl(tmp_path / "t")
-    assert kept == ended
-    assert not has_writer(tmp_path / "t")
-
-
-def test_an_end_that_a_subclass_adds_to_is_called_for_each_episode() -> None:
-    class Counting(MemoryTrajectoryCollector):
-        count = 0
-
-        def end_episode(self, **how: Any) -> EpisodeTrajectory:
-            self.count += 1
-            return super().end_episode(**how)
-
-    collector = Counting()
-    handles = [collector.begin_episode(task_name="t") for _ in range(3)]
-    assert collector.end_episodes([EpisodeEnd(episode=handle) for handle in handles]) == collector.episodes
-    assert collector.count == 3
-
-
 @pytest.mark.parametrize("kind", [JsonTrajectoryCollector, JsonlTrajectoryCollector])
 def test_a_file_that_somebody_removed_is_written_whole_at_the_end(tmp_path: Path, kind: Any) -> None:
     collector = kind(tmp_path / "t")
@@ -369,26 +284,6 @@ def test_a_file_that_somebody_removed_is_written_whole_at_the_end(tmp_path: Path
     ended = [collector.end_episode(episode=first), collector.end_episode(episode=second)]
     assert [episode.num_steps for episode in ended] == [2, 1]
     assert (load_jsonl(path) if path.is_file() else [EpisodeTrajectory.load(path / f"{x}.json") for x in "ab"]) == ended
-
-
-def number_of_open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-@pytest.mark.parametrize("kind", [JsonTrajectoryCollector, JsonlTrajectoryCollector])
-def test_no_file_stays_open(tmp_path: Path, kind: Any) -> None:
-    """Whatever has ended, and whatever was dropped with its collector; more than may be held open are kept, too."""
-    before = number_of_open_files()
-    collector = kind(tmp_path / "t")
-    handles = [collector.begin_episode(task_name="t", episode_id=f"e{number}") for number in range(MOST_HELD + 5)]
-    for handle in handles:
-        collector.record_step(records()[0], episode=handle)
-    assert number_of_open_files() <= before + MOST_HELD + 1
-    ended = [collector.end_episode(episode=handle) for handle in handles[1:]]
-    assert ended[-1].num_steps == 1
-    collector._directory.release("e0") if kind is JsonTrajectoryCollector else collector._writing.release("e0")
-    del collector, handles, handle
-    assert number_of_open_files() == before
 
 
 @pytest.mark.parametrize("kind", [JsonTrajectoryCollector, JsonlTrajectoryCollector])
@@ -434,17 +329,6 @@ async def test_an_agent_that_edits_its_messages_changes_nothing_that_was_recorde
     await collecting.close()
     shown = [[m["content"][0]["text"] for m in step.observation["messages"]] for step in memory.episodes[0].steps]
     assert shown == [["0"], ["0", "1"], ["0"]]
-
-
-def test_a_collector_that_is_closed_early_still_ends_its_episode(tmp_path: Path) -> None:
-    collector = JsonTrajectoryCollector(tmp_path, durability="step")
-    collector.begin_episode(task_name="t")
-    collector.record_step(records()[0])
-    collector.close()
-    collector.record_step(records()[1])
-    collector.end_episode()
-    assert [EpisodeTrajectory.load(path).num_steps for path in tmp_path.iterdir()] == [2]
-    assert not [thread for thread in threading.enumerate() if thread.name == "trajectory sync"]
 
 
 async def test_seconds_are_recorded(counting: Any) -> None:

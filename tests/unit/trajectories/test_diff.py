@@ -129,7 +129,7 @@ def test_any_two_episodes(one: EpisodeTrajectory, other: EpisodeTrajectory) -> N
 
 
 def test_what_is_printed(tmp_path: Path) -> None:
-    other = with_step(chat("b2", length=6), 2, commands=[CommandRecord("run 2\nquickly", 0, 0.5)])
+    other = with_step(chat("b2", length=6), 2, commands=(CommandRecord("run 2\nquickly", 0, 0.5),))
     code, text = diff(tmp_path, chat(), other)
     assert code == 1
     assert "2 time steps in common; then: command 0\n  @@ -1,2 +1,3 @@\n   run 2\n  +quickly\n   [exit 0]\n" in text

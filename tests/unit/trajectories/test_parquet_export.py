@@ -58,7 +58,10 @@ def episode(steps: int = 3, *, name: str = "e", text: str = "", metadata: Any = 
                 float(not last),
                 10.0 + index,
                 policy_sec=0.5,
-                commands=[CommandRecord("ls", 0, 0.1), CommandRecord("sleep 9", None, 9.0, True)],
+                commands=(
+                    CommandRecord("ls", 0, 0.1),
+                    CommandRecord("sleep 9", None, 9.0, True),
+                ),
             )
         )
     return EpisodeTrajectory(
@@ -217,7 +220,7 @@ def test_secrets_reach_no_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("SOME_API_KEY", secret)
     action = serialize_llm_response(LLMResponse([TextData(secret), ToolCallData("1", "run", secret)], model=secret))
     observation = {"messages": [{"role": "user", "content": secret}]}
-    step = StepRecord(0, "MID", observation, action, 0.0, 1.0, 0.0, commands=[CommandRecord(f"echo {secret}", 0, 0.1)])
+    step = StepRecord(0, "MID", observation, action, 0.0, 1.0, 0.0, commands=(CommandRecord(f"echo {secret}", 0, 0.1),))
     told = replace(
         episode(), steps=(step,), num_steps=1, task_name=secret, error=ErrorInfo("E", secret), metadata={"x": secret}
     )

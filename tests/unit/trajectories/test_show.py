@@ -145,7 +145,7 @@ def test_an_attack_in_every_field(tmp_path: Path) -> None:
               "finish_reason": ATTACK, "sampling": {ATTACK: ATTACK}}  # fmt: skip
     message = {"role": ATTACK, "content": ATTACK, ATTACK: ATTACK}
     episode = with_step(
-        episode, 1, action=action, commands=[CommandRecord(ATTACK, 3, 1.0)], observation={"messages": [message]}
+        episode, 1, action=action, commands=(CommandRecord(ATTACK, 3, 1.0),), observation={"messages": [message]}
     )
     path = write(tmp_path / "e.json", with_step(episode, 2, observation={ATTACK: ATTACK}))
     for text in (shown(path), shown(path, "--full"), shown(path, "--list")):
@@ -254,7 +254,7 @@ def test_what_is_told_of_a_request_makes_it_from_the_one_before(episode: Episode
     ],
 )
 def test_how_commands_ended(tmp_path: Path, command: CommandRecord, told: str) -> None:
-    assert f"  $ ls\n    {told}\n" in shown(write(tmp_path / "e.json", with_step(chat(), 1, commands=[command])))
+    assert f"  $ ls\n    {told}\n" in shown(write(tmp_path / "e.json", with_step(chat(), 1, commands=(command,))))
 
 
 def test_a_list_of_episodes(tmp_path: Path) -> None:

@@ -92,7 +92,8 @@ def test_a_last_line_of_any_length_is_found(tmp_path: Path, length: int) -> None
     (tmp_path / "e.json").write_text(text)
     header = load_header(tmp_path / "e.json")
     assert header is not None
-    assert header["error"].message == "é" * length
+    assert header.error is not None
+    assert header.error.message == "é" * length
     (tmp_path / "e.json").write_text(text.rstrip("\n"))
     assert load_header(tmp_path / "e.json") == header
 
