@@ -53,11 +53,6 @@ class LimitedEnvironment(EnvironmentWrapper):
         self._last: TimeStep[Any] | None = None
         self._truncated_by: LimitName | None = None
         self._is_given_up = False
-        self._is_ordered = False
-
-    def end_early(self) -> None:
-        """Ends the episode when the step under way is over, or with the next `step(None)`: what there is is scored."""
-        self._is_ordered = True
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
         """Starts an episode, whose time runs from its first observation."""
@@ -77,8 +72,6 @@ class LimitedEnvironment(EnvironmentWrapper):
         """
         if self._pending is not None and self._pending.step_type == "LAST":
             raise no_episode(ended=True)
-        if self._is_ordered and action is None:
-            return await self._cut_short("order")
         left_sec = self._deadline.left_sec
         if self._keeps_time and (action is None or left_sec == 0):
             return await self._cut_short("time")
@@ -92,7 +85,7 @@ class LimitedEnvironment(EnvironmentWrapper):
                 return await self._give_up("time")
         self._pending = time_step
         self._count(action)
-        limit: LimitName | None = "order" if self._is_ordered else self._limits.reached(self._usage)
+        limit = self._limits.reached(self._usage)
         if time_step.step_type != "LAST" and limit is not None:
             return await self._cut_short(limit)
         return time_step

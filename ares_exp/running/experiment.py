@@ -35,16 +35,14 @@ from ares_exp.resume.previous_sessions import PreviousSessions
 from ares_exp.rollout import run_episode
 from ares_exp.running.budget import Budget, BudgetMeter
 from ares_exp.running.components import Components, Settings
+from ares_exp.running.control.live_settings import LiveSettings
+from ares_exp.running.control.live_status import LiveStatus
+from ares_exp.running.control.run_control import RunControl
 from ares_exp.running.episode_maker import ResumableEpisodeMaker
 from ares_exp.running.gc_pause import collecting_seldom
-from ares_exp.running.live_settings import LiveSettings
-from ares_exp.running.live_status import LiveStatus
 from ares_exp.running.monitoring.runner_monitor import RunnerMonitor
-from ares_exp.running.ordered_retries import plan_retries
 from ares_exp.running.preparation import bounded_concurrency, check_collectors, planned_episodes, prepare
 from ares_exp.running.progress import Progress
-from ares_exp.running.run_control import RunControl
-from ares_exp.running.run_orders import RunOrders
 from ares_exp.running.running_episode import RunningEpisode
 from ares_exp.running.scheduler import Retry, Scheduler
 from ares_exp.running.trained_run import PlayedOnRequest, train
@@ -175,13 +173,9 @@ class Experiment:
             run_dir=self._run_dir.path,
             sweep_dir=self._settings.sweep_dir,
         )
-        self._progress = Progress(
-            len(owed),
-            before=len(planned) - len(owed),
-            is_kept=self._settings.sweep_dir is None,
-            status=self._live.look,
-        )
+        self._progress = Progress(self._live.read, is_kept=self._settings.sweep_dir is None)
         self._live.planned, self._live.budget = len(planned), self._parts.budget
+        self._live.expected, self._live.done_before = len(owed), len(planned) - len(owed)
         self._live.spent = lambda: self._meter.spent
         await asyncio.to_thread(self._refresh_budget)
         self._check_budget()
@@ -248,7 +242,7 @@ class Experiment:
 
     def _expect_another(self) -> None:
         self._live.planned += 1
-        self._progress.expect_another()
+        self._live.expected += 1
 
     @asynccontextmanager
     async def _watched(self) -> AsyncIterator[None]:
@@ -263,7 +257,7 @@ class Experiment:
             stall_warn_sec=self._settings.stall_warn_sec,
         )
         self._live.max_loop_lag_sec = lambda: monitor.max_loop_lag_sec
-        control = self._control(monitor)
+        control = self._control()
         try:
             async with monitor, control:
                 watching = asyncio.create_task(self._watch_budget())
@@ -275,38 +269,29 @@ class Experiment:
         finally:
             self._max_loop_lag_sec = monitor.max_loop_lag_sec
 
-    def _control(self, monitor: RunnerMonitor) -> RunControl:
-        """Makes what takes orders."""
+    def _control(self) -> RunControl:
         settings = LiveSettings(
             budget=self._parts.budget,
             retry=self._retry,
             policy=self._parts.policy,
-            monitor=monitor,
             resize=self._resize,
-            set_budget=self._set_budget,
-            set_retry=partial(setattr, self, "_retry"),
-            set_interval=lambda seconds: setattr(control, "interval_sec", seconds),
+            on_budget=self._set_budget,
+            on_retry=partial(setattr, self, "_retry"),
         )
-        orders = RunOrders(
+        return RunControl(
+            run_dir=self._run_dir,
+            sweep_dir=self._settings.sweep_dir,
             scheduler=self._scheduler,
             gate=self._gate,
             live=self._live,
+            settings=settings,
             interrupt=self.interrupt,
             running=lambda: list(self._running.values()),
-            settings=settings,
-            dropped=self._dropped,
-            again=self._again,
-        )
-        control = RunControl(
-            run_dir=self._run_dir,
-            sweep_dir=self._settings.sweep_dir,
-            orders=orders,
-            live=self._live,
+            on_drop=self._dropped,
             note=self._log_order,
             is_recorded=lambda: self._storage.failure is None,
             interval_sec=self._settings.monitor_interval_sec,
         )
-        return control
 
     def _resize(self, concurrency: int) -> Callable[[], None]:
         check_collectors(self._parts.collectors.values(), concurrency)
@@ -321,15 +306,6 @@ class Experiment:
     def _dropped(self, planned: PlannedEpisode) -> None:
         if self._trained is not None:
             self._trained.dropped(planned)
-
-    async def _again(self, what: str) -> Sequence[PlannedEpisode]:
-        """Plans further tries of attempts without a reward, and expects them."""
-        results, busy = tuple(self._results), self._scheduler.slots
-        find = partial(plan_retries, self._run_dir, self._planned, results, busy)
-        found = await asyncio.to_thread(find, run_seed=self._settings.seed, what=what)
-        for _ in found:
-            self._progress.expect_another()
-        return found
 
     def _start_tracker(self, info: RunInfo, earlier: PreviousSessions) -> None:
         """Starts the tracker with the results of earlier sessions; episodes lost there are logged as new retries."""
@@ -413,7 +389,6 @@ class Experiment:
             return await self._play_in(place, planned)
 
     async def _play_in(self, place: Place, planned: PlannedEpisode) -> Retry | None:
-        self._progress.episode_started(planned.task_name)
         episode = self._running[planned.episode_id] = RunningEpisode(
             planned=planned, place=place, recorder=self, limits=self._settings.limits
         )
@@ -498,10 +473,9 @@ class Experiment:
             logger.warning(
                 "%s (attempt %d) has reward %s: %s", result.task_name, result.attempt, result.reward, result.note
             )
-        self._live.finished(result)
-        self._progress.episode_finished(result)
+        self._live.add(result)
         if episode.retry is not None:
-            self._progress.expect_another()
+            self._live.expected += 1
         self._guard("The tracker", lambda: self._parts.tracker.log_episode(result, episode.trajectory))
         self._meter.add(result)
         self._check_budget()

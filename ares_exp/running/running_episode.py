@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from ares_exp.environment import EnvironmentWrapper, EpisodeReport, TimeStep
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.environments.limited_environment import LimitedEnvironment
 from ares_exp.errors import StorageError
 from ares_exp.executors.executor import Place
 from ares_exp.executors.here import Here
@@ -56,7 +55,6 @@ class RunningEpisode(EpisodeEvents):
         started_at: Epoch seconds.
         finished_at: Epoch seconds; `None` until the episode has ended, and when no environment could be made for it.
         environment: The environment, without the recording wrapper; `None` until it is made.
-        limited: The limits around the environment; `None` until it is made.
         log: The answer log; `None` until it is made.
         given_again: Answers that the policy took over from an earlier try; `None` until the policy is made.
         from_snapshot: Number of exchanges of an earlier try that the restored snapshot contains.
@@ -84,17 +82,11 @@ class RunningEpisode(EpisodeEvents):
     result: EpisodeResult | None = None
     retry: Retry | None = None
     is_cancelled: bool = False
-    limited: LimitedEnvironment | None = field(default=None, repr=False)
     _row: tuple[EpisodeResult, str] | None = field(default=None, init=False, repr=False)
 
     def report(self) -> EpisodeReport:
         """Returns the environment's report; an empty one before the environment is made."""
         return self.environment.report() if self.environment is not None else EpisodeReport()
-
-    @property
-    def title(self) -> str:
-        """Its task and attempt, for people."""
-        return f"{self.planned.task_name} (attempt {self.planned.attempt})"
 
     @property
     def num_stages(self) -> int:
@@ -117,12 +109,6 @@ class RunningEpisode(EpisodeEvents):
         super().held(seconds)
         if self.environment is not None:
             self.environment.grant_time(seconds)
-
-    def cut_short(self) -> None:
-        """Ends the episode, scored on what there is, when it has done what it is doing."""
-        if self.limited is not None:
-            self.limited.end_early()
-        super().cut_short()
 
     def has_room(self, answers: int) -> bool:
         """Whether no limit on steps, tokens or cost is reached by then, with all that is paid for so far."""
