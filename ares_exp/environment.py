@@ -122,10 +122,9 @@ def check_action(action: object) -> None:
         )
 
 
-LimitName = Literal["steps", "time", "tokens", "cost", "format_errors", "agent_exit", "order"]
+LimitName = Literal["steps", "time", "tokens", "cost", "format_errors", "agent_exit"]
 """A limit on episodes: `step_limit`, the time limits, `token_limit`, `cost_limit`. `format_errors` is an agent's own;
-`agent_exit` stands for an installed agent that ended as one that failed: what it did is scored all the same;
-`order` for somebody who ordered so (`ares-exp ctl RUN cancel … --verify`)."""
+`agent_exit` stands for an installed agent that ended as one that failed: what it did is scored all the same."""
 
 
 @runtime_checkable
@@ -393,12 +392,6 @@ class EnvironmentBase:
         """Whether it ends its episodes at these `EpisodeLimits` by itself. Default: no, they are kept around it."""
         return False
 
-    def end_early(self) -> None:
-        """Ends the episode, scored as it is, after the running `step()` or at the next `step(None)`.
-
-        Only called if the environment `keeps` the limits.
-        """
-
     # Snapshots
 
     async def export_state(self, output_dir: str | Path, *, snapshot_id: str | None = None) -> EnvironmentSnapshot:
@@ -538,9 +531,6 @@ class EnvironmentWrapper(EnvironmentBase):
 
     def keeps(self, limits: object) -> bool:
         return self._env.keeps(limits)
-
-    def end_early(self) -> None:
-        self._env.end_early()
 
     async def export_state(self, output_dir: str | Path, *, snapshot_id: str | None = None) -> EnvironmentSnapshot:
         return await self._env.export_state(output_dir, snapshot_id=snapshot_id)

@@ -47,11 +47,6 @@ class AnswerDeadline:
         self._given_up_at += seconds
         self.extend(seconds)
 
-    def expire(self) -> None:
-        """Has the environment's time be up now."""
-        self._time_is_up_at = min(asyncio.get_running_loop().time(), self._given_up_at)
-        self._reschedule()
-
     def _reschedule(self) -> None:
         if not self.timer.expired():
             self.timer.reschedule(self._when())
@@ -76,7 +71,6 @@ class EpisodeEvents:
         since: Start of that wait, in seconds of the monotonic clock.
         last: The LAST step, once it was reached.
         deadline: Deadline of the pending answer; `None` while no answer is pending.
-        is_cut_short: Whether the policy is not to be asked any more.
     """
 
     usage: EpisodeUsage = field(default_factory=EpisodeUsage)
@@ -87,7 +81,6 @@ class EpisodeEvents:
     since: float = field(default_factory=time.monotonic)
     last: TimeStep[Any] | None = None
     deadline: AnswerDeadline | None = field(default=None, repr=False)
-    is_cut_short: bool = False
 
     def wait_for(self, what: WaitsFor) -> None:
         """Records that the episode made progress and now waits for `what`."""
@@ -105,12 +98,6 @@ class EpisodeEvents:
         self.since = time.monotonic()
         if self.deadline is not None:
             self.deadline.hold(seconds)
-
-    def cut_short(self) -> None:
-        """Takes the pending answer back, as when the time is up, and lets no other be asked for."""
-        self.is_cut_short = True
-        if self.deadline is not None:
-            self.deadline.expire()
 
     @property
     def is_time_up(self) -> bool:
@@ -230,8 +217,6 @@ async def _ask(
     began = time.perf_counter()
     try:
         async with deadline.timer:
-            if events.is_cut_short:
-                deadline.expire()
             response = await policy(request)
     except UnansweredError:
         events.usage.add(None)

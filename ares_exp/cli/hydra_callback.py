@@ -13,12 +13,11 @@ from hydra.experimental.callback import Callback
 
 from ares_exp.config.hydra_setup import NOTHING_TO_RESUME, is_fresh_dir
 from ares_exp.config.overrides import quoted
-from ares_exp.control.inbox import forget_orders
-from ares_exp.control.stop_file import STOP, is_stopped
 from ares_exp.errors import ConfigError, UserError
 from ares_exp.records.run_dir import SWEEP_RECORD, RunDir, lock, write_atomically
 from ares_exp.records.secrets import MASK, scrub, typed_secrets
-from ares_exp.sweeps.interruption import Interruption
+from ares_exp.running.control.inbox import Inbox
+from ares_exp.sweeps.interruption import STOP, Interruption, is_stopped
 from ares_exp.sweeps.job_folder import job_folders
 from ares_exp.sweeps.plan import PLAN, SweepPlan
 from ares_exp.terminal.exit_codes import INCOMPLETE, INTERRUPTED, USAGE
@@ -99,7 +98,7 @@ class SweepCallback(Callback):
         self._record = recorded or _without_secrets(config)
         self._keep_record(folder)
         (folder / STOP).unlink(missing_ok=True)
-        forget_orders(RunDir(folder).control)
+        Inbox(RunDir(folder).control).forget()
 
     def _keep_record(self, folder: Path) -> None:
         """Restores `multirun.yaml` to the record of the command that began the sweep."""

@@ -228,12 +228,9 @@ class AgentHost:
                 return None
             if self._time_is_up and not late:
                 raise TimeIsUpError
-            if self.runtime.ran_away:
-                raise AgentError("The code agent goes round and round without waiting for its LLM or its container.")
-            if self.runtime.is_stuck:
-                never = "The code agent waits for something that can never come: nothing that it asked for is open."
-                raise AgentError(str(self.runtime.refused or never))
-            while self._pending and not self.runtime.waits_for(self._pending[0]):
+            if (why := self.runtime.blocked) is not None:
+                raise AgentError(why)
+            while self._pending and not self._pending[0].is_open:
                 self._pending.popleft()  # the agent gave the call up itself
             if self._pending:
                 self.observed = self._pending[0]
@@ -247,7 +244,7 @@ class AgentHost:
 
         That one is there also when the agent has given it up meanwhile.
         """
-        others = [call for call in self._pending if call is not self.observed and self.runtime.waits_for(call)]
+        others = [call for call in self._pending if call is not self.observed and call.is_open]
         return [self.observed, *others] if self.observed is not None else others
 
     @property
@@ -270,9 +267,9 @@ class AgentHost:
         if response is None:
             raise TimeIsUpError
         call, self.observed = self.observed, None
-        if call is not None and self.runtime.waits_for(call) and not self._time_is_up:
+        if call is not None and call.is_open and not self._time_is_up:
             self._pending.remove(call)
-            self.runtime.answer(call, response)
+            self.runtime.deliver(call, response)
         elif call is not None and self.runtime.journal is not None:
             self.runtime.journal.entries.append(UnheardEntry(call.call_id, response))
         if self._time_is_up:
@@ -345,8 +342,7 @@ class AgentHost:
             self._failure = error
             self._notify()
             return
-        if self.runtime.waits_for(call):
-            self.runtime.answer(call, answer)
+        self.runtime.deliver(call, answer)
 
     def _expire(self) -> None:
         if self.runtime.task is not None and not self.runtime.task.done():
@@ -354,7 +350,7 @@ class AgentHost:
             self._notify()
 
     def _notify(self) -> None:
-        if not all(map(self.runtime.waits_for, self._pending)):
+        if not all(call.is_open for call in self._pending):
             self._on_requests()
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)

@@ -154,7 +154,7 @@ class CodeEnvironment(EnvironmentBase):
         self._env_seed = seed
         self._episodes = 0
         self._start_from = start_from
-        self._holds_container = self._is_ordered = False
+        self._holds_container = False
         self._calls = OneCallAtATime()
         self._requests_changed = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -483,10 +483,6 @@ class CodeEnvironment(EnvironmentBase):
         """Whether they are the limits that it was made with."""
         return limits == self._setup.limits
 
-    def end_early(self) -> None:
-        """Ends the episode, scored as it is, after the running step or at the next `step(None)`."""
-        self._is_ordered = True
-
     def check_start(self) -> None:
         """Checks that the task and the agent are those of the snapshot that the first `reset()` continues. Blocking.
 
@@ -663,10 +659,10 @@ class CodeEnvironment(EnvironmentBase):
                 with self._unless_released():
                     request = await host.next_request()
                 if request is not None:
-                    self.truncated_by = self._reached
+                    self.truncated_by = self.setup.limits.reached(self.usage)
                 is_over = request is None or self.truncated_by is not None
             except TimeIsUpError:
-                self.truncated_by = "order" if self._is_ordered and action is None else "time"
+                self.truncated_by = "time"
             except RepeatedFormatError:
                 self.truncated_by = "format_errors"
             except AgentExitError as error:
@@ -765,10 +761,6 @@ class CodeEnvironment(EnvironmentBase):
             raise
         self._refuse_if_released()
 
-    @property
-    def _reached(self) -> LimitName | None:
-        return "order" if self._is_ordered else self.setup.limits.reached(self.usage)
-
     def _shown(self, host: AgentHost) -> LLMRequest:
         """The pending request as the policy is to see it."""
         assert host.observed is not None
@@ -827,7 +819,7 @@ class CodeEnvironment(EnvironmentBase):
         )
         self.encoder = JournalEncoder()
         if not is_last and not ends_episode and verdict is not None and stage.goes_on(verdict):
-            self.truncated_by = self._reached
+            self.truncated_by = self.setup.limits.reached(self.usage)
             if self.truncated_by is None:
                 return None
         if self._holds_container:

@@ -20,7 +20,6 @@ from ares_exp.errors import (
     EpisodeStateError,
 )
 from ares_exp.journal.host_files import HostFiles, digest_of
-from ares_exp.journal.journal import frozen_options
 from ares_exp.journal.runtime import AgentRuntime
 
 
@@ -54,7 +53,8 @@ class HostedContainer:
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
         """As `AgentContainer.exec`."""
-        given = frozen_options(options)
+        # The journal keeps the options: their caller cannot change these copies.
+        given = {name: dict(value) if isinstance(value, Mapping) else value for name, value in options.items()}
         result: ExecResult = await self._runtime.call(
             "exec", {"command": command, **given}, lambda: self._exec(command, cast("ExecOptions", given))
         )

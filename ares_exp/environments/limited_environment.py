@@ -65,11 +65,6 @@ class LimitedEnvironment(EnvironmentWrapper):
         self._last: TimeStep[Any] | None = None
         self._truncated_by: LimitName | None = None
         self._is_given_up = False
-        self._is_ordered = False
-
-    def end_early(self) -> None:
-        """Ends the episode after the running step, or at the next `step(None)`."""
-        self._is_ordered = True
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
         """Starts an episode, whose time runs from its first observation."""
@@ -90,8 +85,6 @@ class LimitedEnvironment(EnvironmentWrapper):
         """
         if self._pending is not None and self._pending.step_type == "LAST":
             raise no_episode(ended=True)
-        if self._is_ordered and action is None:
-            return await self._cut_short("order")
         left_sec = self._deadline.left_sec
         if self._keeps_time and (action is None or left_sec == 0):
             return await self._cut_short("time")
@@ -106,7 +99,7 @@ class LimitedEnvironment(EnvironmentWrapper):
         self._pending = time_step
         if self._counts:
             self._usage.add(action)
-        limit: LimitName | None = "order" if self._is_ordered else self._limits.reached(self._usage)
+        limit = self._limits.reached(self._usage)
         if time_step.step_type != "LAST" and limit is not None:
             return await self._cut_short(limit)
         return time_step

@@ -23,6 +23,7 @@ class Call:
         future: What the agent awaits; `None` of a timer.
         handle: Of a timer, what is to be run.
         work: What carries it out at the moment.
+        is_open: Whether the agent waits for it.
     """
 
     call_id: int
@@ -33,12 +34,4 @@ class Call:
     future: asyncio.Future[Any] | None = None
     handle: asyncio.TimerHandle | None = None
     work: asyncio.Task[Any] | asyncio.TimerHandle | None = None
-
-    def complete(self, value: Any, error: BaseException | None) -> None:
-        """Tells the agent. A timer is its loop's affair."""
-        if self.future is None or self.future.done():
-            return
-        if error is None:
-            self.future.set_result(value)
-        else:
-            self.future.set_exception(error)
+    is_open: bool = False

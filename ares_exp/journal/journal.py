@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -113,8 +113,3 @@ class Journal:
     def steps(self) -> Iterator[StepEntry]:
         """Returns the time steps, in order."""
         return (entry for entry in self.entries if isinstance(entry, StepEntry))
-
-
-def frozen_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a call that its caller cannot change any more."""
-    return {name: dict(value) if isinstance(value, Mapping) else value for name, value in options.items()}

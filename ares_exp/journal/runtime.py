@@ -94,14 +94,15 @@ class AgentRuntime:
         return sorted(self._open)
 
     @property
-    def is_stuck(self) -> bool:
-        """Whether nothing that the agent called for can ever wake it."""
-        return self._agent_loop is not None and not self._open and not self.has_ended
-
-    @property
-    def ran_away(self) -> bool:
-        """Whether the agent went on and on without waiting for anything."""
-        return self._agent_loop is not None and self._agent_loop.ran_away
+    def blocked(self) -> str | None:
+        """Why the agent can never make another call, in a sentence; `None` if it can, or has ended."""
+        if self._agent_loop is None or (self.task is not None and self.task.done()):
+            return None
+        if self._agent_loop.ran_away:
+            return "The code agent runs on and on without waiting for its LLM or its container."
+        if self._open or self.task is None:
+            return None
+        return str(self.refused or "The code agent waits for something that never comes: it has no open call.")
 
     @property
     def has_ended(self) -> bool:
@@ -117,7 +118,8 @@ class AgentRuntime:
         """
         self._began = time.monotonic() - elapsed_sec
         self._begin(agent)
-        self._run()
+        self._pump()
+        self._dispatch()
 
     async def call(
         self,
@@ -141,14 +143,6 @@ class AgentRuntime:
         except asyncio.CancelledError:
             self._give_up(call)
             raise
-
-    def answer(self, call: Call, value: Any) -> None:
-        """Gives an LLM call its answer. One that the agent gave up meanwhile gets none."""
-        self._deliver(call, value, None)
-
-    def waits_for(self, call: Call) -> bool:
-        """Whether that call still has no completion, and is waited for."""
-        return call.call_id in self._open
 
     def reseed(self, seed: int) -> None:
         """Reseeds the random values that the agent draws from now on."""
@@ -175,11 +169,12 @@ class AgentRuntime:
         for task in list(self._agent_loop.tasks) if self._agent_loop is not None else [self.task]:
             if task is not None:
                 task.cancel()
-        self._run()
+        self._pump()
+        self._dispatch()
         deadline = time.monotonic() + grace_sec
         while (left := deadline - time.monotonic()) > 0:
             self._works = {work for work in self._works if not work.done()}  # one that never began does not see to it
-            if not self._works and (self.has_ended or self.ran_away):
+            if not self._works and (self.has_ended or self.blocked is not None):
                 break
             self._ran = self._outer.create_future()
             await asyncio.wait({self._ran, *self._works}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
@@ -242,6 +237,7 @@ class AgentRuntime:
                 continue
             if (call := self._open.pop(entry.call_id, None)) is None:
                 raise replay.given_up(entry)
+            call.is_open = False
             self._agent_loop.now = entry.at
             self._complete(call, *_recorded_outcome(call, entry))
             self._pump()
@@ -266,18 +262,15 @@ class AgentRuntime:
         self._has_run()
         self._on_change()
 
-    def _run(self) -> None:
-        """Runs the agent until it waits, and sees to what it asked for meanwhile."""
-        self._pump()
-        self._dispatch()
-
     def _pump(self) -> None:
+        """Runs the agent until it waits."""
         if self._agent_loop is not None:
             self._agent_loop.pump(self._clock_and_random)
-        self._has_run()
+        if self._ran is not None:
+            self._has_run()
 
     def _has_run(self) -> None:
-        """Wakes who waits for the agent's end."""
+        """Wakes `cancel`, which waits for the agent's end."""
         if self._ran is not None and not self._ran.done():
             self._ran.set_result(None)
 
@@ -288,7 +281,7 @@ class AgentRuntime:
         perform: Callable[[], Awaitable[Any]] | None = None,
         again: Callable[[Any], Any] | None = None,
     ) -> Call:
-        """Writes a call down, or finds it in the journal. One that is not there waits for ever."""
+        """Writes a call down, or finds it in the journal. One that is not there waits indefinitely."""
         future = None if kind == "timer" else self._loop.create_future()
         if self._replay is None:
             call = Call(self._next_id, kind, arguments, perform, again, future)
@@ -303,52 +296,51 @@ class AgentRuntime:
                 return Call(-1, kind, arguments, perform, again, future)
             self._made_again[call_id] = arguments
             call = Call(call_id, kind, arguments, perform, again, future)
+        call.is_open = True
         self._open[call.call_id] = call
         self._new.append(call)
         return call
 
     def _dispatch(self) -> None:
-        """Has carried out what was asked for, and tells the environment."""
+        """Starts to carry out the new calls, and tells the environment."""
         if self._new and self._replay is None and self._held is None:
             new, self._new = self._new, []
             for call in new:
-                if call.call_id in self._open:
-                    self._carry_out(call)
+                if not call.is_open:
+                    continue
+                if call.kind == "llm":
+                    self._on_llm(call)
+                elif call.perform is not None:
+                    call.work = self._outer.create_task(self._work(call, call.perform))
+                    self._works.add(call.work)
+                elif call.handle is not None:
+                    left = call.handle.when() - self.elapsed_sec
+                    call.work = self._outer.call_later(max(0.0, left), self.deliver, call, None)
         self._on_change()
-
-    def _carry_out(self, call: Call) -> None:
-        if call.kind == "llm":
-            self._on_llm(call)
-        elif call.perform is not None:
-            call.work = self._outer.create_task(self._work(call, call.perform))
-            self._works.add(call.work)
-        else:
-            assert call.handle is not None
-            left = call.handle.when() - self.elapsed_sec
-            call.work = self._outer.call_later(max(0.0, left), self._deliver, call, None, None)
 
     async def _work(self, call: Call, perform: Callable[[], Awaitable[Any]]) -> None:
         try:
             value = await perform()
         except asyncio.CancelledError:
             if (work := asyncio.current_task()) is not None and not work.cancelling():  # not by us: the agent waits
-                self._deliver(call, None, RuntimeError(f"the {call.kind} was cancelled"))
+                self.deliver(call, None, RuntimeError(f"the {call.kind} was cancelled"))
             raise
         except (Exception, SystemExit) as error:
-            self._deliver(call, None, _for_the_agent(error))
+            self.deliver(call, None, _for_the_agent(error))
         else:
-            self._deliver(call, value, None)
+            self.deliver(call, value)
         finally:
             assert isinstance(call.work, asyncio.Task)
             self._works.discard(call.work)
 
-    def _deliver(self, call: Call, value: Any, error: BaseException | None) -> None:
-        """Writes a completion down, tells the agent, and runs it."""
+    def deliver(self, call: Call, value: Any, error: BaseException | None = None) -> None:
+        """Writes a completion down, tells the agent, and runs it. Does nothing if the agent gave the call up."""
         if self._held is not None:
-            self._held.append(functools.partial(self._deliver, call, value, error))
+            self._held.append(functools.partial(self.deliver, call, value, error))
             return
         if self._open.pop(call.call_id, None) is None:
-            return  # the agent gave it up
+            return
+        call.is_open = False
         if self.journal is not None:
             assert self._agent_loop is not None
             now = self._agent_loop.now = round(max(self._agent_loop.now, time.monotonic() - self._began), 6)
@@ -357,18 +349,28 @@ class AgentRuntime:
             else:
                 self.journal.entries.append(DoneEntry(call.call_id, now, value, error))
         self._complete(call, value, error)
-        self._run()
+        self._pump()
+        self._dispatch()
 
     def _complete(self, call: Call, value: Any, error: BaseException | None) -> None:
-        if call.handle is None:
-            call.complete(value, error)
-        elif self._agent_loop is not None:
+        """Makes the agent ready to continue with the outcome of a call."""
+        if call.handle is not None:
+            assert self._agent_loop is not None
             self._timers.pop(id(call.handle), None)
             self._agent_loop.run_soon(call.handle)
+        elif call.future is None or call.future.done():
+            return
+        elif error is None:
+            call.future.set_result(value)
+        else:
+            call.future.set_exception(error)
 
     def _give_up(self, call: Call) -> None:
         """Gives up a call that the agent no longer waits for: whatever is being carried out for it ends."""
-        if self._open.pop(call.call_id, None) is not None and call.work is not None:
+        if self._open.pop(call.call_id, None) is None:
+            return
+        call.is_open = False
+        if call.work is not None:
             call.work.cancel()
 
     def set_timer(self, handle: asyncio.TimerHandle) -> None:

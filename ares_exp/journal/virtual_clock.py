@@ -56,14 +56,17 @@ class VirtualClockAndRandom:
         _lock.acquire()
         self._around, _here.inside = _here.inside, self
         if self._around is None:
-            for exchange in _exchanges:
-                exchange.begin()
+            for one in _exchanges:
+                theirs = one.read(one.names)
+                if theirs != one.theirs:  # most often they are the same as the time before
+                    one.theirs, one.before = theirs, dict(zip(one.ours, theirs, strict=True))
+                one.names.update(one.ours)
 
     def __exit__(self, *_: object) -> None:
         """Puts back what was there."""
         if self._around is None:
-            for exchange in _exchanges:
-                exchange.end()
+            for one in _exchanges:
+                one.names.update(one.before)
         self._around, _here.inside = None, self._around
         _lock.release()
 
@@ -78,32 +81,31 @@ _here = _Here()
 
 
 class _Exchange:
-    """Functions that replace those of one module."""
+    """Functions that replace the functions of one module.
 
-    __slots__ = ("_before", "_names", "_ours", "_read", "_theirs")
+    Attributes:
+        names: The names of the module.
+        ours: The replacements.
+        read: Returns the current functions of these names.
+        theirs: The functions that were last replaced.
+        before: The same by name.
+    """
+
+    __slots__ = ("before", "names", "ours", "read", "theirs")
 
     def __init__(self, names: dict[str, Any], ours: Mapping[str, Callable[..., Any]]) -> None:
-        self._names = names
-        self._ours = {name: self._here_only(name, function) for name, function in ours.items()}
-        self._read = itemgetter(*ours)
-        self._theirs: tuple[Any, ...] = self._read(names)
-        self._before: dict[str, Any] = dict(zip(ours, self._theirs, strict=True))
-
-    def begin(self) -> None:
-        theirs = self._read(self._names)
-        if theirs != self._theirs:  # most often they are the same as the time before
-            self._theirs, self._before = theirs, dict(zip(self._ours, theirs, strict=True))
-        self._names.update(self._ours)
-
-    def end(self) -> None:
-        self._names.update(self._before)
+        self.names = names
+        self.ours = {name: self._here_only(name, function) for name, function in ours.items()}
+        self.read = itemgetter(*ours)
+        self.theirs: tuple[Any, ...] = self.read(names)
+        self.before: dict[str, Any] = dict(zip(ours, self.theirs, strict=True))
 
     def _here_only(self, name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
         """Makes a function that other threads find unchanged meanwhile."""
 
         def function(*args: Any, **kwargs: Any) -> Any:
             inside = _here.inside
-            return self._before[name](*args, **kwargs) if inside is None else ours(inside, *args, **kwargs)
+            return self.before[name](*args, **kwargs) if inside is None else ours(inside, *args, **kwargs)
 
         return function
 

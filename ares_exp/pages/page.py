@@ -26,7 +26,6 @@ SCRIPTS = (
     "table.js",
     "charts.js",
     "episode.js",
-    "control.js",
     "views.js",
     "app.js",
 )

@@ -51,7 +51,7 @@ class RunState:
     """How far a run is.
 
     Attributes:
-        name: `finished`, `incomplete` (it ended before all was played), `interrupted`, `killed` or `under way`.
+        name: `finished`, `incomplete` (it ended before all was played), `interrupted`, `killed` or `running`.
         began, ended: Epoch seconds; `None` where not recorded.
         sessions: How many processes played it.
     """
@@ -111,7 +111,7 @@ class ShownRun:
         has_end = bool(lines) and "ended" in lines[-1]
         name = "finished"
         if not has_end and lines:
-            name = "under way" if self.is_written else "killed"
+            name = "running" if self.is_written else "killed"
         elif has_end and lines[-1].get("interrupted") is True:
             name = "interrupted"
         elif len(self.summary.finished) < self.summary.planned:

@@ -149,8 +149,6 @@ class EpisodeMaker:
             **({"retry": planned.retry} if planned.retry else {}),
             **({"resumed_from": planned.earlier.episode_id} if planned.earlier is not None else {}),
         }
-        if episode.is_cut_short:
-            environment.end_early()
         episode.environment = self._parts.snapshots.around(environment, episode_id=planned.episode_id)
         return TrajectoryCollectingEnvironment(
             episode.environment,

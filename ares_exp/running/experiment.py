@@ -30,16 +30,14 @@ from ares_exp.resume.episode_plan import PlannedEpisode, episode_seed
 from ares_exp.resume.previous_sessions import PreviousSessions
 from ares_exp.running.budget import Budget
 from ares_exp.running.components import Components, Settings
+from ares_exp.running.control.live_settings import LiveSettings
+from ares_exp.running.control.live_status import LiveStatus
+from ares_exp.running.control.run_control import RunControl
 from ares_exp.running.episode_maker import ResumableEpisodeMaker
-from ares_exp.running.live_settings import LiveSettings
-from ares_exp.running.live_status import LiveStatus
 from ares_exp.running.monitoring.runner_monitor import RunnerMonitor
-from ares_exp.running.ordered_retries import plan_retries
 from ares_exp.running.preparation import bounded_concurrency, check_collectors, planned_episodes, prepare
 from ares_exp.running.progress import Progress
 from ares_exp.running.recorder import Recorder
-from ares_exp.running.run_control import RunControl
-from ares_exp.running.run_orders import RunOrders
 from ares_exp.running.running_episode import RunningEpisode
 from ares_exp.running.scheduler import Retry, Scheduler
 from ares_exp.running.spending import Spending
@@ -151,14 +149,10 @@ class Experiment:
                 slot = result.task_name, result.attempt
                 self._tries[slot] = self._tries.get(slot, 0) + 1
         owed = earlier.owed(planned, run_seed=self._settings.seed, redo=redo)
-        self._progress = Progress(
-            len(owed),
-            before=len(planned) - len(owed),
-            is_kept=self._settings.sweep_dir is None,
-            status=self._live.look,
-        )
         await asyncio.to_thread(self.spending.begin, earlier, self._run_dir.path)
+        self._progress = Progress(self._live.read, is_kept=self._settings.sweep_dir is None)
         self._live.planned, self._live.budget = len(planned), self.spending.budget
+        self._live.expected, self._live.done_before = len(owed), len(planned) - len(owed)
         self._live.spent = lambda: self.spending.spent
         self.spending.check()
         self._recorder.start_tracker(info, earlier)
@@ -222,7 +216,7 @@ class Experiment:
 
     def _expect_another(self) -> None:
         self._live.planned += 1
-        self._progress.expect_another()
+        self._live.expected += 1
 
     @asynccontextmanager
     async def _watched(self) -> AsyncIterator[None]:
@@ -237,7 +231,7 @@ class Experiment:
             stall_warn_sec=self._settings.stall_warn_sec,
         )
         self._live.max_loop_lag_sec = lambda: monitor.max_loop_lag_sec
-        control = self._control(monitor)
+        control = self._control()
         try:
             async with monitor, control:
                 watching = asyncio.create_task(self.spending.watch())
@@ -249,38 +243,29 @@ class Experiment:
         finally:
             self._max_loop_lag_sec = monitor.max_loop_lag_sec
 
-    def _control(self, monitor: RunnerMonitor) -> RunControl:
-        """Makes what takes orders."""
+    def _control(self) -> RunControl:
         settings = LiveSettings(
             budget=self._parts.budget,
             retry=self._retry,
             policy=self._parts.policy,
-            monitor=monitor,
             resize=self._resize,
-            set_budget=self._set_budget,
-            set_retry=partial(setattr, self, "_retry"),
-            set_interval=lambda seconds: setattr(control, "interval_sec", seconds),
+            on_budget=self._set_budget,
+            on_retry=partial(setattr, self, "_retry"),
         )
-        orders = RunOrders(
+        return RunControl(
+            run_dir=self._run_dir,
+            sweep_dir=self._settings.sweep_dir,
             scheduler=self._scheduler,
             gate=self._gate,
             live=self._live,
+            settings=settings,
             interrupt=self.interrupt,
             running=lambda: list(self._running.values()),
-            settings=settings,
-            dropped=self._dropped,
-            again=self._again,
-        )
-        control = RunControl(
-            run_dir=self._run_dir,
-            sweep_dir=self._settings.sweep_dir,
-            orders=orders,
-            live=self._live,
+            on_drop=self._dropped,
             note=self._log_order,
             is_recorded=lambda: self._storage.failure is None,
             interval_sec=self._settings.monitor_interval_sec,
         )
-        return control
 
     def _resize(self, concurrency: int) -> Callable[[], None]:
         check_collectors(self._parts.collectors.values(), concurrency)
@@ -294,15 +279,6 @@ class Experiment:
     def _dropped(self, planned: PlannedEpisode) -> None:
         if self._trained is not None:
             self._trained.dropped(planned)
-
-    async def _again(self, what: str) -> Sequence[PlannedEpisode]:
-        """Plans further tries of attempts without a reward, and expects them."""
-        results, busy = tuple(self._recorder.results), self._scheduler.slots
-        find = partial(plan_retries, self._run_dir, self._planned, results, busy)
-        found = await asyncio.to_thread(find, run_seed=self._settings.seed, what=what)
-        for _ in found:
-            self._progress.expect_another()
-        return found
 
     def _summarise(self, planned: int, wall_sec: float) -> RunSummary:
         return RunSummary(
@@ -359,7 +335,6 @@ class Experiment:
         losses = self._losses.get(planned.slot, 0)
         async with self._parts.executor.room(planned.task_name, losses=losses) as place:
             await self._scheduler.begins(planned)
-            self._progress.episode_started(planned.task_name)
             episode = self._running[planned.episode_id] = RunningEpisode(
                 planned=planned, place=place, recorder=self, limits=self._settings.limits
             )
@@ -422,10 +397,9 @@ class Experiment:
         episode.retry = self._next(episode, result, failure)
         del self._running[result.episode_id]
         result = await self._recorder.write(episode, result)
-        self._live.finished(result)
-        self._progress.episode_finished(result)
+        self._live.add(result)
         if episode.retry is not None:
-            self._progress.expect_another()
+            self._live.expected += 1
         self._recorder.guard("The tracker", lambda: self._parts.tracker.log_episode(result, episode.trajectory))
         self.spending.add(result)
 

@@ -1,7 +1,7 @@
-"""Live progress of a run: a bar with a panel below it on a terminal, elsewhere a plain line every few seconds.
+"""Live progress of a run: a bar with a panel below it on a terminal, otherwise a plain line every few seconds.
 
 A separate thread draws, so that the display stays current while no episode ends or the event loop is busy, and so
-that a slow terminal never holds up an episode.
+that a slow terminal never delays an episode.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Self, TextIO
 
-from ares_exp.control.status import RunStatus
-from ares_exp.control.status_lines import status_lines
-from ares_exp.records.results import UNFINISHED, EpisodeResult
+from ares_exp.running.control.status import RunStatus
 from ares_exp.terminal.terminal import encodable, format_duration, format_number, one_line
 
 if TYPE_CHECKING:
@@ -29,46 +27,35 @@ _STOP_TIMEOUT_SEC = 2.0
 
 
 class Progress:
-    """Counts episodes and shows the count: `3/12 done · 4 running · reward 0.67 · ETA 12 s`."""
+    """Shows the state of a run: `3/12 done · 4 running · reward 0.67 · ETA 12 s`."""
 
     def __init__(
         self,
-        total: int,
+        status: Callable[[], RunStatus],
         *,
-        before: int = 0,
         stream: TextIO | None = None,
         is_tty: bool | None = None,
         interval_sec: float = 5.0,
         is_kept: bool = True,
-        status: Callable[[], RunStatus] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Keeps the arguments; `start` begins to show.
+        """Keeps the arguments; `start` starts the display.
 
         Args:
-            total: Number of planned episodes.
-            before: Number of those already done by earlier sessions of the run.
-            stream: Where to show progress; standard error by default.
-            is_tty: Whether `stream` is a terminal that can redraw a line; found out by default.
-            interval_sec: Seconds between two lines where `stream` is no terminal.
+            status: Returns the state of the run; called from the thread that draws.
+            stream: Output of the display; standard error by default.
+            is_tty: Whether `stream` is a terminal that can redraw a line; detected by default.
+            interval_sec: Seconds between two lines if `stream` is not a terminal.
             is_kept: Whether the last state stays on the screen.
-            status: The state that is shown below the bar, on a terminal; called from the thread that draws.
             clock: Seconds that only grow.
         """
-        self._total = total
-        self._before = before
+        self._status = status
         self._stream = stream if stream is not None else sys.stderr
         self._is_tty = _can_redraw(self._stream) if is_tty is None else is_tty
         self._interval_sec = interval_sec
         self._is_kept = is_kept
-        self._status = status
         self._clock = clock
         self._separator = " · " if encodable("·", self._stream) else " | "
-        self._running: list[str] = []
-        self._done = 0
-        self._cut_short = 0
-        self._scored = 0
-        self._reward_sum = 0.0
         self._started_at = clock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -83,30 +70,10 @@ class Progress:
         self.stop()
 
     def start(self) -> None:
-        """Begins to show progress."""
+        """Starts the thread that draws."""
         self._started_at = self._clock()
         self._thread = threading.Thread(target=self._draw, name="progress", daemon=True)
         self._thread.start()
-
-    def episode_started(self, task_name: str) -> None:
-        """Counts an episode as running."""
-        self._running.append(task_name)
-
-    def episode_finished(self, result: EpisodeResult) -> None:
-        """Counts an episode as done, be it with an error; one that was cut short has no result."""
-        if result.task_name in self._running:
-            self._running.remove(result.task_name)
-        if result.outcome in UNFINISHED:
-            self._cut_short += 1
-            return
-        self._done += 1
-        if result.reward is not None:
-            self._scored += 1
-            self._reward_sum += result.reward
-
-    def expect_another(self) -> None:
-        """Counts one more episode to play: a retry of a finished one."""
-        self._total += 1
 
     def stop(self) -> None:
         """Shows the last state and ends the thread. Idempotent; safe without `start`."""
@@ -115,22 +82,22 @@ class Progress:
             self._thread.join(_STOP_TIMEOUT_SEC)
             self._thread = None
 
-    def line(self) -> str:
-        """Formats the state as one line; leaves out unknown values."""
-        elapsed = self._clock() - self._started_at
-        parts = [f"{self._done}/{self._total} done"] if self._total or not self._before else []
-        if self._before:
-            parts.append(f"{self._before} done before")
-        if self._cut_short:
-            parts.append(f"{self._cut_short} cut short")
-        if self._running:
-            parts.append(f"{len(self._running)} running")
-        if self._status is not None and self._status().held is not None:
+    def line(self, status: RunStatus) -> str:
+        """Formats a state as one line, without unknown values."""
+        elapsed, done = self._clock() - self._started_at, status.ended - status.cut_short
+        parts = [f"{done}/{status.expected} done"] if status.expected or not status.done_before else []
+        if status.done_before:
+            parts.append(f"{status.done_before} done before")
+        if status.cut_short:
+            parts.append(f"{status.cut_short} cut short")
+        if status.running:
+            parts.append(f"{status.running} running")
+        if status.held is not None:
             parts.append("paused")
-        if self._scored:
-            parts.append(f"reward {format_number(self._reward_sum / self._scored)}")
-        if 0 < self._done < self._total and not self._cut_short:
-            parts.append(f"ETA {format_duration(elapsed / self._done * (self._total - self._done))}")
+        if status.reward[0] is not None:
+            parts.append(f"reward {format_number(status.reward[0])}")
+        if 0 < done < status.expected and not status.cut_short:
+            parts.append(f"ETA {format_duration(elapsed / done * (status.expected - done))}")
         else:
             parts.append(format_duration(elapsed))
         return self._separator.join(parts)
@@ -149,7 +116,7 @@ class Progress:
             stopped = self._stopped.wait(self._interval_sec)
             if stopped and not self._is_kept:
                 return
-            self._stream.write(self.line() + "\n")
+            self._stream.write(self.line(self._status()) + "\n")
             self._stream.flush()
 
     def _draw_bar(self) -> None:
@@ -178,16 +145,17 @@ class Progress:
         from rich.table import Table
         from rich.text import Text
 
+        status = self._status()
         grid = Table.grid(padding=(0, 1))
         grid.add_column()
         grid.add_column(no_wrap=True)
         grid.add_column(no_wrap=True, overflow="ellipsis")
-        bar = ProgressBar(total=max(self._total, 1), completed=self._done, width=20)
-        names = ", ".join(dict.fromkeys(tuple(self._running)))
-        grid.add_row(bar, Text(self.line()), Text(names, style="dim"))
-        if self._status is None or self._stopped.is_set():
+        bar = ProgressBar(total=max(status.expected, 1), completed=status.ended - status.cut_short, width=20)
+        names = ", ".join(dict.fromkeys(one.task_name for one in status.episodes))
+        grid.add_row(bar, Text(self.line(status)), Text(names, style="dim"))
+        if self._stopped.is_set():
             return grid
-        lines = [one_line(line, width - len(_INDENT)) for line in status_lines(self._status())]
+        lines = [one_line(line, width - len(_INDENT)) for line in status.lines()]
         styles = ["red" if line.startswith("error: ") else "dim" for line in lines]
         below = (Text(_INDENT + line, style, no_wrap=True) for line, style in zip(lines, styles, strict=True))
         return Group(grid, *below)

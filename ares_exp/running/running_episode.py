@@ -77,11 +77,6 @@ class RunningEpisode(EpisodeEvents):
         return self.environment.report() if self.environment is not None else EpisodeReport()
 
     @property
-    def title(self) -> str:
-        """Its task and attempt, for people."""
-        return f"{self.planned.task_name} (attempt {self.planned.attempt})"
-
-    @property
     def num_stages(self) -> int:
         """Number of finished stages of the task."""
         return self.environment.num_stages if self.environment is not None else 0
@@ -102,12 +97,6 @@ class RunningEpisode(EpisodeEvents):
         super().held(seconds)
         if self.environment is not None:
             self.environment.grant_time(seconds)
-
-    def cut_short(self) -> None:
-        """Ends the episode, scored on what there is, when it has done what it is doing."""
-        if self.environment is not None:
-            self.environment.end_early()
-        super().cut_short()
 
     def has_room(self, answers: int) -> bool:
         """Whether no limit on steps, tokens or cost is reached by then, with all that is paid for so far."""

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
-from ares_exp.errors import ConfigError
 from ares_exp.resume.episode_plan import PlannedEpisode
 
 INTERRUPT_GRACE_SEC = 4.5
@@ -48,7 +47,7 @@ class Scheduler:
         self._resumed = asyncio.Event()
         self._resumed.set()
         self._changed = asyncio.Event()
-        self._interrupted = self._paused = self._is_over = self._waits_for_more = False
+        self._interrupted = self._paused = self._waits_for_more = False
 
     @property
     def interrupted(self) -> bool:
@@ -131,23 +130,6 @@ class Scheduler:
         self._changed.set()
         return dropped
 
-    def add(self, planned: PlannedEpisode) -> None:
-        """Puts a try at the head of the queue.
-
-        Raises:
-            ConfigError: All has been played.
-        """
-        if self._is_over:
-            raise ConfigError("The run has ended.")
-        self._ready.appendleft(planned)
-        self._changed.set()
-
-    @property
-    def slots(self) -> set[tuple[str, int]]:
-        """The attempts that play, or wait to."""
-        waiting = (planned for planned, _ in self._waiting.values())
-        return {one.slot for one in (*self._playing.values(), *self._ready, *waiting)}
-
     def append(self, planned: PlannedEpisode) -> None:
         """Puts a try at the end of the queue."""
         self._ready.append(planned)
@@ -179,7 +161,6 @@ class Scheduler:
             if self._playing:
                 await asyncio.wait(self._playing, timeout=INTERRUPT_GRACE_SEC)
         finally:
-            self._is_over = True
             for _, timer in self._waiting.values():
                 timer.cancel()
             if not self.interrupted:

@@ -109,11 +109,6 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         await self.wait_for_snapshot()
         return await super().fork(n, diversify=diversify)
 
-    @property
-    def has_current_snapshot(self) -> bool:
-        """Whether the state that waits for an action now has a snapshot."""
-        return self._waits_for_action and self._name in self.snapshots
-
     def request_snapshot(self) -> None:
         """Has a snapshot taken as soon as the environment waits for an action; from any thread, at any time."""
         if self._loop is None:

@@ -19,9 +19,10 @@ from pathlib import Path
 from types import FrameType
 
 from ares_exp.containers.ownership import is_dead
-from ares_exp.control.stop_file import is_stopped, stop
 from ares_exp.terminal.exit_codes import INTERRUPTED
 
+STOP = "stop"
+"""Name of the file in a sweep's folder that ends its jobs. A user may create it with `touch`."""
 POLL_SEC = 0.3
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -29,6 +30,16 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 class SweepInterrupted(Exception):
     """The sweep ends early: this job was cut short, or not begun. A BaseException would break a launcher's worker."""
+
+
+def is_stopped(sweep_dir: Path) -> bool:
+    """Returns whether the sweep has its stop file. Blocking."""
+    return (sweep_dir / STOP).exists()
+
+
+def stop(sweep_dir: Path) -> None:
+    """Ends the sweep: as Ctrl-C once, in each of its jobs."""
+    (sweep_dir / STOP).touch()
 
 
 class JobProcess:

@@ -7,14 +7,12 @@ also how long the page takes there, and on the live page.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import resource
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -26,9 +24,8 @@ from ares_exp.records.results import EpisodeResult, Outcome
 from ares_exp.records.run_dir import RunDir
 from ares_exp.trajectories.files.episode_file import closing_line, dump_episode, opening_line
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request, serialize_llm_response
-from ares_exp.view.server import listening
-from ares_exp.view.shelf import Shelf
 from tests.browser.chromium import Page, chromium, is_here
+from tests.unit.view.served import served
 
 EPISODES, STEPS, STEP_BYTES, DISTINCT, ATTEMPTS = 1000, 250, 4000, 50, 4
 
@@ -131,17 +128,6 @@ def opened(page: Page, name: str, address: str, episode_view: str) -> None:
     print(f"{name}: table usable after {table:.2f} s, an episode after {shown:.2f} s, heap {heap:.0f} MB")
 
 
-def served(run: Path, page: Page, episode_view: str) -> None:
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True).start()
-    server = listening(Shelf(run), port=0)
-    address = asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result()
-    opened(page, "view", address, episode_view)
-    opened(page, "view again", address, episode_view)
-    page.driver.get("about:blank")
-    asyncio.run_coroutine_threadsafe(server.__aexit__(None, None, None), loop).result()
-
-
 def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         run, out = Path(*(sys.argv[1:2] or [scratch])) / "large", Path(scratch) / "report.html"
@@ -155,7 +141,10 @@ def main() -> None:
                 page.size(1280)
                 first = "episodeAddress(0, Object.keys(payload.runs[0].blocks)[0])"
                 opened(page, "report in Chromium", out.as_uri(), first)
-                served(run, page, "episodeAddress(0, payload.runs[0].episodes[500].episode_id)")
+                with served(run) as address:
+                    for name in ("view", "view again"):
+                        opened(page, name, address, "episodeAddress(0, payload.runs[0].episodes[500].episode_id)")
+                    page.driver.get("about:blank")
 
 
 if __name__ == "__main__":

@@ -5,30 +5,28 @@ One browser for all; skipped where there is no Chromium with its driver (`.ci/ru
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 import ares_exp
-from ares_exp.control.orders import Order, give
 from ares_exp.pages import page as page_of
 from ares_exp.pages.episode_page import episode_page
 from ares_exp.report.command_line import main as report
 from ares_exp.reporting.compare.command_line import main as compare
+from ares_exp.running.control.orders import Order, write_order
+from ares_exp.running.control.status import read_status
 from ares_exp.trajectories.files.episode_file import dump_episode
-from ares_exp.view.server import listening
-from ares_exp.view.shelf import Shelf
 from tests.browser.chromium import OWNED, Page, chromium, is_here
 from tests.browser.hostile import IN_BROWSERS, PAYLOADS, hostile_run
 from tests.unit.report.recorded import row, run_of
 from tests.unit.trajectories.chats import chat
+from tests.unit.view.served import served
 
 pytestmark = [
     pytest.mark.once,
@@ -211,7 +209,7 @@ repeat_last: true
 """
 
 
-def test_buttons_give_orders_to_a_run(page: Page, tmp_path: Path) -> None:
+def test_the_page_follows_the_orders_to_a_run(page: Page, tmp_path: Path) -> None:
     (tmp_path / "conf" / "policy").mkdir(parents=True)
     (tmp_path / "conf" / "policy" / "slow.yaml").write_text(SLOW)
     run = tmp_path / "runs" / "live"
@@ -221,67 +219,32 @@ def test_buttons_give_orders_to_a_run(page: Page, tmp_path: Path) -> None:
     playing = threading.Thread(target=ares_exp.run, args=(words,), kwargs=arguments)
     playing.start()
     try:
-        while not (run / "status.json").exists():
+        while (status := read_status(run / "status.json")) is None or not status.episodes:
             assert playing.is_alive()
             time.sleep(0.02)
-        with served(tmp_path / "runs", control=True) as first:
+        with served(tmp_path / "runs") as first:
             page.open(first)
-            page.until("return document.querySelector('[data-live]')")
-            page.run("window.confirm = () => true")
-            for button, shown in (
-                ("pause now", "Nothing new begins; 2 episodes under way held at the next request."),
-                ("resume", "Resumed after"),
-                ("cancel", "1 episode cancelled"),
-                ("end and score", "1 episode ended and scored on what there is"),
-            ):
-                of_episode = press(page, button)
-                page.until("return document.body.innerText.includes(arguments[0])", shown)
-                page.until(
-                    "return ![...document.querySelectorAll('.live li a')].some(one => one.hash === arguments[0])",
-                    of_episode,
-                )
-            page.run(
-                "document.querySelector('[data-many]').value = '5'; document.querySelector('[data-order=set]').click()"
+            page.until("return document.querySelector('[data-live=running]')")
+            assert page.run("return document.querySelector('.live button, .live input')") is None
+            write_order(run / "control", Order.new("pause", now=True, reason="<b>lunch</b>"))
+            page.until("return document.querySelector('.live').innerText.includes('wait: <b>lunch</b>')")
+            write_order(run / "control", Order.new("resume"))
+            write_order(run / "control", Order.new("set", values={"concurrency": 5}))
+            page.until("return document.body.innerText.includes('of at most 5 running')")
+            write_order(run / "control", Order.new("cancel", what=status.episodes[0].episode_id))
+            page.until(
+                "return ![...document.querySelectorAll('.live li a')].some(one => one.hash.includes(arguments[0]))",
+                status.episodes[0].episode_id,
             )
-            page.until("return document.body.innerText.includes('of at most 5 under way')")
-            press(page, "stop")
+            write_order(run / "control", Order.new("stop"))
             page.until("return document.querySelector('.badge.state').textContent === 'interrupted'")
             page.until("return document.querySelector('[data-live]') === null")
             assert page.take_console() == []
             assert page.run(OWNED)
             page.driver.get("about:blank")
     finally:
-        give(run / "control", Order.made("stop"))
+        write_order(run / "control", Order.new("stop"))
         playing.join(60)
-    noted = [json.loads(line) for line in (run / "control.jsonl").read_text().splitlines()]
-    assert [line["verb"] for line in noted] == ["pause", "resume", "cancel", "cancel", "set", "stop"]
-    assert {line["outcome"] for line in noted} == {"done"}
-
-
-def press(page: Page, button: str) -> str:
-    """Presses a button of an order once it is there; returns the address of its episode, if it has one."""
-    script = """
-        const one = document.querySelector(arguments[0]), item = one && one.closest("li");
-        if (one) one.click();
-        return one && (item ? item.querySelector("a").hash : "none");
-    """
-    return str(page.until(script, f'[data-order="{button}"]'))
-
-
-@contextmanager
-def served(folder: Path, *, control: bool = False) -> Iterator[str]:
-    """Serves a folder from a thread; the first address."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    server = listening(Shelf(folder), port=0, control=control)
-    try:
-        yield asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(30)
-    finally:
-        asyncio.run_coroutine_threadsafe(server.__aexit__(None, None, None), loop).result(30)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(30)
-        loop.close()
 
 
 def test_the_page_of_one_episode(page: Page, tmp_path: Path) -> None:

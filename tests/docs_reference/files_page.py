@@ -38,9 +38,9 @@ NAMED: Mapping[str, str] = {
     "checkpoints": "`checkpoint-<step>/` of a training: weights, tokenizer, optimizer, and what the curriculum knew; "
     "the last ones",
     "log": "the log, with tracebacks",
-    "status": "the state of a run under way: what waits for what, what is spent ([control.md](../control.md))",
-    "control": "orders that the run has not taken yet, of `ares-exp ctl`",
-    "orders": "a line per order: who gave it, when, why, and what came of it",
+    "status": "the state of a running run: what episodes wait for, what is spent ([control.md](../control.md))",
+    "control": "orders of `ares-exp ctl` that the run has not taken yet",
+    "orders": "a line per order: author, time, reason and outcome",
 }
 """What the files are that `RunDir` names, by its attributes."""
 
@@ -59,7 +59,7 @@ SWEEP: Mapping[str, str] = {
     "sweep.json": "the table of the sweep: jobs, states, results, the best",
     "<job>/failure.json": "exit code and message of a job that was refused or failed",
     "stop": "made by `ares-exp ctl SWEEP stop`, or by you (`touch SWEEP/stop`): ends the sweep",
-    "control/": "orders to all jobs, of `ares-exp ctl SWEEP`, while the sweep goes on",
+    "control/": "orders of `ares-exp ctl SWEEP` to all jobs, while the sweep is running",
     "control.jsonl": "a line per order",
 }
 

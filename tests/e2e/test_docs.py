@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 import ares_exp
-from ares_exp.control.orders import parse as parse_order
+from ares_exp.running.control.orders import Order
 from ares_exp.tasks.task_set import SAMPLES
 from tests.docs_reference.__main__ import DOCS
 from tests.docs_reference.__main__ import PAGES as GENERATED
@@ -201,7 +201,7 @@ def test_every_fence_says_whether_it_is_run() -> None:
 
 
 def test_every_json_object_is_an_order() -> None:
-    verbs = [parse_order(block.text.encode()).verb for block in BLOCKS if block.kind == "json"]
+    verbs = [Order.parse(block.text.encode()).verb for block in BLOCKS if block.kind == "json"]
     assert verbs == ["pause"]
 
 

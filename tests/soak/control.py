@@ -10,11 +10,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from ares_exp.control.orders import Order, give
-from ares_exp.control.status import write_status
 from ares_exp.records.episode_usage import EpisodeUsage
-from ares_exp.resume.episode_plan import PlannedEpisode, plan_episodes
-from ares_exp.running.live_status import LiveStatus
+from ares_exp.resume.episode_plan import plan_episodes
+from ares_exp.running.control.live_status import LiveStatus
+from ares_exp.running.control.orders import Order, write_order
+from ares_exp.running.control.status import write_status
+from ares_exp.running.running_episode import RunningEpisode
 from ares_exp.running.scheduler import Scheduler
 from tests.unit.running.test_run_control import controlled
 
@@ -22,24 +23,17 @@ MANY = 1_000
 GARBAGE = 1_000
 
 
-class Played:
-    """An episode under way."""
-
-    def __init__(self, planned: PlannedEpisode) -> None:
-        self.planned, self.waits_for = planned, "environment"
-        self.since, self.started_at = time.monotonic(), time.time()
-        self.usage = EpisodeUsage(num_steps=123, prompt_tokens=1_234_567, generated_tokens=12_345, cost=1.23456)
-
-
 def state(path: Path) -> str:
     """Measures the state of a run of many episodes."""
     names = [f"some-project__some-project-{number}" for number in range(MANY)]
-    running = [Played(one) for one in plan_episodes(names, attempts=1, seed=0)]
+    usage = EpisodeUsage(num_steps=123, prompt_tokens=1_234_567, generated_tokens=12_345, cost=1.23456)
+    planned = plan_episodes(names, attempts=1, seed=0)
+    running = [RunningEpisode(usage=usage, waits_for="environment", planned=one) for one in planned]
     live = LiveStatus(lambda: running, Scheduler(MANY, None))  # type: ignore[arg-type]
     times = []
     for _ in range(20):
         began = time.perf_counter()
-        status = live.look()
+        status = live.read()
         times.append(time.perf_counter() - began)
     write_status(path, status)
     times.sort()
@@ -51,7 +45,7 @@ async def flood(path: Path) -> str:
     async with controlled(path, count=3) as run:
         await run.until(lambda: run.policy.asked and run.status is not None)
         inbox = path / "run" / "control"
-        give(inbox, Order.made("pause"))
+        write_order(inbox, Order.new("pause"))
         for number in range(GARBAGE // 5):
             (inbox / f"0-{number}.json").write_text("{")
             (inbox / f"1-{number}.json").write_bytes(b"x" * 100_000)

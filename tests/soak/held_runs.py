@@ -16,8 +16,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ares_exp.control.status import RunStatus, read_status
-from ares_exp.ctl.command_line import main as ctl
+from ares_exp.running.control.status import RunStatus, read_status
+from ares_exp.terminal.subcommands import run_module
 from tests.e2e.counting_endpoint import CountingEndpoint
 from tests.e2e.killed_run import PLAIN, KilledRun, make_tasks
 from tests.leaks import wait_until
@@ -92,7 +92,7 @@ def status(run: KilledRun) -> RunStatus:
 
 def order(run: KilledRun, *words: str) -> None:
     """Gives an order by the command."""
-    assert ctl([str(run.path), *words, "--wait", "60"]) == 0, words
+    assert run_module("ares_exp.commands.ctl", [str(run.path), *words, "--wait", "60"], "ctl") == 0, words
 
 
 def killed_and_resumed(run: KilledRun, playing: Future[int]) -> str:

@@ -131,7 +131,7 @@ document.addEventListener("keydown", (event) => {
   else if (act) { event.preventDefault(); act(); }
 });
 
-// A run under way is asked for every two seconds; what is open is drawn again when it has changed.
+// A run running is asked for every two seconds; what is open is drawn again when it has changed.
 async function poll() {
   if (!document.hidden) {
     const now = route();

@@ -187,7 +187,7 @@ function sideBySide(left, right) {
   }
   draw();
   const head = (name, one) => el("div", null, el("h3", null, `${name}: `, el("a", { href: episodeAddress(one.index, one.episode.id) }, one.episode.id)),
-    factList([["task", one.episode.task], ["outcome", one.episode.outcome || "under way"], ["reward", score(one.episode.reward)], ["steps", number(one.episode.steps.length - 1)], ["seconds", seconds(one.episode.seconds)]]));
+    factList([["task", one.episode.task], ["outcome", one.episode.outcome || "running"], ["reward", score(one.episode.reward)], ["steps", number(one.episode.steps.length - 1)], ["seconds", seconds(one.episode.seconds)]]));
   return el("div", null, el("h2", null, "Two attempts"), el("p", { class: "verdict" }, apart ? `${count(apart.step, "time step")} in common; then ${apart.what} differs.` : "Equal: everything that was said and done is the same."),
     el("div", { class: "pair" }, el("div", { class: "row" }, head("A", left), head("B", right))), body);
 }

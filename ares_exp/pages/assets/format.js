@@ -58,7 +58,7 @@ function score(value) {
   return Number.isInteger(value) ? value.toFixed(2) : number(value);
 }
 
-// The class of an episode: whether it passed, failed, broke, or is under way.
+// The class of an episode: whether it passed, failed, broke, or is running.
 function verdict(row, threshold) {
   if (row.outcome === "running") return "running";
   if (row.reward !== null && row.reward !== undefined)
@@ -67,7 +67,7 @@ function verdict(row, threshold) {
 }
 
 const VERDICTS = { passed: "passed", partly: "some reward", failed: "failed", broken: "error", cut: "cut short",
-  running: "under way" };
+  running: "running" };
 
 function badge(row, threshold) {
   const name = verdict(row, threshold);

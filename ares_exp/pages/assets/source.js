@@ -55,11 +55,5 @@ class Live {
     const key = encodeURIComponent(this.run(index).key);
     return (await this.ask(`api/episode?run=${key}&id=${encodeURIComponent(id)}`)).data;
   }
-  async order(index, asked) {
-    const body = JSON.stringify({ ...asked, run: this.run(index).key });
-    const answer = await fetch("api/order", { method: "POST", headers: { "Content-Type": "application/json" }, body, cache: "no-store" });
-    if (!answer.ok) throw new Error(`${answer.status}: ${await answer.text()}`);
-    return answer.json();
-  }
   async list() { return this.ask("api/runs"); }
 }

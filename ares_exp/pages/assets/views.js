@@ -67,7 +67,7 @@ function overview(index, run) {
     el("div", { class: "cards" },
       card("mean reward", interval(scored.mean_reward), scored.mean_reward ? `over ${number(scored.attempts)} scored${scored.mean_reward.unit === "attempts" ? ", of one task" : ""}` : "no reward yet"),
       zero.attempts > scored.attempts ? card("errors as zero", interval(zero.mean_reward), `over all ${number(zero.attempts)}`) : null,
-      card("episodes", el("span", null, figure(totals.finished), " of ", figure(totals.planned)), running.length ? `${number(running.length)} under way` : statistics.retried ? `${number(statistics.retried)} retried` : "finished"),
+      card("episodes", el("span", null, figure(totals.finished), " of ", figure(totals.planned)), running.length ? `${number(running.length)} running` : statistics.retried ? `${number(statistics.retried)} retried` : "finished"),
       card("tasks", figure(run.results.tasks.length), statistics.flaky && statistics.flaky.length ? `${number(statistics.flaky.length)} flaky` : null),
       tokens ? card("tokens", figure(tokens), `${number(totals.generated_tokens)} generated`) : null,
       totals.cost ? card("cost", figure(totals.cost, dollars), `${dollars(statistics.cost.mean)} an episode`) : null,
@@ -78,6 +78,21 @@ function overview(index, run) {
     failed.length ? el("section", null, el("h3", null, "Look here first"), el("ul", { class: "first" }, failed.map((row) => el("li", null, badge(row, statistics.threshold), " ", el("a", { href: episodeAddress(index, row.episode_id) }, oneLine(row.task_name, 80)), ` attempt ${row.attempt} `, el("span", { class: "dim" }, row.error ? oneLine(`${row.error.type}: ${row.error.message}`, 140) : `reward ${row.reward ?? none}, ${count(row.num_steps || 0, "step")}`))))) : null,
     el("div", { class: "pictures" }, rewardByTask(run, index), heatMap(run, index), outcomeBars(run), passRates(run), costAndReward(run, index)),
     el("h3", null, "Episodes"), episodesTable(index, run));
+}
+
+// The state of a running run, as its status.json has it.
+const WAITS = { start: "to start", policy: "for the policy", environment: "for the environment", end: "to be released" };
+const MOST_LIVE = 50;
+
+function liveBox(index, run) {
+  const status = run.status;
+  if (!status) return null;
+  const held = status.held, waits = Object.entries(status.waiting).map(([what, many]) => `${WAITS[what]}: ${number(many)}`).join(", ");
+  const episode = (one) => [el("a", { href: episodeAddress(index, one.episode_id) }, oneLine(one.task_name, 80)), el("span", { class: "dim" }, ` attempt ${one.attempt}, step ${number(one.num_steps)}, waits ${WAITS[one.waits_for]} for ${seconds(Math.max(status.written_at - one.since, 0))}`)];
+  return el("section", { class: "live", "data-live": status.state }, el("h3", null, "Now"),
+    el("p", null, `${status.state}: ${count(status.episodes.length, "episode")} of at most ${number(status.concurrency)} running, ${number(status.queued)} queued`, waits ? `; waiting ${waits}` : "", el("span", { class: "dim" }, ` · written at ${moment(status.written_at)}`)),
+    held ? el("p", { class: "problem" }, `paused by ${held.by}${held.now ? ", requests to the policy wait" : ""}${held.until ? `, until ${moment(held.until)}` : ""}${held.reason ? `: ${held.reason}` : ""}`) : null,
+    status.episodes.length ? fold(`${count(status.episodes.length, "running episode")}`, () => el("ul", null, status.episodes.slice(0, MOST_LIVE).map((one) => el("li", null, episode(one))))) : null);
 }
 
 function leftOut(index, run) {

@@ -23,7 +23,7 @@ from tests.conftest import ROOT
         ("ares-exp show ", [], False),
         ("ares-exp show outputs/po", [], False),
         ("ares-exp ctl outputs", [], False),
-        ("ares-exp ctl latest s", ["status", "stop", "set", "snapshot"], False),
+        ("ares-exp ctl latest s", ["status", "set", "stop"], False),
         ("ares-exp ctl --reason why latest --now p", ["pause"], False),
         ("ares-exp ctl latest pause --f", ["--for"], False),
         ("ares-exp ctl latest pause --for -", [], False),

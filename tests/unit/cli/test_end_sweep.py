@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from ares_exp.cli.hydra_callback import SweepCallback, end_sweep
-from ares_exp.control.stop_file import stop
 from ares_exp.records.results import Outcome
+from ares_exp.sweeps.interruption import stop
 from ares_exp.sweeps.plan import SweepPlan
 from tests.unit.sweeps.recorded_job import record, result
 

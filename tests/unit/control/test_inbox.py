@@ -8,37 +8,37 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.control import inbox as module
-from ares_exp.control.inbox import Inbox, Refused, TakenOrder
-from ares_exp.control.orders import LOOK, MAX_BYTES, Order, give, look, parse
 from ares_exp.errors import ConfigError
+from ares_exp.running.control import inbox as module
+from ares_exp.running.control.inbox import Inbox, OrderFile
+from ares_exp.running.control.orders import MAX_BYTES, WATCHED, Order, watch, write_order
 
 
-def orders(found: list[TakenOrder | Refused]) -> list[Order]:
-    return [one.order for one in found if isinstance(one, TakenOrder)]
+def orders(found: list[OrderFile]) -> list[Order]:
+    return [one.order for one in found if one.order is not None]
 
 
-def refusals(found: list[TakenOrder | Refused]) -> dict[str, str]:
-    return {one.name: one.why for one in found if isinstance(one, Refused)}
+def rejected(found: list[OrderFile]) -> dict[str, str]:
+    return {one.name: one.problem for one in found if one.order is None}
 
 
 def test_orders_are_taken_once_and_the_oldest_goes_first(tmp_path: Path) -> None:
     box = Inbox(tmp_path / "control")
     assert box.take() == []
-    given = [Order.made("pause", now=True, for_sec=60, reason="a\x1b[2Jb"), Order.made("resume")]
+    given = [Order.new("pause", now=True, for_sec=60, reason="a\x1b[2Jb"), Order.new("resume")]
     for one in reversed(given):
-        give(box.folder, one)
+        write_order(box.folder, one)
     taken = box.take()
     assert orders(taken) == given
-    assert {one.uid for one in taken if isinstance(one, TakenOrder)} == {os.getuid()}
+    assert {one.uid for one in taken} == {os.getuid()}
     assert box.take() == []
     assert list(box.folder.iterdir()) == []
 
 
 def test_what_is_for_all_jobs_stays_and_is_taken_by_each(tmp_path: Path) -> None:
-    order = Order.made("pause")
+    order = Order.new("pause")
     boxes = [Inbox(tmp_path / "control", is_shared=True) for _ in range(2)]
-    path = give(tmp_path / "control", order)
+    path = write_order(tmp_path / "control", order)
     assert [orders(box.take()) for box in boxes] == [[order], [order]]
     assert [box.take() for box in boxes] == [[], []]
     assert path.exists()
@@ -46,7 +46,7 @@ def test_what_is_for_all_jobs_stays_and_is_taken_by_each(tmp_path: Path) -> None
 
 def test_garbage_is_refused_once_and_nothing_outside_is_touched(tmp_path: Path) -> None:
     folder, outside = tmp_path / "control", tmp_path / "outside.json"
-    whole = give(folder, Order.made("pause")).read_bytes()
+    whole = write_order(folder, Order.new("pause")).read_bytes()
     outside.write_bytes(whole)
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "file").touch()
@@ -66,7 +66,7 @@ def test_garbage_is_refused_once_and_nothing_outside_is_touched(tmp_path: Path) 
     box = Inbox(folder)
     taken = box.take()
     assert [one.verb for one in orders(taken)] == ["pause"]
-    assert sorted(name[0] for name in refusals(taken)) == [*"abcdefghijk"]
+    assert sorted(name[0] for name in rejected(taken)) == [*"abcdefghijk"]
     assert box.take() == []
     assert sorted(path.name for path in folder.iterdir()) == [".being-written.tmp", "g-full.json"]
     assert outside.read_bytes() == whole
@@ -87,22 +87,22 @@ WRONG = [
     ({"verb": "resume", "now": True}, "now"),
     ({"now": "yes"}, "now"),
     ({"for_sec": 0}, "for_sec"),
-    ({"verify": True}, "verify"),
+    ({"verb": "cancel", "what": "task", "verify": True}, "verify"),
 ]
 
 
 @pytest.mark.parametrize(("change", "named"), WRONG)
 def test_what_no_order_is(change: dict[str, object], named: str) -> None:
     said = {"id": "1", "verb": "pause", "by": "me", "at": 1.0}
-    assert parse(json.dumps(said).encode()).verb == "pause"
+    assert Order.parse(json.dumps(said).encode()).verb == "pause"
     with pytest.raises(ValueError, match=named):
-        parse(json.dumps(said | change).encode())
+        Order.parse(json.dumps(said | change).encode())
 
 
 def test_a_flood_is_taken_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_AT_ONCE", 10)
+    monkeypatch.setattr(module, "MAX_TAKEN", 10)
     box = Inbox(tmp_path / "control")
-    give(box.folder, Order.made("resume"))
+    write_order(box.folder, Order.new("resume"))
     for number in range(25):
         (box.folder / f"{number:03}.json").touch()
     pieces = [box.take() for _ in range(4)]
@@ -112,22 +112,22 @@ def test_a_flood_is_taken_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_link_in_the_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
-    path = give(elsewhere, Order.made("pause"))
+    path = write_order(elsewhere, Order.new("pause"))
     box = Inbox(tmp_path / "control")
     box.folder.symlink_to(elsewhere)
-    assert list(refusals(box.take())) == ["control"]
+    assert list(rejected(box.take())) == ["control"]
     assert box.take() == []
-    look(box.folder)
+    watch(box.folder)
     with pytest.raises(ConfigError, match="it is a link"):
-        give(box.folder, Order.made("pause"))
+        write_order(box.folder, Order.new("pause"))
     assert list(elsewhere.iterdir()) == [path]
 
 
 def test_who_looks_is_known_for_a_while(tmp_path: Path) -> None:
     box = Inbox(tmp_path / "control")
-    assert not box.is_looked_at
-    look(box.folder)
-    assert box.is_looked_at
-    os.utime(box.folder / LOOK, (0, 0))
-    assert not box.is_looked_at
+    assert not box.is_watched
+    watch(box.folder)
+    assert box.is_watched
+    os.utime(box.folder / WATCHED, (0, 0))
+    assert not box.is_watched
     assert box.take() == []

@@ -107,7 +107,7 @@ class World:
     def _on_llm(self, call: Call) -> None:
         self.asked.append(call)
         if self.answers:
-            asyncio.get_running_loop().call_soon(self.runtime.answer, call, self.answer_to(call))
+            asyncio.get_running_loop().call_soon(self.runtime.deliver, call, self.answer_to(call))
 
     @staticmethod
     def answer_to(call: Call) -> LLMResponse:

@@ -55,7 +55,7 @@ async def test_the_end_of_an_agent_is_told(deterministic: bool) -> None:
     world = new_world(deterministic, answers=False)
     start(world, agent)
     await world.until(lambda: world.asked)
-    world.runtime.answer(world.asked[0], world.answer_to(world.asked[0]))
+    world.runtime.deliver(world.asked[0], world.answer_to(world.asked[0]))
     await world.until(lambda: world.runtime.has_ended)
 
 
@@ -93,9 +93,9 @@ async def test_an_answer_to_a_call_that_was_given_up_goes_nowhere(deterministic:
     start(world, agent)
     await world.until(lambda: len(world.asked) == 2)
     first, second = world.asked
-    assert not world.runtime.waits_for(first)
+    assert not first.is_open
     for call in (first, second):
-        world.runtime.answer(call, world.answer_to(call))
+        world.runtime.deliver(call, world.answer_to(call))
     await world.until(lambda: world.runtime.has_ended)
     assert world.log == ["AGAIN"]
 
@@ -199,7 +199,7 @@ async def test_calls_at_the_same_time_are_told_in_the_order_in_which_they_were_m
     start(world, agent)
     assert [call.arguments.messages[0]["content"] for call in world.asked] == ["a", "b", "c"]
     for call in reversed(world.asked):
-        world.runtime.answer(call, world.answer_to(call))
+        world.runtime.deliver(call, world.answer_to(call))
     assert world.log == [["A", "B", "C"]]
 
 
@@ -223,11 +223,11 @@ async def test_with_a_new_seed_it_draws_other_values_and_does_so_again() -> None
     first, other = [new_world(answers=False) for _ in range(2)]
     for world in (first, other):
         start(world, agent)
-        world.runtime.answer(world.asked[0], world.answer_to(world.asked[0]))
+        world.runtime.deliver(world.asked[0], world.answer_to(world.asked[0]))
     other.runtime.reseed(99)
     for world in (first, other):
         for place in (1, 2):
-            world.runtime.answer(world.asked[place], world.answer_to(world.asked[place]))
+            world.runtime.deliver(world.asked[place], world.answer_to(world.asked[place]))
     assert first.log[:2] == other.log[:2]
     assert first.log[2] != other.log[2]
     assert other.runtime.journal is not None
@@ -254,8 +254,8 @@ async def test_an_agent_that_nothing_can_wake_is_stuck() -> None:
 
     world = new_world()
     start(world, agent)
-    assert not world.runtime.is_stuck
-    await world.until(lambda: world.runtime.is_stuck)
+    assert world.runtime.blocked is None
+    await world.until(lambda: world.runtime.blocked is not None)
     await world.runtime.cancel(GRACE_SEC)
 
 

@@ -44,7 +44,7 @@ def test_numbers_are_computed_where_results_are_missing_or_old(tmp_path: Path) -
         ([{"began": 1.0}, {"ended": 2.0, "interrupted": False}], 4, "incomplete"),
         ([{"began": 1.0}, {"ended": 2.0, "interrupted": True}], 4, "interrupted"),
         ([{"began": 1.0, "hostname": socket.gethostname()}], 4, "killed"),
-        ([{"began": 1.0, "hostname": "another-machine"}], 4, "under way"),
+        ([{"began": 1.0, "hostname": "another-machine"}], 4, "running"),
     ],
 )
 def test_states(tmp_path: Path, sessions: list[dict[str, Any]], planned: int, name: str) -> None:

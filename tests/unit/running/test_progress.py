@@ -15,17 +15,17 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, TextIO
 
 import pytest
 
-from ares_exp.control.status import Held
-from ares_exp.control.status_lines import status_lines
 from ares_exp.records.episode_usage import EpisodeUsage
 from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome
 from ares_exp.resume.episode_plan import plan_episodes
-from ares_exp.running.live_status import LiveStatus
+from ares_exp.running.control.live_status import LiveStatus
+from ares_exp.running.control.status import Held
 from ares_exp.running.progress import Progress
+from ares_exp.running.running_episode import RunningEpisode
 from ares_exp.running.scheduler import Scheduler
 from ares_exp.terminal.terminal import format_duration, format_number
 
@@ -68,64 +68,77 @@ def _wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_the_line_says_what_is_known_and_no_more() -> None:
-    clock = Clock()
-    progress = Progress(4, stream=io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), clock=clock)
-    assert progress.line() == "0/4 done · 0.0 s"
-    for name in ("a", "b", "c"):
-        progress.episode_started(name)
+class State:
+    """The state of a run that a test changes.
+
+    Attributes:
+        live: Counts what has ended.
+        running: The running episodes.
+    """
+
+    def __init__(self, expected: int, *running: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.running = [self.episode(task) for task in running]
+        scheduler = Scheduler(1, None)  # type: ignore[arg-type]
+        self.live = LiveStatus(lambda: list(self.running), scheduler, clock=clock, now=clock)
+        self.live.expected = expected
+        self.read = self.live.read
+
+    @staticmethod
+    def episode(task: str, **state: Any) -> RunningEpisode:
+        return RunningEpisode(planned=plan_episodes([task], attempts=1, seed=0)[0], **state)
+
+    def end(self, reward: float | None, outcome: Outcome | None = None) -> None:
+        """Ends the first running episode."""
+        del self.running[0]
+        result = _result("task", reward)
+        self.live.add(result if outcome is None else replace(result, outcome=outcome))
+
+
+def _line(state: State, stream: TextIO, clock: Callable[[], float]) -> str:
+    return Progress(state.read, stream=stream, clock=clock).line(state.read())
+
+
+def test_the_line_has_the_known_values_only() -> None:
+    clock, stream = Clock(), io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    state = State(4, "a", "a", "b", clock=clock)
+    progress = Progress(state.read, stream=stream, clock=clock)
+    assert progress.line(state.read()) == "0/4 done · 3 running · 0.0 s"
     clock.now += 6.0
-    assert progress.line() == "0/4 done · 3 running · 6.0 s"
-    progress.episode_finished(_result("a", None))
-    assert progress.line() == "1/4 done · 2 running · ETA 18 s"
-    progress.episode_finished(_result("b", 1.0))
-    progress.episode_finished(_result("c", 0.5))
-    assert progress.line() == "3/4 done · reward 0.75 · ETA 2.0 s"
-    progress.episode_started("d")
-    progress.episode_finished(_result("d", 0.5))
-    assert progress.line() == "4/4 done · reward 0.67 · 6.0 s"
+    state.end(None)
+    assert progress.line(state.read()) == "1/4 done · 2 running · ETA 18 s"
+    state.end(1.0)
+    state.end(0.5)
+    assert progress.line(state.read()) == "3/4 done · reward 0.75 · ETA 2.0 s"
+    state.live.add(_result("never started", 0.5))
+    assert progress.line(state.read()) == "4/4 done · reward 0.67 · 6.0 s"
 
 
-def test_an_episode_that_was_cut_short_is_not_done() -> None:
-    progress = Progress(4, stream=io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), clock=Clock())
-    for name in ("a", "b", "c"):
-        progress.episode_started(name)
-    progress.episode_finished(_result("a", 1.0))
-    progress.episode_finished(EpisodeResult("id", "b", 0, 0, Outcome.CANCELLED, None))
-    assert progress.line() == "1/4 done · 1 cut short · 1 running · reward 1.00 · 0.0 s"
+def test_a_cut_short_episode_is_not_done() -> None:
+    clock = Clock()
+    state = State(4, "a", "b", "c", clock=clock)
+    state.end(1.0)
+    state.end(None, Outcome.CANCELLED)
+    assert _line(state, io.StringIO(), clock) == "1/4 done | 1 cut short | 1 running | reward 1.00 | 0.0 s"
 
 
 def test_the_last_line_of_a_job_is_left_to_its_summary() -> None:
     stream = Lines()
-    with Progress(1, stream=stream, is_tty=False, interval_sec=60.0, is_kept=False):
+    with Progress(State(1).read, stream=stream, is_tty=False, interval_sec=60.0, is_kept=False):
         pass
     assert stream.getvalue() == ""
 
 
-def test_attempts_of_one_task_are_counted_apart() -> None:
-    progress = Progress(3, stream=io.StringIO())
-    progress.episode_started("a")
-    progress.episode_started("a")
-    progress.episode_finished(_result("a", 1.0))
-    assert "1/3 done | 1 running" in progress.line()
-
-
-def test_what_earlier_sessions_did_is_said_beside() -> None:
-    assert Progress(2, before=3, stream=io.StringIO()).line().startswith("0/2 done | 3 done before | 0")
-    assert Progress(0, before=5, stream=io.StringIO()).line().startswith("5 done before | 0")
-
-
-def test_an_episode_that_never_started_counts_as_done() -> None:
-    progress = Progress(1, stream=io.StringIO())
-    progress.episode_finished(_result("a", None))
-    assert progress.line().startswith("1/1 done | 0")
+@pytest.mark.parametrize(("expected", "line"), [(2, "0/2 done | 3 done before | 0.0 s"), (0, "3 done before | 0.0 s")])
+def test_attempts_of_earlier_sessions_are_counted_apart(expected: int, line: str) -> None:
+    clock = Clock()
+    state = State(expected, clock=clock)
+    state.live.done_before = 3
+    assert _line(state, io.StringIO(), clock) == line
 
 
 def test_plain_lines_come_by_time_though_nothing_finishes() -> None:
     stream, clock = Lines(), Clock()
-    progress = Progress(2, stream=stream, interval_sec=0.02, clock=clock)
-    progress.episode_started("a")  # before the first line can come
-    with progress:
+    with Progress(State(2, "a", clock=clock).read, stream=stream, interval_sec=0.02, clock=clock):
         for _ in range(3):
             assert stream.written.acquire(timeout=60.0)
     lines = stream.getvalue().splitlines()
@@ -134,18 +147,17 @@ def test_plain_lines_come_by_time_though_nothing_finishes() -> None:
 
 
 def test_a_short_run_has_one_line_the_last_state() -> None:
-    stream = io.StringIO()
+    stream, state = io.StringIO(), State(1, "a")
     began = time.monotonic()
-    with Progress(1, stream=stream, interval_sec=60.0, clock=Clock()) as progress:
-        progress.episode_started("a")
-        progress.episode_finished(_result("a", 1.0))
+    with Progress(state.read, stream=stream, interval_sec=60.0, clock=Clock()):
+        state.end(1.0)
     assert time.monotonic() - began < 50.0
     assert stream.getvalue() == "1/1 done | reward 1.00 | 0.0 s\n"
 
 
 def test_the_thread_ends_also_after_an_exception() -> None:
     def interrupted() -> None:
-        with Progress(1, stream=io.StringIO()):
+        with Progress(State(1).read, stream=io.StringIO()):
             assert "progress" in _threads()
             raise KeyboardInterrupt
 
@@ -156,7 +168,7 @@ def test_the_thread_ends_also_after_an_exception() -> None:
 
 def test_stop_is_idempotent_and_needs_no_start() -> None:
     stream = io.StringIO()
-    progress = Progress(1, stream=stream)
+    progress = Progress(State(1).read, stream=stream)
     progress.stop()
     assert stream.getvalue() == ""
     progress.start()
@@ -168,9 +180,8 @@ def test_stop_is_idempotent_and_needs_no_start() -> None:
 def test_a_closed_stream_does_not_end_the_run() -> None:
     stream = io.StringIO()
     stream.close()
-    with Progress(1, stream=stream, is_tty=False, interval_sec=0.01) as progress:
+    with Progress(State(1).read, stream=stream, is_tty=False, interval_sec=0.01):
         _wait_for(lambda: "progress" not in _threads())
-        progress.episode_finished(_result("a", 1.0))
 
 
 class Terminal:
@@ -209,58 +220,52 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
 
 
 def test_a_terminal_shows_a_bar_with_the_running_tasks_and_keeps_its_cursor(terminal: Terminal) -> None:
-    with Progress(2, stream=terminal.stream) as progress:
-        progress.episode_started("fix-tests")
+    state = State(2, "fix-tests")
+    with Progress(state.read, stream=terminal.stream):
         _wait_for(lambda: "0/2 done · 1 running" in terminal.plain())
         _wait_for(lambda: "fix-tests" in terminal.plain())
         assert terminal.text().rfind(SHOW) > terminal.text().rfind(HIDE), "killed now, it must leave the cursor"
-        progress.episode_finished(_result("fix-tests", 1.0))
+        state.end(1.0)
     assert "1/2 done · reward 1.00" in terminal.plain()
     assert terminal.text().rfind(SHOW) > terminal.text().rfind(HIDE)
     assert "progress" not in _threads()
 
 
-class Played:
-    """An episode under way."""
-
-    def __init__(self, task: str, waits_for: str, since: float, tokens: int) -> None:
-        self.planned = plan_episodes([task], attempts=1, seed=0)[0]
-        self.waits_for, self.since, self.started_at = waits_for, since, since - 30
-        self.usage = EpisodeUsage(num_steps=7, generated_tokens=tokens, cost=0.25)
-
-
-def test_the_panel_says_what_is_known_and_no_more() -> None:
-    clock, running = Clock(), list[Played]()
-    live = LiveStatus(lambda: running, Scheduler(1, None), clock=clock, now=clock)  # type: ignore[arg-type]
-    assert status_lines(live.look()) == []
-    running += [Played("quick", "policy", 109.0, 100), Played("slow", "environment", 100.0, 900)]
+def test_the_panel_has_the_known_values_only() -> None:
+    clock = Clock()
+    state = State(4, clock=clock)
+    live = state.live
+    assert [*live.read().lines()] == []
+    for task, waits_for, since, tokens in (("quick", "policy", 109.0, 100), ("slow", "environment", 100.0, 900)):
+        usage = EpisodeUsage(num_steps=7, generated_tokens=tokens, cost=0.25)
+        state.running.append(State.episode(task, waits_for=waits_for, since=since, started_at=since - 30, usage=usage))
     clock.now += 10.0
-    assert status_lines(live.look()) == [
+    assert [*live.read().lines()] == [
         "waiting for the policy: 1, for the environment: 1",
         "$0.5000; 1,000 tokens, 100/s",
         "slow (attempt 0): step 7, has waited 10 s for the environment, 40 s in all",
     ]
-    running.clear()
+    state.running.clear()
     for reward in (1.0, 0.0, None):
-        live.finished(
+        live.add(
             replace(_result("a", reward), error=ErrorInfo("Trouble", "it\x1b[2J broke") if reward is None else None)
         )
-    live.finished(EpisodeResult("id", "b", 0, 0, Outcome.CANCELLED, None, error=ErrorInfo("CancelledError", "x")))
-    reward, error = status_lines(live.look())
+    live.add(EpisodeResult("id", "b", 0, 0, Outcome.CANCELLED, None, error=ErrorInfo("CancelledError", "x")))
+    reward, error = live.read().lines()
     assert reward.startswith("reward 0.50 [")
     assert error == "error: Trouble (a): it\x1b[2J broke"
 
 
 def test_a_terminal_shows_the_panel_below_the_bar_and_not_at_the_end(terminal: Terminal) -> None:
-    live = LiveStatus(lambda: [Played("fix-tests", "policy", 0.0, 10)], Scheduler(1, None))  # type: ignore[arg-type]
-    with Progress(2, stream=terminal.stream, status=live.look) as progress:
+    state = State(2)
+    state.running.append(State.episode("fix-tests", waits_for="policy"))
+    with Progress(state.read, stream=terminal.stream):
         _wait_for(lambda: "waiting for the policy: 1" in terminal.plain())
-        ended = replace(_result("x", None), error=ErrorInfo("Trouble", "it\x1b[2J broke"))
-        live.finished(ended)
-        progress.episode_finished(ended)
+        state.live.add(replace(_result("x", None), error=ErrorInfo("Trouble", "it\x1b[2J broke")))
         _wait_for(lambda: "error: Trouble (x): it\\x1b[2J broke" in terminal.plain())
-        live.held = Held(0.0, now=False, until=None, by="me", reason="a reason")
-        _wait_for(lambda: "1/2 done · paused" in terminal.plain() and "(by me: a reason)" in terminal.plain())
+        state.live.held = Held(0.0, now=False, until=None, by="me", reason="a reason")
+        _wait_for(lambda: "1/2 done · 1 running · paused" in terminal.plain())
+        _wait_for(lambda: "(by me: a reason)" in terminal.plain())
     assert "waiting" not in terminal.plain().splitlines()[-1]
     assert "1/2 done" in terminal.plain().splitlines()[-1]
 
@@ -269,7 +274,7 @@ def test_log_lines_appear_above_the_bar_and_the_handler_is_given_back(terminal: 
     handler = logging.StreamHandler(terminal.stream)
     logging.getLogger().addHandler(handler)
     try:
-        with Progress(2, stream=terminal.stream):
+        with Progress(State(2).read, stream=terminal.stream):
             _wait_for(lambda: "0/2 done" in terminal.plain())
             logging.getLogger("x").warning("a limit is not enforced")
             _wait_for(lambda: "a limit is not enforced" in terminal.plain())
@@ -281,7 +286,7 @@ def test_log_lines_appear_above_the_bar_and_the_handler_is_given_back(terminal: 
 
 
 def test_output_that_goes_to_a_file_stays_there(terminal: Terminal, capfd: pytest.CaptureFixture[str]) -> None:
-    with Progress(1, stream=terminal.stream):
+    with Progress(State(1).read, stream=terminal.stream):
         _wait_for(lambda: "0/1 done" in terminal.plain())
         print("to standard output")
         print("to standard error", file=sys.stderr)
@@ -290,7 +295,7 @@ def test_output_that_goes_to_a_file_stays_there(terminal: Terminal, capfd: pytes
 
 def test_a_dumb_terminal_gets_plain_lines(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
-    with Progress(1, stream=terminal.stream, clock=Clock()):
+    with Progress(State(1).read, stream=terminal.stream, clock=Clock()):
         pass
     assert terminal.text() == "0/1 done · 0.0 s\r\n"
 
@@ -298,8 +303,8 @@ def test_a_dumb_terminal_gets_plain_lines(terminal: Terminal, monkeypatch: pytes
 SCRIPT = """
 import sys, time
 from ares_exp.running.progress import Progress
-with Progress(2) as progress:
-    progress.episode_started("a")
+from tests.unit.running.test_progress import State
+with Progress(State(2).read):
     time.sleep(100)
 """
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from ares_exp.containers.ownership import owner_labels
-from ares_exp.control.stop_file import STOP
+from ares_exp.sweeps.interruption import STOP
 
 WORKER = """
 import json, signal, sys, threading

@@ -76,8 +76,8 @@ MUTANTS: list[tuple[type[careless.CarelessAgent], type[AresExpError], str]] = [
     (careless.ThreadThatCalls, NondeterministicCallError, r"`call_soon_threadsafe`"),
     (careless.Subprocess, NondeterministicCallError, r"`subprocess_exec`"),
     (careless.Swallower, DivergenceError, r"echo \d+.*now .*echo \d+"),
-    (careless.RunsAway, AgentError, r"goes round and round"),
-    (careless.NeverWakes, AgentError, r"waits for something that can never come"),
+    (careless.RunsAway, AgentError, r"runs on and on"),
+    (careless.NeverWakes, AgentError, r"waits for something that never comes"),
 ]
 
 

@@ -13,10 +13,10 @@ import pytest
 
 import ares_exp
 from ares_exp import LLMRequest, LLMResponse
-from ares_exp.control.orders import Order, give
 from ares_exp.errors import ConfigError
 from ares_exp.policies.policy import Policy, Weights
-from ares_exp.running import run_control
+from ares_exp.running.control import run_control
+from ares_exp.running.control.orders import Order, write_order
 from ares_exp.training.driver import EpisodeDriver
 from tests.unit.training.counted_tasks import TASKS, Counted, options
 
@@ -113,7 +113,7 @@ async def test_another_attempt_is_played_for_one_that_an_order_takes_off_the_que
     async with driver(policy) as driving:
         playing, queued = driving.submit(["apple"], n=2), driving.submit(["bread"], n=1)
         await policy.was_asked(2)
-        give(Path("run/control"), Order.made("cancel", what="bread"))
+        write_order(Path("run/control"), Order.new("cancel", what="bread"))
         async with asyncio.timeout(60):
             while not Path("run/control.jsonl").exists():  # noqa: ASYNC110 - a file is looked at
                 await asyncio.sleep(0.01)

@@ -11,13 +11,13 @@ from typing import Any
 import aiohttp
 import pytest
 
+from ares_exp.commands.view import COOKIE, Server, Shelf
+from ares_exp.errors import ConfigError
+from ares_exp.terminal.subcommands import run_module
 from ares_exp.trajectories.files.episode_file import dump_episode
-from ares_exp.view.command_line import main
-from ares_exp.view.guard import COOKIE
-from ares_exp.view.server import listening
-from ares_exp.view.shelf import Shelf
 from tests.unit.report.recorded import row, run_of
 from tests.unit.trajectories.chats import chat
+from tests.unit.view.served import served
 
 ROWS = [row("a", 0, 1.0), row("b", 0, None)]
 
@@ -32,13 +32,11 @@ class Visitor:
         self.port = self.root.rpartition(":")[2]
         self.cookie = {COOKIE.format(self.port): first.partition("token=")[2]}
 
-    async def ask(
-        self, path: str, *, method: str = "GET", cookie: bool = True, data: str | None = None, **headers: str
-    ) -> tuple[int, str, Any]:
+    async def ask(self, path: str, *, method: str = "GET", cookie: bool = True, **headers: str) -> tuple[int, str, Any]:
         own = "; ".join(f"{name}={value}" for name, value in self.cookie.items()) if cookie else ""
         sent = {name.replace("_", "-"): value for name, value in headers.items()} | ({"Cookie": own} if own else {})
         address = path if path.startswith("http") else self.root + path
-        async with self._session.request(method, address, headers=sent, data=data, allow_redirects=False) as answer:
+        async with self._session.request(method, address, headers=sent, allow_redirects=False) as answer:
             return answer.status, await answer.text(), answer.headers
 
 
@@ -53,20 +51,9 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def visitor(folder: Path) -> AsyncIterator[Visitor]:
-    async with (
-        listening(Shelf(folder), port=0) as first,
-        aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session,
-    ):
-        yield Visitor(session, first)
-
-
-@pytest.fixture
-async def commander(folder: Path) -> AsyncIterator[Visitor]:
-    async with (
-        listening(Shelf(folder), port=0, control=True) as first,
-        aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session,
-    ):
-        yield Visitor(session, first)
+    with served(folder) as first:
+        async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
+            yield Visitor(session, first)
 
 
 async def test_the_first_address_gives_a_cookie_and_loses_the_token(visitor: Visitor) -> None:
@@ -103,8 +90,7 @@ REFUSED = [
     (403, {"Origin": "null"}),
     (403, {"Sec_Fetch_Site": "cross-site"}),
     (403, {"Sec_Fetch_Site": "same-site"}),
-    (405, {"method": "POST"}),
-    (405, {"method": "DELETE"}),
+    *((501, {"method": method}) for method in ("POST", "PUT", "DELETE", "HEAD", "EXPLODE")),
 ]
 
 
@@ -114,45 +100,8 @@ async def test_who_is_refused(visitor: Visitor, path: str, status: int, how: dic
     found, text, headers = await visitor.ask(path, **how)
     assert found == status
     assert "a-0" not in text
+    assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
     assert headers["Content-Type"].startswith("text/plain")
-
-
-ASKED = json.dumps({"run": "first", "verb": "pause"})
-POSTED: dict[str, Any] = {"method": "POST", "data": ASKED, "Content_Type": "application/json"}
-REFUSED_ORDERS = [
-    (401, {"cookie": False, "own": True}),
-    (421, {"Host": "evil.example", "own": True}),
-    (403, {}),
-    (403, {"Origin": "http://evil.example"}),
-    (403, {"Origin": "null"}),
-    (403, {"Sec_Fetch_Site": "cross-site", "own": True}),
-    (403, {"Sec_Fetch_Site": "same-site", "own": True}),
-    (415, {"Content_Type": "text/plain", "own": True}),
-    (405, {"method": "PUT", "own": True}),
-    (405, {"path": "/api/run?run=first", "own": True}),
-    (413, {"data": " " * 70_000, "own": True}),
-    (400, {"data": "[]", "own": True}),
-    (400, {"data": "{", "own": True}),
-    (400, {"data": '{"run": "first", "verb": "pause", "id": "x"}', "own": True}),
-    (404, {"data": '{"run": "../outside", "verb": "pause"}', "own": True}),
-    (422, {"data": '{"run": "first", "verb": "explode"}', "own": True}),
-    (422, {"own": True}),  # a run that has ended
-]
-
-
-@pytest.mark.parametrize(("status", "how"), REFUSED_ORDERS)
-async def test_which_orders_are_refused(commander: Visitor, folder: Path, status: int, how: dict[str, Any]) -> None:
-    sent = {**POSTED, **how}
-    path = sent.pop("path", "/api/order")
-    if sent.pop("own", False):
-        sent["Origin"] = commander.root
-    found, text, _ = await commander.ask(path, **sent)
-    assert found == status, text
-    assert not list(folder.rglob("control"))
-
-
-async def test_without_control_there_is_nothing_to_post_to(visitor: Visitor) -> None:
-    assert (await visitor.ask("/api/order", **POSTED, Origin=visitor.root))[0] == 405
 
 
 async def test_another_name_for_this_machine_and_its_own_origin_are_answered(visitor: Visitor) -> None:
@@ -222,16 +171,16 @@ async def test_a_run_that_appears_is_listed(visitor: Visitor, folder: Path) -> N
 
 
 def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path / "nothing")]) == 2
+    def main(*words: str) -> int:
+        return run_module("ares_exp.commands.view", words, "ares-exp view")
+
+    assert main(str(tmp_path / "nothing")) == 2
     assert "Expected a run directory or a folder of runs" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        main([str(tmp_path), "--port", "70000"])
+        main(str(tmp_path), "--port", "70000")
     assert "expected a port" in capsys.readouterr().err
 
 
 async def test_a_port_in_use_is_a_mistake(visitor: Visitor, folder: Path) -> None:
-    from ares_exp.errors import ConfigError
-
     with pytest.raises(ConfigError, match="another program listens there"):
-        async with listening(Shelf(folder), port=int(visitor.port)):
-            pass
+        Server(Shelf(folder), port=int(visitor.port))

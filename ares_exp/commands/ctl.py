@@ -1,0 +1,317 @@
+"""`ares-exp ctl`: the state of a running run or sweep, and orders to it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ares_exp.errors import ConfigError
+from ares_exp.records.latest_run import MEANING, run_path
+from ares_exp.records.run_dir import SWEEP_RECORD, RunDir, append_lines, dump_json, open_regular
+from ares_exp.running.control.orders import VERBS, Order, watch, write_order
+from ares_exp.running.control.status import PLACES, RunStatus, read_status
+from ares_exp.terminal.run_command import EXIT_OK
+from ares_exp.terminal.terminal import count_of, format_duration, one_line
+
+EXIT_NOT_DONE = 1
+WAIT_SEC = 15.0
+FRESH_SEC = 3.0
+"""How long `status` waits for a new state: a watched run writes it every two seconds."""
+POLL_SEC = 0.1
+MAX_TAIL = 16 * 2**20
+SHOWN = 20
+DESCRIPTION = """\
+Shows the state of a running run or sweep, and gives it orders, by files in its directory: from another
+terminal, another machine with the same disk, or a script. Users who may write in the directory may give orders.
+
+  status               the state: what episodes wait for, what is spent
+  pause                no new episode starts; running episodes continue to their end
+  pause --now          also holds requests to the policy; time limits of episodes stand still
+  resume               ends a pause
+  stop                 as Ctrl-C once: ends episodes as cancelled, `resume=` continues them
+  set KEY=VALUE ...    changes concurrency, budget.*, retry.*, policy.max_concurrency or policy.max_retries,
+                       until this session ends
+  cancel TASK|EPISODE  ends its running episodes as cancelled, takes the rest off the queue; `resume=` runs them
+
+A sweep passes an order on to all its jobs, also to the jobs that start later. control.jsonl records each order, with
+its author, reason and outcome.
+"""
+EPILOG = """\
+Examples:
+  %(prog)s latest status
+  %(prog)s outputs/grid pause --for 10m --reason "the endpoint is rate-limited"
+  %(prog)s latest status --json | jq .status.waiting
+  %(prog)s latest set concurrency=32 budget.cost=20 --reason "more budget"
+
+Exit codes: 0 done; 1 refused by the run, or not taken in time; 2 the command line is wrong, or the run is not running.
+"""
+ORDERS = ("status", *VERBS)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of the command."""
+    parser.add_argument("path", type=run_path, metavar="RUN|SWEEP", help=f"a run directory or a sweep's; {MEANING}")
+    parser.add_argument("order", choices=ORDERS, metavar="ORDER", help=", ".join(ORDERS))
+    parser.add_argument("what", nargs="*", default=[], metavar="WHAT", help="KEY=VALUE, or a task or an episode")
+    parser.add_argument("--now", action="store_true", help="pause: also hold running episodes at their next request")
+    parser.add_argument(
+        "--for", dest="for_sec", type=_seconds, metavar="TIME", help="pause: resume by itself after 90s, 10m, 1h30m"
+    )
+    parser.add_argument("--reason", metavar="TEXT", help="why, for the record")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--wait", type=float, default=WAIT_SEC, metavar="SEC", help=f"how long to wait for the outcome [{WAIT_SEC:g}]"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command and returns its exit code."""
+    path, is_sweep = arguments.path, (arguments.path / SWEEP_RECORD).is_file()
+    if not is_sweep and not _is_run(path):
+        raise ConfigError(
+            f"Expected the directory of a run, or the folder of a sweep, got {path}. A run that is still checking its "
+            "tasks has written nothing yet."
+        )
+    if arguments.order == "status":
+        if arguments.what:
+            raise ConfigError(f"Expected no words after `status`, got {' '.join(arguments.what)!r:.100}.")
+        _print_status(path, is_sweep=is_sweep, as_json=arguments.json)
+        return EXIT_OK
+    order = _order(arguments)
+    outcomes = _give_to_sweep(path, order, arguments.wait) if is_sweep else [_give_to_run(path, order, arguments.wait)]
+    if arguments.json:
+        shown = [{**asdict(one), "path": str(one.path)} for one in outcomes]
+        sys.stdout.write(dump_json({"order": order.to_dict(), "outcomes": shown}, indent=2) + "\n")
+    else:
+        sys.stdout.write("" if outcomes else "Given. No job is running now.\n")
+        sys.stdout.writelines(f"{one.path}: {one.outcome}. {one_line(one.says, 500)}\n" for one in outcomes)
+    return EXIT_OK if all(one.outcome == "done" for one in outcomes) else EXIT_NOT_DONE
+
+
+def _order(arguments: argparse.Namespace) -> Order:
+    """Makes the order that a command line gives.
+
+    Raises:
+        ConfigError: The words do not fit the order.
+    """
+    verb, words, more = arguments.order, arguments.what, dict[str, Any]()
+    if verb == "cancel":
+        if len(words) != 1:
+            raise ConfigError(f"Expected one task or episode after `cancel`, got {len(words)}.")
+        more = {"what": words[0]}
+    elif verb == "set":
+        if not words or not all("=" in word for word in words):
+            raise ConfigError("Expected `set KEY=VALUE …`, such as `set concurrency=8`.")
+        more = {"values": dict(map(_pair, words))}
+    elif words:
+        raise ConfigError(f"Expected no words after `{verb}`, got {' '.join(words)!r:.100}.")
+    return Order.new(verb, reason=arguments.reason, now=arguments.now, for_sec=arguments.for_sec, **more)
+
+
+def _pair(word: str) -> tuple[str, Any]:
+    import yaml
+
+    key, _, text = word.partition("=")
+    try:
+        return key, yaml.safe_load(text)
+    except yaml.YAMLError:
+        return key, text
+
+
+def _seconds(text: str) -> float:
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smh])", text)
+    if not parts or "".join(map("".join, parts)) != text:
+        raise argparse.ArgumentTypeError(f"expected a time such as 90s, 10m or 1h30m, got {text!r}")
+    return sum(float(number) * {"s": 1.0, "m": 60.0, "h": 3600.0}[unit] for number, unit in parts)
+
+
+def _is_run(path: Path) -> bool:
+    from ares_exp.trajectories.episode_places import is_run
+
+    return is_run(path)
+
+
+def _state(path: Path) -> str:
+    """Returns how far a run is: `running`, `finished`, `killed`, …; `not started` if it has no record yet."""
+    from ares_exp.pages.run_payload import ShownRun
+
+    return ShownRun(path).state.name if _is_run(path) else "not started"
+
+
+def _jobs(sweep: Path) -> Sequence[Path]:
+    """Returns the jobs that have started to write."""
+    from ares_exp.sweeps.job_folder import job_folders
+
+    return [*job_folders(sweep)]
+
+
+def _sweep_is_running(sweep: Path) -> bool:
+    """Returns whether a process starts its jobs, or runs one."""
+    from ares_exp.trajectories.files.writer_lock import has_writer
+
+    return has_writer(sweep) or any(_state(job) == "running" for job in _jobs(sweep))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The outcome of an order.
+
+    Attributes:
+        path: The run.
+        outcome: `done`, `refused`, `failed`, or `not taken`.
+        says: The outcome in a sentence.
+    """
+
+    path: Path
+    outcome: str
+    says: str
+
+
+def _give_to_run(run: Path, order: Order, wait_sec: float) -> Outcome:
+    """Gives an order to a run, and waits for its outcome.
+
+    Raises:
+        ConfigError: The run is not running.
+    """
+    if (state := _state(run)) != "running":
+        remedy = f" Use `ares-exp resume={run}` with the new values." if order.verb == "set" else ""
+        raise ConfigError(f"Expected a running run, but {run} is {state}.{remedy}")
+    records = _Records(run)
+    path = write_order(RunDir(run).control, order)
+    outcome = records.outcome(order, wait_sec)
+    if outcome.outcome == "not taken" and _state(run) != "running":
+        path.unlink(missing_ok=True)
+        return Outcome(run, "not taken", "The run ended before.")
+    return outcome
+
+
+def _give_to_sweep(sweep: Path, order: Order, wait_sec: float) -> list[Outcome]:
+    """Gives an order to all jobs of a sweep, also to later ones, and waits for the outcomes of the running ones.
+
+    Raises:
+        ConfigError: The sweep is not running, or the order is for one run.
+    """
+    from ares_exp.sweeps.interruption import stop
+
+    jobs = [job for job in _jobs(sweep) if _state(job) == "running"]
+    if order.verb == "cancel":
+        named = ", ".join(map(str, jobs)) or "none now"
+        raise ConfigError(f"Expected one job for `cancel`, got the sweep {sweep}. Running jobs: {named}.")
+    if not _sweep_is_running(sweep):
+        raise ConfigError(f"Expected a running sweep, but no process runs {sweep}.")
+    folder, records = RunDir(sweep), [_Records(job) for job in jobs]
+    if order.verb == "stop":
+        stop(sweep)
+    else:
+        write_order(folder.control, order)
+    append_lines(folder.orders, order.settled("done", "Given to all jobs."))
+    if order.verb == "stop":
+        return [Outcome(job, "done", "Its running episodes are ended.") for job in jobs]
+    deadline = time.monotonic() + wait_sec
+    return [one.outcome(order, deadline - time.monotonic()) for one in records]
+
+
+class _Records:
+    """The new lines of `control.jsonl` of a run."""
+
+    def __init__(self, run: Path) -> None:
+        self._run, self._path = run, RunDir(run).orders
+        try:
+            self._at = self._path.stat().st_size
+        except OSError:
+            self._at = 0
+
+    def outcome(self, order: Order, wait_sec: float) -> Outcome:
+        """Waits for the line about an order."""
+        deadline = time.monotonic() + wait_sec
+        while True:
+            for line in self._new():
+                if line.get("id") == order.id:
+                    return Outcome(self._run, str(line.get("outcome")), str(line.get("says")))
+            if time.monotonic() > deadline:
+                return Outcome(self._run, "not taken", f"There was no outcome within {wait_sec:.0f} s.")
+            time.sleep(POLL_SEC)
+
+    def _new(self) -> Iterator[dict[str, Any]]:
+        try:
+            with open_regular(self._path) as file:
+                file.seek(self._at)
+                found = file.read(MAX_TAIL)
+        except OSError:
+            return
+        whole = found[: found.rfind(b"\n") + 1]
+        self._at += len(whole)
+        for line in whole.splitlines():
+            try:
+                data = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(data, dict):
+                yield data
+
+
+def _print_status(path: Path, *, is_sweep: bool, as_json: bool) -> None:
+    if not is_sweep:
+        state = _state(path)
+        status = _fresh_status(path) if state == "running" else read_status(RunDir(path).status)
+        if as_json:
+            sys.stdout.write(dump_json(_as_json(path, state, status), indent=2) + "\n")
+        else:
+            sys.stdout.writelines(f"{line}\n" for line in _lines(path, state, status))
+        return
+    jobs = [(job, _state(job), read_status(RunDir(job).status)) for job in _jobs(path)]
+    if as_json:
+        data = {"path": str(path), "jobs": [_as_json(*one) for one in jobs]}
+        sys.stdout.write(dump_json(data, indent=2) + "\n")
+        return
+    state = "running" if _sweep_is_running(path) else "not running"
+    sys.stdout.write(f"{path}: {state}, {count_of(len(jobs), 'job')} started\n")
+    sys.stdout.writelines(f"  {next(_lines(*one))}\n" for one in jobs)
+
+
+def _fresh_status(run: Path) -> RunStatus | None:
+    """Returns a state that is written from now on; the last one if the run writes none in time."""
+    folder, asked = RunDir(run), time.time()
+    watch(folder.control)
+    status = read_status(folder.status)
+    while (status is None or status.written_at < asked) and time.time() < asked + FRESH_SEC:
+        time.sleep(POLL_SEC)
+        status = read_status(folder.status)
+    return status
+
+
+def _as_json(run: Path, state: str, status: RunStatus | None) -> Mapping[str, Any]:
+    return {"path": str(run), "state": state, "status": asdict(status) if status is not None else None}
+
+
+def _lines(run: Path, state: str, status: RunStatus | None) -> Iterator[str]:
+    """Yields the state of a run in lines, the whole run in the first one."""
+    if status is None or state != "running":
+        yield f"{run}: {state}"
+        return
+    yield (
+        f"{run}: {status.state}, {status.running} of at most {status.concurrency} episodes running, "
+        f"{status.queued} queued, {status.ended} ended"
+    )
+    yield from (f"  {one_line(line, 200)}" for line in status.lines())
+    for name, limit in status.budget.items():
+        spent = f"{status.spent[name]:g} spent" if name in status.spent else "of all jobs together"
+        yield f"  budget.{name}={limit:g}: {spent}"
+    shown = sorted(status.episodes, key=lambda one: one.since)[:SHOWN]
+    for one in shown:
+        waited = format_duration(status.written_at - one.since)
+        yield (
+            f"  {one_line(one.episode_id)}  step {one.num_steps}, {one.tokens:,} tokens, ${one.cost:.4f}, "
+            f"waits {PLACES[one.waits_for]} for {waited}"
+        )
+    if status.running > len(shown):
+        yield f"  and {status.running - len(shown):,} more (--json lists them)"
+    age = format_duration(time.time() - status.written_at)
+    yield f"  written {age} ago by process {status.pid} on {one_line(status.hostname)}"

@@ -1,0 +1,362 @@
+"""`ares-exp view`: the page of runs in a browser, live while they run.
+
+It is a separate process that only reads files. So it costs a run nothing, and also shows runs that were killed or that
+run on another machine.
+
+Other pages in a browser may send requests to a server on this machine, under a host name of their own that leads here,
+and other users of this machine may connect to it. So each request needs the exact `Host`, no foreign `Origin`, and a
+token. The first address contains the token. Later requests have it in a cookie that requests of other sites do not get.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import os
+import secrets
+import socketserver
+import sys
+import threading
+import webbrowser
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from hashlib import sha256
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from ares_exp.errors import ConfigError, TrajectoryFormatError
+from ares_exp.pages.page import json_text, page_foot, page_head, policy
+from ares_exp.pages.run_payload import ShownRun, payload_of
+from ares_exp.records.latest_run import MEANING, OUTPUTS, run_path
+from ares_exp.records.run_dir import RunDir
+from ares_exp.running.control.status import read_status
+from ares_exp.terminal.run_command import EXIT_OK
+from ares_exp.trajectories.episode_places import RUN_FILES, RUN_FOLDERS, is_partial, is_run, runs_below
+from ares_exp.trajectories.stored_episodes import HeaderCache
+
+PORT = 7580
+HOST = "127.0.0.1"
+CONNECT = "'self'"
+COOKIE = "ares_exp_view_{}"
+"""With the port: browsers share the cookies of all ports of a host."""
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+IDLE_SEC = 30.0
+"""Seconds that a client may take to send a request or to read a part of the response."""
+MAX_DEPTH = 5
+MAX_RUNS = 2_000
+MAX_TEXTS = 64
+DESCRIPTION = """\
+Serves the page of `ares-exp report` to the browser of this machine: of a run, or of all runs below a folder, live while
+they run. It is a separate process that only reads their files: it shows runs that were killed, and runs of other
+machines on the same disk. Ctrl-C ends it.
+"""
+EPILOG = f"""\
+Examples:
+  %(prog)s                                  all runs below {OUTPUTS}/
+  %(prog)s latest --open
+  %(prog)s outputs/sweep --port 0
+
+On another machine: `ssh -L {PORT}:127.0.0.1:{PORT} HOST`, then open the address that is printed there.
+
+Exit codes: 0 ended by Ctrl-C; 2 the command line is wrong, or the port is in use.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of the command."""
+    parser.add_argument(
+        "path",
+        type=run_path,
+        nargs="?",
+        default=OUTPUTS,
+        metavar="RUN|DIR",
+        help=f"a run directory, or a folder of runs [{OUTPUTS}]; {MEANING}",
+    )
+    parser.add_argument("--port", type=_port, default=PORT, metavar="N", help=f"the port, 0 for a free one [{PORT}]")
+    parser.add_argument("--open", action="store_true", help="open it in the browser")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command until Ctrl-C; returns its exit code."""
+    with contextlib.suppress(KeyboardInterrupt), Server(Shelf(arguments.path), port=arguments.port) as server:
+        sys.stdout.write(f"{server.address}\nThe page of {arguments.path}, only for this machine. Ctrl-C ends it.\n")
+        sys.stdout.flush()
+        if arguments.open:
+            webbrowser.open(server.address)
+        server.serve_forever()
+    return EXIT_OK
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got {text!r}")
+    return int(text)
+
+
+class Server(socketserver.ThreadingTCPServer):
+    """The server of one folder, on the loopback interface. It listens as soon as it is made.
+
+    Attributes:
+        shelf: The runs.
+        token: The token of the first address.
+        address: The first address, with the token.
+    """
+
+    allow_reuse_address = True
+    daemon_threads = True
+
+    def __init__(self, shelf: Shelf, *, port: int) -> None:
+        """Listens.
+
+        Args:
+            shelf: The runs.
+            port: The port; 0 for any free one.
+
+        Raises:
+            ConfigError: The port is in use, or not allowed.
+        """
+        try:
+            super().__init__((HOST, port), _Request)
+        except OSError as error:
+            reason = "another program listens there" if error.errno == errno.EADDRINUSE else error.strerror
+            raise ConfigError(f"Cannot listen on port {port}: {reason}. Choose another with `--port`.") from None
+        self.shelf = shelf
+        self.token = secrets.token_urlsafe(32)
+        self.port: int = self.server_address[1]
+        self.address = f"http://{HOST}:{self.port}/?token={self.token}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignores clients that have gone away."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+
+class _Request(BaseHTTPRequestHandler):
+    """One request. Only GET exists; all other methods are rejected."""
+
+    server: Server
+    timeout = IDLE_SEC
+
+    def do_GET(self) -> None:
+        """Checks the request and sends the response."""
+        url = urlsplit(self.path)
+        query = {name: values[0] for name, values in parse_qs(url.query).items()}
+        is_first = url.path == "/" and "token" in query
+        cookies = dict(pair.strip().partition("=")[::2] for pair in self.headers.get("Cookie", "").split(";"))
+        cookie = COOKIE.format(self.server.port)
+        token = query["token"] if is_first else cookies.get(cookie, "")
+        if (rejected := self._rejected(is_first=is_first)) is not None:
+            self._send(*rejected)
+        elif not secrets.compare_digest(token.encode(errors="replace"), self.server.token.encode()):
+            self._send(401, "Expected the address that `ares-exp view` printed, with its token.")
+        elif is_first:  # the token goes into a cookie, and out of the address
+            set_cookie = f"{cookie}={token}; HttpOnly; SameSite=Strict; Path=/"
+            self._send(303, "", {"Location": "/", "Set-Cookie": set_cookie})
+        else:
+            try:
+                self._answer(url.path, query)
+            except (ConfigError, TrajectoryFormatError) as error:
+                self._send(422, str(error))
+            except OSError as error:
+                if error.filename is None:
+                    raise
+                self._send(422, f"{error.filename}: {error.strerror}")
+
+    def _rejected(self, *, is_first: bool) -> tuple[int, str] | None:
+        """Returns status and text if another site may have sent the request."""
+        hosts = [f"{name}:{self.server.port}" for name in (HOST, "localhost")]
+        if self.headers.get_all("Host", []) not in [[host] for host in hosts]:
+            return 421, f"Expected a request to {hosts[0]}."
+        if self.headers.get("Origin") not in [None, *(f"http://{host}" for host in hosts)]:
+            return 403, "Expected a request of this page, got one of another origin."
+        if self.headers.get("Sec-Fetch-Site") not in (None, "same-origin", "none") and not is_first:
+            return 403, "Expected a request of this page, got one of another site."
+        return None
+
+    def _answer(self, path: str, query: Mapping[str, str]) -> None:
+        shelf = self.server.shelf
+        if path == "/":
+            page = page_head(f"ares-exp: {shelf.path}", connect=CONNECT) + page_foot(
+                payload_of(shelf.summaries(), live=True)
+            )
+            self._send(200, page, content_type="text/html")
+        elif path == "/api/runs":
+            self._send_json(*_tagged(json_text({"runs": shelf.summaries()})))
+        elif path not in ("/api/run", "/api/episode"):
+            self._send(404, "This address does not exist.")
+        elif (run := shelf.run(query.get("run", ""))) is None:
+            self._send(404, "There is no such run.")
+        elif path == "/api/run":
+            self._send_json(*run.text())
+        else:
+            try:
+                found = run.episode_text(query.get("id", ""))
+            except KeyError:
+                self._send(404, "There is no trajectory of that episode.")
+            else:
+                self._send_json(*found)
+
+    def _send_json(self, text: str, tag: str) -> None:
+        if self.headers.get("If-None-Match") == tag:
+            self._send(304, "", {"ETag": tag})
+        else:
+            self._send(200, text, {"ETag": tag}, content_type="application/json")
+
+    def _send(
+        self, status: int, text: str, headers: Mapping[str, str] | None = None, *, content_type: str = "text/plain"
+    ) -> None:
+        body = text.encode()
+        security = f"{policy(connect=CONNECT)}; frame-ancestors 'none'"
+        self.send_response(status)
+        own = {"Content-Type": f"{content_type}; charset=utf-8", "Content-Length": str(len(body))}
+        for name, value in {**HEADERS, "Content-Security-Policy": security, **own, **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Sends the reason as text: a method that does not exist, or a malformed request."""
+        self._send(code, message or "This request is not supported.")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Logs nothing."""
+
+
+def _tagged(text: str) -> tuple[str, str]:
+    """Returns a text, and its tag for `If-None-Match`."""
+    return text, f'"{sha256(text.encode()).hexdigest()[:32]}"'
+
+
+Signature = tuple[tuple[str, int, int], ...]
+
+
+class Shelf:
+    """The runs at a path. Safe for several threads."""
+
+    def __init__(self, path: Path) -> None:
+        """Keeps the path.
+
+        Args:
+            path: A run directory, or a folder with runs below it.
+
+        Raises:
+            ConfigError: The path is not a folder.
+        """
+        if not path.is_dir():
+            raise ConfigError(f"Expected a run directory or a folder of runs, got {path}.")
+        self.path = path
+        self._runs: dict[str, ShelvedRun] = {}
+        self._lock = threading.Lock()
+
+    def run(self, key: str) -> ShelvedRun | None:
+        """Returns a run by its path from the folder; `None` if there is no such run."""
+        if key not in self._runs:
+            self._read()
+        return self._runs.get(key)
+
+    def summaries(self) -> list[dict[str, Any]]:
+        """Returns a summary of each run."""
+        return [run.summary() for run in self._read()]
+
+    def _read(self) -> list[ShelvedRun]:
+        with self._lock:
+            self._runs = {key: self._runs.get(key) or ShelvedRun(key, path) for key, path in self._found()}
+            return [*self._runs.values()]
+
+    def _found(self) -> Iterator[tuple[str, Path]]:
+        if is_run(self.path):
+            yield str(self.path), self.path
+            return
+        for _, path in zip(range(MAX_RUNS), runs_below(self.path, MAX_DEPTH), strict=False):
+            yield str(path.relative_to(self.path)), path
+
+
+class ShelvedRun:
+    """One run, read again when its files have changed."""
+
+    def __init__(self, key: str, path: Path) -> None:
+        self._key = key
+        self._path = path
+        self._headers = HeaderCache()
+        self._lock = threading.Lock()
+        self._signature: Signature | None = None
+        self._shown: ShownRun | None = None
+        self._texts: dict[str, tuple[str, str]] = {}
+        self._summary: dict[str, Any] = {}
+        self._summary_of: Signature | None = None
+
+    def summary(self) -> dict[str, Any]:
+        """Returns the row of the run in a list of runs; the reason if it cannot be read."""
+        with self._lock:
+            signature = _signature(self._path, partial=False)
+            if signature != self._summary_of:
+                self._summary, self._summary_of = _summary(self._path), signature
+            return {"key": self._key, "name": self._key, "summary": self._summary}
+
+    def text(self) -> tuple[str, str]:
+        """Returns the payload of the run as JSON, and its tag."""
+
+        def make(shown: ShownRun) -> Mapping[str, Any]:
+            status = read_status(shown.dir.status) if shown.state.name == "running" else None
+            own = {"key": self._key, "status": asdict(status) if status is not None else None}
+            return {**shown.payload(name=self._key), **own}
+
+        return self._made("", make)
+
+    def episode_text(self, episode_id: str) -> tuple[str, str]:
+        """Returns the payload of an episode, and its tag.
+
+        Raises:
+            KeyError: The episode has no trajectory.
+            TrajectoryFormatError: The trajectory cannot be read.
+        """
+        return self._made(f"e{episode_id}", lambda shown: shown.episode(episode_id))
+
+    def _made(self, name: str, make: Callable[[ShownRun], Mapping[str, Any]]) -> tuple[str, str]:
+        with self._lock:
+            signature = _signature(self._path, partial=True)
+            if signature != self._signature or self._shown is None:
+                self._shown = ShownRun(self._path, headers=self._headers)
+                self._signature, self._texts = signature, {}
+            if name not in self._texts:
+                if len(self._texts) >= MAX_TEXTS:
+                    self._texts.clear()
+                self._texts[name] = _tagged(json_text(make(self._shown)))
+            return self._texts[name]
+
+
+def _summary(path: Path) -> dict[str, Any]:
+    try:
+        shown = ShownRun(path)
+        totals, state = shown.summary.to_dict(), shown.state
+    except (ConfigError, OSError) as error:
+        return {"state": f"unreadable: {error}"}
+    kept = {name: totals[name] for name in ("planned", "finished", "mean_reward", "cost", "wall_sec")}
+    return {**kept, "state": state.name, "began": state.began}
+
+
+def _signature(path: Path, *, partial: bool) -> Signature:
+    """Returns sizes and times of the files that a run writes; with `partial` also of its running episodes."""
+    run = RunDir(path)
+    files = [run.episodes, run.sessions, run.summary, run.results, run.log, run.config, run.status]
+    files += [path / name for name in (*RUN_FILES, *RUN_FOLDERS)]
+    if partial and run.trajectories.is_dir():
+        with os.scandir(run.trajectories) as entries:
+            files += [Path(entry.path) for entry in entries if is_partial(Path(entry.name))]
+    is_written = int(is_run(path) and ShownRun(path).is_written)  # a killed run writes nothing any more
+    stamps = []
+    for file in files:
+        with contextlib.suppress(OSError):
+            found = file.stat()
+            stamps.append((file.name, found.st_mtime_ns, found.st_size))
+    return (("", is_written, 0), *sorted(stamps))
