@@ -16,7 +16,7 @@ SHORT_FLAGS = ("-h", "-c", "-p", "-r", "-m", "-i", "-sc", "-cp", "-cn", "-cd")
 OTHERS_CALL_IT = {
     "n": "concurrency", "n_concurrent": "concurrency", "k": "attempts", "n_attempts": "attempts",
     "d": "env.dataset", "dataset": "env.dataset", "t": "env.tasks", "task_name": "env.tasks", "path": "env.path",
-    "model": "policy=chat_completions policy.model", "temperature": "policy.temperature", "a": "agent",
+    "model": "policy=openai policy.model", "temperature": "policy.temperature", "a": "agent",
     "o": "hydra.run.dir", "output_dir": "hydra.run.dir", "jobs_dir": "hydra.run.dir",
 }  # fmt: skip
 """Flags of other runners, with the overrides that do here what they do there."""

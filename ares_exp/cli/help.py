@@ -22,9 +22,9 @@ Usage: {program} [group=option ...] [key=value ...] [-m] [--cfg job] [--config-d
 Examples:
   {program}                                            the bundled tasks, played by their own solutions
   {program} container=docker env.path=path/to/tasks    your Harbor tasks on a Docker engine
-  {program} policy=chat_completions policy.model=NAME policy.base_url=http://127.0.0.1:8000/v1
+  {program} policy=openai policy.model=NAME policy.base_url=http://127.0.0.1:8000/v1
   {program} env.tasks='fix-*' attempts=8 concurrency=16
-  {program} -m policy=chat_completions policy.model=NAME policy.temperature=0,0.5 seed=1,2
+  {program} -m policy=openai policy.model=NAME policy.temperature=0,0.5 seed=1,2
   {program} resume=outputs/default/2026-01-31_12-00-00     go on with a run or a sweep that was ended or killed
   {program} replay=outputs/default/2026-01-31_12-00-00/fix-bug
   {program} branch_from=outputs/default/2026-01-31_12-00-00/fix-bug@3 branches=8 policy.temperature=1.0

@@ -16,7 +16,7 @@ are those of a run; `attempts` has no effect. `python -m ares_exp trainer --help
 """
 EPILOG = """\
 Examples:
-  %(prog)s env=harbor_samples agent=tools policy=transformers policy.model=path/to/model trainer.steps=200
+  %(prog)s env=harbor agent=tools policy=transformers policy.model=path/to/model trainer.steps=200
   %(prog)s env=harbor env.path=tasks 'trainer.heldout=["test-*"]' trainer.zero_std_groups=refill …
   %(prog)s resume=outputs/train/2026-01-01_12-00-00
   %(prog)s -m trainer.learning_rate=1e-6,1e-5 …

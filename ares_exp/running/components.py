@@ -15,7 +15,7 @@ from ares_exp.environment import MinimalEnvironment
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.source import SourceBase
 from ares_exp.executors.executor import ExecutorBase, Recipe, as_executor
-from ares_exp.executors.here import Here
+from ares_exp.executors.here import LocalExecutor
 from ares_exp.policies.policy import Policy, as_policy
 from ares_exp.resume.resumable_policy import OnDivergence
 from ares_exp.running.branching import Branching, BranchOptions
@@ -53,7 +53,7 @@ class Components:
     branching: Branching | None = None
     retry: RetryRules = field(default_factory=RetryRules)
     budget: Budget = field(default_factory=Budget)
-    executor: ExecutorBase = field(default_factory=Here)
+    executor: ExecutorBase = field(default_factory=LocalExecutor)
     recipe: Recipe | None = None
     trainer: Trainer = field(default_factory=NoTrainer)
 

@@ -23,7 +23,7 @@ from ares_exp.errors import (
     StorageError,
 )
 from ares_exp.executors.executor import Place
-from ares_exp.executors.here import Here
+from ares_exp.executors.here import LocalExecutor
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.gathered_calls import GatheredCalls
 from ares_exp.records.results import ANSWERS_USED_UP, UNFINISHED, EpisodeResult, final_results
@@ -604,7 +604,7 @@ class Experiment:
             return environment.unwrapped if isinstance(environment, EnvironmentWrapper) else environment
 
         def check(start_from: Continuation) -> None:
-            cast("CodeEnvironment", make(Here(), start_from, 0)).check_start()
+            cast("CodeEnvironment", make(LocalExecutor(), start_from, 0)).check_start()
 
         agents = self._parts.playing_agent
         if agents.can_be_restored:

@@ -108,7 +108,7 @@ class Judge(ScorerBase):
         if self._model.policy.needs_solution:
             raise ConfigError(
                 f"Expected `policy` of a judge to be an LLM client that can grade, got {type(policy).__name__}, which "
-                "plays the solutions of tasks. Set `policy@env.scorers.judge.policy=chat_completions`."
+                "plays the solutions of tasks. Set `policy@env.scorers.judge.policy=openai`."
             )
         self._prompt, self._criteria = prompt, criteria
         self._lowest, self._highest = lowest, highest

@@ -40,7 +40,7 @@ class Example:
 EXAMPLES = (
     Example(
         "one token",
-        ("env=harbor_samples", "env.tasks=[write-greeting]", "step_limit=1"),
+        ("env=harbor", "env.tasks=[write-greeting]", "step_limit=1"),
         ("trainer.steps=20", "trainer.groups_per_step=2", "trainer.learning_rate=0.02"),
     ),
     Example(

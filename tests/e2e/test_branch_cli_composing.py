@@ -45,7 +45,7 @@ def test_a_branch_is_composed_as_its_run_was(cli: Any, tmp_path: Path) -> None:
 
 def test_secrets_have_to_be_given_again(cli: Any, tmp_path: Path, endpoint: LoopbackEndpoint) -> None:
     secret = "+policy.extra_body.api_token=typed-secret-value"
-    chat = ("policy=chat_completions", "policy.model=m", f"policy.base_url={endpoint.url}", "policy.api_key_env=null")
+    chat = ("policy=openai", "policy.model=m", f"policy.base_url={endpoint.url}", "policy.api_key_env=null")
     done = cli("tracker=none", "env.limit=1", *chat, secret, "hydra.run.dir=first")
     assert done.returncode == 0, done.stderr
     [trajectory] = (tmp_path / "first" / "trajectories").iterdir()

@@ -36,7 +36,7 @@ async def bad(episode, container):
         raise KeyError("lines")
     return 1.0
 """
-TASK = ("env=harbor_samples", "env.tasks=[write-greeting]")
+TASK = ("env=harbor", "env.tasks=[write-greeting]")
 AT = ("tracker=none", "hydra.run.dir=run")
 JUDGE = ("scorer=judge", "env.scorers.judge.policy.api_key_env=null", "env.scorers.judge.policy.model=grades")
 
@@ -95,7 +95,7 @@ def test_functions_and_a_judge_score_a_task(cli: Cli, tmp_path: Path, grader: Lo
 def test_a_run_that_is_killed_while_it_is_scored(cli: Cli, tmp_path: Path, grader: LoopbackEndpoint) -> None:
     url = f"env.scorers.second.policy.base_url={grader.url}"
     second = (
-        "+policy@env.scorers.second.policy=chat_completions",
+        "+policy@env.scorers.second.policy=openai",
         "+env.scorers.second._target_=ares_exp.scoring.judge.Judge",
         "env.scorers.second.policy.api_key_env=null",
         "env.scorers.second.policy.model=grades",

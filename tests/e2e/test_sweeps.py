@@ -88,7 +88,7 @@ def test_typed_secrets_stay_out_of_the_sweeps_folder(cli: Any, tmp_path: Path, e
     command = [
         "-m",
         "tracker=none",
-        "policy=chat_completions",
+        "policy=openai",
         "policy.model=m",
         f"policy.base_url={endpoint.url}",
         "policy.api_key_env=null",

@@ -15,7 +15,7 @@ from tests.conftest import run_command
 # The sandbox's preflight comes before that of the policy and before the selection is looked at.
 pytestmark = [pytest.mark.local, pytest.mark.once]
 
-CHAT = ("policy=chat_completions", "policy.model=m")
+CHAT = ("policy=openai", "policy.model=m")
 
 
 @pytest.mark.parametrize(
@@ -54,11 +54,11 @@ CHAT = ("policy=chat_completions", "policy.model=m")
         (["concurrency='${nothing}'"], "nothing"),
         (["policy=replay"], "policy.trajectory"),
         (["policy=replay", "policy.trajectory=gone"], "gone"),
-        (["policy=chat_completions"], "policy.model"),
+        (["policy=openai"], "policy.model"),
         ([*CHAT], "OPENAI_API_KEY"),
         (["--no-such-flag"], "--no-such-flag"),
         (["--attempts", "3"], "`attempts=3`"),
-        (["policy.model=m"], "`policy=chat_completions` or another one: choose that option"),
+        (["policy.model=m"], "`policy=openai` or another one: choose that option"),
         (["collector=null"], "Options: atif, json, jsonl, memory, none, parquet."),
         (["container=null"], "`container=null` chooses no option of the group `container`. Options: daytona,"),
         (["budget=5"], "`budget.cost=…`"),
@@ -96,7 +96,7 @@ def test_a_mistake(cli: Any, tmp_path: Path, arguments: list[str], expected: str
 
 def test_what_is_missing_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "openai.py").write_text("raise ImportError\n")
-    words = ("tracker=none", "policy=chat_completions", "env.path=gone")  # a fork would have imported it
+    words = ("tracker=none", "policy=openai", "env.path=gone")  # a fork would have imported it
     done = run_command((sys.executable, "-m", "ares_exp", *words), tmp_path, env={"PYTHONPATH": "."})
     assert done.returncode == 2
     told = ("env.path=<directory>", "`policy.model=…`", "export OPENAI_API_KEY=…", "pip install 'ares-exp[openai]'")
@@ -108,7 +108,7 @@ def test_the_version_is_ours(cli: Any) -> None:
 
 
 def test_help_on_a_group_and_an_option(cli: Any) -> None:
-    assert "  policy.model=null\n      Name of the model" in cli("--help", "policy=chat_completions").stdout
+    assert "  policy.model=null\n      Name of the model" in cli("--help", "policy=openai").stdout
     for asked in ("policy", "policy=gpt"):
         shown = cli("--help", asked).stdout
         assert "    scripted " in shown

@@ -109,7 +109,7 @@ def test_a_loss_costs_no_answer(run: KilledRun, whole: KilledRun, cluster: Small
 
 def test_the_killed_driver_goes_on_without_the_cluster(run: KilledRun, whole: KilledRun, cluster: SmallCluster) -> None:
     assert run.begin(Moment(requests=6)) == -signal.SIGKILL
-    assert run.resume(Moment(requests=4), "executor=here") == -signal.SIGKILL
+    assert run.resume(Moment(requests=4), "executor=local") == -signal.SIGKILL
     assert run.resume(Moment(), *on(cluster)) == 0, run.said
     check(run, whole)
 

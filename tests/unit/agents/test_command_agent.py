@@ -34,7 +34,7 @@ from tests.loopback_endpoint import LoopbackEndpoint, Received, completion
 pytestmark = pytest.mark.local
 
 AGENT = Path(__file__).parents[2] / "data" / "agents" / "chat_agent.py"
-TASK = ("env=harbor_samples", "env.tasks=write-greeting", "tracker=none", "retry=none")
+TASK = ("env=harbor", "env.tasks=write-greeting", "tracker=none", "retry=none")
 COMMAND = ("agent=command", "agent.command='python3 /opt/agent.py'", f"agent.files={{/opt/agent.py: {AGENT}}}")
 GREET = "echo Hello, harbor! > /app/greeting.txt"
 
@@ -343,7 +343,7 @@ def test_a_killed_run_goes_on_and_no_answer_is_asked_twice(tmp_path: Path) -> No
         return web.json_response(completion(["sleep 0.1", "DONE"][number] if is_part else turns[number]))
 
     with LoopbackEndpoint(otherwise=answer) as endpoint:
-        words = [*TASK, "container=local", *COMMAND, "policy=chat_completions", f"policy.base_url={endpoint.url}"]
+        words = [*TASK, "container=local", *COMMAND, "policy=openai", f"policy.base_url={endpoint.url}"]
         words += ["policy.model=m", "policy.api_key_env=null", "hydra.run.dir=run"]
         command = [sys.executable, "-m", "ares_exp", *words]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

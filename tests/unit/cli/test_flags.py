@@ -12,7 +12,7 @@ from ares_exp.cli.flags import explain_flags
         (["--attempts=3", "seed=1"], "It is `attempts=3` here."),
         (["-n", "4"], "There is no flag `-n`. It is `concurrency=4` here."),
         (["--agent-timeout-sec"], "It is `agent_timeout_sec=…` here."),
-        (["--model", "gpt"], "It is `policy=chat_completions policy.model=gpt` here."),
+        (["--model", "gpt"], "It is `policy=openai policy.model=gpt` here."),
         (["--resume", "run"], "It is `resume=run` here."),
         (["--concurency", "3"], "Did you mean `concurrency=3`?"),
         (["--resum", "seed=1"], "Did you mean `resume=…`?"),

@@ -50,10 +50,10 @@ def composed(group: str, option: str) -> Any:
 
 def test_the_endpoint_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    default = inspect.signature(get_object(composed("policy", "chat_completions")._target_)).parameters["base_url"]
-    assert composed("policy", "chat_completions").base_url == default.default
+    default = inspect.signature(get_object(composed("policy", "openai")._target_)).parameters["base_url"]
+    assert composed("policy", "openai").base_url == default.default
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:8000/v1")  # asked for when it is read
-    assert composed("policy", "chat_completions").base_url == "http://127.0.0.1:8000/v1"
+    assert composed("policy", "openai").base_url == "http://127.0.0.1:8000/v1"
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)

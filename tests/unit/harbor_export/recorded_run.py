@@ -26,7 +26,7 @@ CONFIG: Mapping[str, Any] = {
     "agent": {"_target_": "ares_exp.agents.shell_agent.ShellAgentFactory", "command_timeout_sec": 120},
     "container": {"_target_": "ares_exp.containers.docker.DockerContainerFactory"},
     "policy": {
-        "_target_": "ares_exp.policies.chat_completions.ChatCompletionsPolicy",
+        "_target_": "ares_exp.policies.chat_completions.OpenAIPolicy",
         "model": "local/tiny",
         "base_url": "http://127.0.0.1:1/v1",
         "api_key_env": "TINY_API_KEY",

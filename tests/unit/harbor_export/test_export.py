@@ -162,7 +162,7 @@ def test_a_trial(job: Path) -> None:
                 "agent_timeout_sec": 30.0,
                 "timeout_multiplier": 2.0,
                 "policy": {
-                    "name": "ChatCompletionsPolicy",
+                    "name": "OpenAIPolicy",
                     "model": "local/tiny",
                     "base_url": "http://127.0.0.1:1/v1",
                     "api_key_env": "TINY_API_KEY",

@@ -150,7 +150,7 @@ def test_an_option_that_goes_elsewhere_is_that_place(recorded: Recorded, typed: 
 
 
 def test_a_branch(recorded: Recorded) -> None:
-    recorded("policy=chat_completions", "policy.model=m", "policy.temperature=0", "env.tasks=[1,2]", "attempts=7")
+    recorded("policy=openai", "policy.model=m", "policy.temperature=0", "env.tasks=[1,2]", "attempts=7")
     config = composed("branch_from=first/fix@2", "branches=8", "policy.temperature=1.0", "branch_answer='a b'")
     assert (config["branch_from"], config["branches"], config["attempts"]) == ("first/e0@2", 8, 8)
     assert (config["policy"]["model"], config["policy"]["temperature"]) == ("m", 1.0)
@@ -161,7 +161,7 @@ def test_a_branch(recorded: Recorded) -> None:
     ("before", "typed", "expected"),
     [
         (
-            "policy=chat_completions policy.model=m",
+            "policy=openai policy.model=m",
             "policy=oracle",
             {"_target_": "ares_exp.policies.oracle.OraclePolicy"},
         ),
@@ -176,7 +176,7 @@ def test_what_is_typed_now_wins(recorded: Recorded, before: str, typed: str, exp
 
 
 def test_a_key_that_was_added_can_be_changed_and_left_out(recorded: Recorded) -> None:
-    recorded("policy=chat_completions", "policy.model=m", "+policy.extra_body.top_k=5", "++policy.extra_body.x=1")
+    recorded("policy=openai", "policy.model=m", "+policy.extra_body.top_k=5", "++policy.extra_body.x=1")
     again = ("branch_from=first/fix@1",)
     assert composed(*again)["policy"]["extra_body"] == {"top_k": 5, "x": 1}
     assert composed(*again, "policy.extra_body.top_k=6")["policy"]["extra_body"] == {"top_k": 6, "x": 1}
@@ -243,7 +243,7 @@ def test_a_run_cannot_bring_its_own_options(recorded: Recorded, tmp_path: Path) 
 
 
 def test_secrets_are_asked_for_again(recorded: Recorded) -> None:
-    recorded("policy=chat_completions", "policy.model=m", "+policy.extra_body.api_token='***'", "+tracker.key='***'")
+    recorded("policy=openai", "policy.model=m", "+policy.extra_body.api_token='***'", "+tracker.key='***'")
     with pytest.raises(ConfigError) as caught:
         compose_from_run([], ["branch_from=first/fix@1"])
     assert "policy.extra_body.api_token=… tracker.key=…" in str(caught.value)
@@ -307,7 +307,7 @@ def test_hydra_itself_is_not_set_up_by_a_record(recorded: Recorded) -> None:
 
 
 def test_what_refers_to_another_key_or_to_the_runs_directory_goes_on_doing_so(recorded: Recorded) -> None:
-    recorded("policy=chat_completions", "policy.model=m", "name=${policy.model}", "snapshot=every_step")
+    recorded("policy=openai", "policy.model=m", "name=${policy.model}", "snapshot=every_step")
     config = composed("branch_from=first/fix@1", "policy.model=other", "durability=step")
     assert config["name"] == "other"
     assert config["collector"]["json"]["output_dir"] == "out/trajectories", "and not that of the other run"

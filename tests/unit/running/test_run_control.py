@@ -16,7 +16,7 @@ from ares_exp.control.orders import Order, Verb, give
 from ares_exp.control.status import RunStatus, read_status
 from ares_exp.environment import TimeStep
 from ares_exp.executors.executor import Place
-from ares_exp.executors.here import Here
+from ares_exp.executors.here import LocalExecutor
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec
@@ -328,7 +328,7 @@ async def test_a_task_is_cancelled_alone_and_played_again(tmp_path: Path) -> Non
     assert summary.exit_code == 0
 
 
-class Rooms(Here):
+class Rooms(LocalExecutor):
     """Has room for task-0 alone until `free` is set."""
 
     def __init__(self) -> None:

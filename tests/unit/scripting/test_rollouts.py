@@ -257,7 +257,7 @@ async def test_scorers_by_the_name_of_their_option() -> None:
     ]
     replies = ["```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"]
     policy = {"_target_": "ares_exp.policies.scripted.ScriptedPolicy", "replies": replies}
-    [episode] = await play(env="harbor_samples", policy=policy, overrides=[*judge, "env.tasks=[write-greeting]"])
+    [episode] = await play(env="harbor", policy=policy, overrides=[*judge, "env.tasks=[write-greeting]"])
     assert episode.result.rewards == {"reward": 0.0, "judge": 0.8}
 
 
@@ -288,6 +288,6 @@ async def test_mistakes_are_raised(arguments: Any, said: str) -> None:
 async def test_what_the_machine_lacks_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(PreflightError, match="OPENAI_API_KEY"):
-        await play(policy="chat_completions", overrides=["policy.model=m"])
+        await play(policy="openai", overrides=["policy.model=m"])
     with pytest.raises(UserError, match="/nowhere"):
         await play(env="harbor", overrides=["env.path=/nowhere"])
