@@ -21,7 +21,6 @@ AresExpError
 │   ├── PolicyError                 the policy could not answer a request
 │   │   ├── PolicyTimeoutError (TimeoutError)  it gave no answer within policy_timeout_sec
 │   │   ├── ReplayDivergenceError     the request differs from the recorded one: `step`, `entry`, `why`
-│   │   ├── ResumeDivergedError     likewise, in a resumed attempt, which is then started again
 │   │   ├── UnansweredError           there was no answer in time when the request was first asked, so there is none now
 │   │   ├── EndpointError             the endpoint gave no usable answer: `status`, `code`, `retryable`
 │   │   │   ├── RateLimitError          too many requests (429), and waiting as long as allowed did not help
@@ -208,13 +207,6 @@ class _Divergence(Exception):
 
 class ReplayDivergenceError(_Divergence, PolicyError):
     """A replayed episode received a request that differs from the recorded one. Has `step`, `entry` and `why`."""
-
-
-class ResumeDivergedError(_Divergence, PolicyError):
-    """A resumed attempt asks something else than before the interruption; it is started again from the beginning.
-
-    Has `step`, `entry` and `why`.
-    """
 
 
 class UnansweredError(PolicyError):

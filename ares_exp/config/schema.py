@@ -9,14 +9,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any
 
 from ares_exp.errors import ConfigError, close_matches
-from ares_exp.records.durability import Durability
 from ares_exp.records.results import Outcome
-
-if TYPE_CHECKING:
-    pass
 
 GROUPS = (
     *("env", "agent", "container", "policy", "wrapper", "collector", "tracker", "snapshot", "retry", "budget"),
@@ -31,10 +27,9 @@ def _key(
     *,
     least: float | None = None,
     above: float | None = None,
-    choices: tuple[str, ...] = (),
 ) -> Any:
-    """Makes a key with its default, its description and its bounds or allowed values."""
-    return field(default=default, metadata={"prose": prose, "least": least, "above": above, "choices": choices})
+    """Makes a key with its default, its description and its bounds."""
+    return field(default=default, metadata={"prose": prose, "least": least, "above": above})
 
 
 @dataclass
@@ -61,11 +56,6 @@ class ExperimentConfig:
     token_limit: int | None = _key(None, "prompt and generated tokens per episode", least=1)
     cost_limit: float | None = _key(None, "US dollars per episode", above=0)
     verify_on_truncation: bool = _key(True, "whether an episode that a limit cut short is still verified")
-    durability: str = _key(
-        "episode",
-        "what of the trajectories a power cut may take: episode (those under way), step (moments), none (more)",
-        choices=get_args(Durability),
-    )
     policy_timeout_sec: float | None = _key(
         1800.0, "seconds that the policy may take for one answer, retries included", above=0
     )
@@ -84,18 +74,11 @@ class ExperimentConfig:
         None, "in place of timeout_multiplier for container starts", above=0
     )
     reward_threshold: float = _key(1.0, "reward from which on an attempt has passed: pass@k, pass^k, flakiness")
-    monitor_interval_sec: float = _key(10.0, "seconds between two looks at the runner: loop lag, stalls", above=0)
-    stall_warn_sec: float = _key(600.0, "seconds without progress after which an episode is reported", above=0)
     resume: bool = _key(
         False, "<run> or <sweep>: go on with it; true: with what is in the run's directory, if anything"
     )
     resume_redo: list[str] | None = _key(  # noqa: RUF009  # its default is None
         None, "outcomes of attempts that are to be tried again, e.g. [policy_error]"
-    )
-    resume_diverged: str = _key(
-        "continue",
-        "where an episode under way, played again, asks something else: continue from there, or restart the attempt",
-        choices=("continue", "restart"),
     )
     resume_force: bool = _key(False, "resume although tasks, agent or policy are not the same any more")
     objective: str = _key(
@@ -125,9 +108,6 @@ def validate(config: Mapping[str, Any]) -> None:
         if name not in known:
             raise ConfigError(f"There is no key `{name}`.{close_matches(name, known)} `--help` lists what there is.")
     for item in keys():
-        choices = item.metadata["choices"]
-        if choices and config[item.name] not in choices:
-            raise ConfigError(f"Expected `{item.name}` to be {' or '.join(choices)}, got {config[item.name]!r}.")
         value, least, above = config[item.name], item.metadata.get("least"), item.metadata.get("above")
         if value is None or isinstance(value, str | bool | list):
             continue

@@ -24,8 +24,8 @@ terminal, another machine with the same disk, or a script. Who may write in the 
   pause --now          also holds requests to the policy; time limits of episodes stand still
   resume               the end of a pause
   stop                 as Ctrl-C once: episodes are ended as cancelled, `resume=` goes on with them
-  set KEY=VALUE ...    changes concurrency, budget.*, retry.*, policy.max_concurrency, policy.max_retries,
-                       stall_warn_sec or monitor_interval_sec, until this session ends
+  set KEY=VALUE ...    changes concurrency, budget.*, retry.*, policy.max_concurrency or policy.max_retries,
+                       until this session ends
   cancel TASK|EPISODE  ends its episodes under way as cancelled, takes the rest off the queue; `resume=` plays it
   cancel … --verify    ends it and scores its container as it is
   retry TASK|EPISODE   plays attempts without a reward again, next, with their recorded answers

@@ -15,7 +15,6 @@ from ares_exp.errors import (
     ContainerError,
     HostLostError,
     PolicyError,
-    ResumeDivergedError,
     StorageError,
     VerifierError,
 )
@@ -49,7 +48,6 @@ class Outcome(StrEnum):
             (KeyboardInterrupt, cls.CANCELLED),
             (BudgetExhaustedError, cls.CANCELLED),
             (StorageError, cls.CANCELLED),
-            (ResumeDivergedError, cls.ABANDONED),
             (AgentError, cls.AGENT_ERROR),
             (HostLostError, cls.LOST),
             (ContainerError, cls.CONTAINER_ERROR),

@@ -6,16 +6,17 @@ So is that there was no answer in time: the stage of the task that it ended ends
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from ares_exp.asking.asked_ahead import NO_CALL, AskedAhead, concurrency_of, is_asked_ahead
 from ares_exp.asking.checked_answer import checked_answer
 from ares_exp.cancellation import in_thread
 from ares_exp.config.parts import has_members
 from ares_exp.environment import PendingRequest
-from ares_exp.errors import PolicyError, RefusalError, ResumeDivergedError, UnansweredError
+from ares_exp.errors import PolicyError, RefusalError, UnansweredError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import AdvancingClient
@@ -26,9 +27,7 @@ from ares_exp.trajectories.recorded_lanes import RecordedLanes
 from ares_exp.trajectories.records import deserialize_llm_request, lane_of, serialize_llm_request
 from ares_exp.trajectories.request_diff import Match, RequestComparison, StepComparison
 
-OnDivergence = Literal["continue", "restart"]
-"""Action when a replayed episode sends a different request: continue from there with the policy, or restart the
-attempt."""
+logger = logging.getLogger(__name__)
 
 _SAME = {Match.EXACT, Match.NORMALISED}
 
@@ -82,7 +81,6 @@ class ResumablePolicy:
         begin_at: int = 0,
         events: EpisodeEvents | None = None,
         may_ask: Callable[[], Awaitable[None]] | None = None,
-        on_divergence: OnDivergence = "continue",
         normalisers: Sequence[Normaliser] | None = None,
     ) -> None:
         """Advances the client past the exchanges before `begin_at`.
@@ -97,7 +95,6 @@ class ResumablePolicy:
             events: Says how many stages of the task have ended and whether the time is up, and hears of every answer
                 that is to be paid for.
             may_ask: Returns when the policy may be asked: not while the run is held.
-            on_divergence: What to do where a request is another one.
             normalisers: What may differ between two requests that are the same; `None`: the built-in ones.
         """
         self._client = client
@@ -107,7 +104,6 @@ class ResumablePolicy:
         self._position = begin_at
         self._events = events or EpisodeEvents()
         self._may_ask = may_ask
-        self._on_divergence = on_divergence
         self._normalisers = normalisers
         self._comparison = RequestComparison(normalisers)
         self._advance = client.advance if has_members(client, AdvancingClient) else _stay
@@ -145,7 +141,6 @@ class ResumablePolicy:
 
         Raises:
             PolicyError: The policy failed, or what it answered is no answer.
-            ResumeDivergedError: It differs from the recorded request, and the attempt is to start from the beginning.
             UnansweredError: There was no answer to it in time.
         """
         position = self._position
@@ -159,7 +154,7 @@ class ResumablePolicy:
         """Returns the answer of the earlier try to the same request; `None`: its lane has no more, or goes another way.
 
         Raises:
-            ResumeDivergedError, UnansweredError: As `__call__`.
+            UnansweredError: As `__call__`.
         """
         asked = serialize_llm_request(request)
         if (exchange := self._recorded.next_of(asked, self._is_same)) is None:
@@ -202,19 +197,14 @@ class ResumablePolicy:
         return RequestComparison(self._normalisers).compare(0, recorded, asked).match in _SAME
 
     async def _diverge(self, position: int, asked: Mapping[str, Any], compared: StepComparison) -> None:
-        """Notes that a lane goes another way: its later recorded answers are not used.
-
-        Raises:
-            ResumeDivergedError: The attempt is to start from the beginning.
-        """
+        """Notes that a conversation differs from the recorded one: its later recorded answers are not used."""
         if self.given_again.diverged_at is None:
             self.given_again.diverged_at = position
-        if self._on_divergence == "restart":
-            raise ResumeDivergedError(
-                f"Played again, the episode asks something else at step {position} than it did: the attempt is "
-                "started anew (resume_diverged=restart).",
-                step=position,
-                why=f"{compared.where}: {'; '.join(compared.diff)}",
+            logger.warning(
+                "A resumed episode differs from its record at step %d and continues from there. %s: %s",
+                position,
+                compared.where,
+                "; ".join(compared.diff),
             )
         forgotten = set(map(id, self._recorded.forget(asked)))
         await self._begin_log([exchange for exchange in self._logged if id(exchange) not in forgotten])

@@ -17,7 +17,6 @@ from ares_exp.environments.source import SourceBase
 from ares_exp.executors.executor import ExecutorBase, Recipe, as_executor
 from ares_exp.executors.here import LocalExecutor
 from ares_exp.policies.policy import Policy, as_policy
-from ares_exp.resume.resumable_policy import OnDivergence
 from ares_exp.running.branching import Branching, BranchOptions
 from ares_exp.running.budget import Budget
 from ares_exp.running.retries import RetryRules
@@ -109,9 +108,6 @@ class Settings:
     seed: int
     limits: EpisodeLimits
     policy_timeout_sec: float | None
-    resume_diverged: OnDivergence = "continue"
-    monitor_interval_sec: float = 10.0
-    stall_warn_sec: float = 600.0
     reward_threshold: float = 1.0
     sweep_dir: Path | None = None
 
@@ -141,9 +137,6 @@ class Settings:
             seed=values["seed"],
             limits=limits,
             policy_timeout_sec=values["policy_timeout_sec"],
-            resume_diverged=values["resume_diverged"],
-            monitor_interval_sec=values["monitor_interval_sec"],
-            stall_warn_sec=values["stall_warn_sec"],
             reward_threshold=values["reward_threshold"],
             sweep_dir=sweep_dir,
         )

@@ -249,7 +249,6 @@ class ResumableEpisodeMaker(EpisodeMaker):
             begin_at=episode.from_snapshot or 0,
             events=episode,
             may_ask=self._may_ask(episode),
-            on_divergence=self._settings.resume_diverged,
             normalisers=self._normalisers,
         )
         episode.given_again = policy.given_again

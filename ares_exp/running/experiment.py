@@ -18,7 +18,6 @@ from ares_exp.errors import (
     BudgetExhaustedError,
     ConfigError,
     HostLostError,
-    ResumeDivergedError,
     SnapshotError,
     StorageError,
 )
@@ -259,11 +258,9 @@ class Experiment:
             self._warn,
             queued=lambda: self._scheduler.queued,
             figures=self._parts.executor.figures,
-            interval_sec=self._settings.monitor_interval_sec,
-            stall_warn_sec=self._settings.stall_warn_sec,
         )
         self._live.max_loop_lag_sec = lambda: monitor.max_loop_lag_sec
-        control = self._control(monitor)
+        control = self._control()
         try:
             async with monitor, control:
                 watching = asyncio.create_task(self._watch_budget())
@@ -275,17 +272,15 @@ class Experiment:
         finally:
             self._max_loop_lag_sec = monitor.max_loop_lag_sec
 
-    def _control(self, monitor: RunnerMonitor) -> RunControl:
+    def _control(self) -> RunControl:
         """Makes what takes orders."""
         settings = LiveSettings(
             budget=self._parts.budget,
             retry=self._retry,
             policy=self._parts.policy,
-            monitor=monitor,
             resize=self._resize,
             set_budget=self._set_budget,
             set_retry=partial(setattr, self, "_retry"),
-            set_interval=lambda seconds: setattr(control, "interval_sec", seconds),
         )
         orders = RunOrders(
             scheduler=self._scheduler,
@@ -297,16 +292,14 @@ class Experiment:
             dropped=self._dropped,
             again=self._again,
         )
-        control = RunControl(
+        return RunControl(
             run_dir=self._run_dir,
             sweep_dir=self._settings.sweep_dir,
             orders=orders,
             live=self._live,
             note=self._log_order,
             is_recorded=lambda: self._storage.failure is None,
-            interval_sec=self._settings.monitor_interval_sec,
         )
-        return control
 
     def _resize(self, concurrency: int) -> Callable[[], None]:
         check_collectors(self._parts.collectors.values(), concurrency)
@@ -448,8 +441,6 @@ class Experiment:
         if isinstance(failure, HostLostError):
             self._losses[planned.slot] = self._losses.get(planned.slot, 0) + 1
             return Retry(self._gone_on(episode, retry), 0.0, is_first=True)
-        if isinstance(failure, ResumeDivergedError):
-            return Retry(planned.anew(retry=retry, seed=planned.seed), 0.0)
         if isinstance(failure, SnapshotError) and episode.from_snapshot is not None and planned.earlier is not None:
             self._warn(
                 f"An episode could not go on with its snapshot, and is played again from its beginning: {failure}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,11 +12,10 @@ from ares_exp.errors import ConfigError, close_matches
 from ares_exp.policies.policy import Policy
 from ares_exp.records.validation import explain_validation
 from ares_exp.running.budget import Budget
-from ares_exp.running.monitoring.runner_monitor import RunnerMonitor
 from ares_exp.running.retries import RetryRules
 
 GROUPS = ("budget", "retry", "policy")
-KEYS = ("concurrency", "stall_warn_sec", "monitor_interval_sec", "budget.…", "retry.…", "policy.max_concurrency")
+KEYS = ("concurrency", "budget.…", "retry.…", "policy.max_concurrency")
 
 Change = Callable[[], None]
 _BUDGET = TypeAdapter(Budget)
@@ -31,21 +29,17 @@ class LiveSettings:
         budget: The budget in force.
         retry: The rules in force.
         policy: Answers the requests.
-        monitor: Watches the run.
         resize: Changes the number of episodes at once; raises `ConfigError` where the parts cannot take it.
         set_budget: Puts a budget in force.
         set_retry: Puts rules in force.
-        set_interval: Changes how often the state is told while nobody looks.
     """
 
     budget: Budget
     retry: RetryRules
     policy: Policy
-    monitor: RunnerMonitor
     resize: Callable[[int], Change]
     set_budget: Callable[[Budget], None]
     set_retry: Callable[[RetryRules], None]
-    set_interval: Callable[[float], None]
 
     def set(self, values: Mapping[str, Any]) -> None:
         """Changes all of them, or none.
@@ -97,22 +91,11 @@ class LiveSettings:
         return change
 
     def _own(self, key: str, value: Any) -> Change:
-        if key == "concurrency":
-            if type(value) is not int or value < 1:
-                raise ConfigError(f"Expected `concurrency` to be a positive int, got {value!r:.80}.")
-            return self.resize(value)
-        if key not in ("stall_warn_sec", "monitor_interval_sec"):
+        if key != "concurrency":
             raise ConfigError(
                 f"`{key}` cannot change while the run goes on; what can: {', '.join(KEYS)}, `policy.max_retries`. Keys "
                 "that change no result may differ with `resume=`; others need a run of their own."
             )
-        if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
-            raise ConfigError(f"Expected `{key}` to be a positive number of seconds, got {value!r:.80}.")
-        if key == "stall_warn_sec":
-            return lambda: self.monitor.adjust(stall_warn_sec=value)
-
-        def change() -> None:
-            self.monitor.adjust(interval_sec=value)
-            self.set_interval(value)
-
-        return change
+        if type(value) is not int or value < 1:
+            raise ConfigError(f"Expected `concurrency` to be a positive int, got {value!r:.80}.")
+        return self.resize(value)

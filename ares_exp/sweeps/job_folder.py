@@ -24,7 +24,7 @@ DEPTH = 4
 
 OF_NO_RESULT = frozenset(
     {
-        *("resume", "resume_redo", "resume_diverged", "resume_force"),
+        *("resume", "resume_redo", "resume_force"),
         *("concurrency", "objective", "tracker", "budget", "executor"),
     }
 )

@@ -47,7 +47,7 @@ def test_several_collectors_keep_the_same_episodes(cli: Any, tmp_path: Path) -> 
         "tracker=none",
         "collector=[json,jsonl,memory]",
         "collector.json.compression=zstd",
-        "durability=step",
+        "collector.json.durability=step",
         "env.tasks=[0,1]",
         "attempts=2",
         f"hydra.run.dir={run}",

@@ -66,7 +66,6 @@ CHAT = ("policy=openai", "policy.model=m")
         (["hydra.run.dir=/proc/none/run"], "hydra.run.dir=…"),
         (["collector=[json,jsonnl]"], "no option `jsonnl` in the group `collector`"),
         (["~collector"], "collector"),
-        (["durability=sometimes"], "none or episode or step"),
         (["collector.json.durability=x"], "collector.json.durability"),
         (["collector.json.compression=gzip"], "collector.json.compression"),
         (["collector=[json,jsonl]", "collector.output_dir=x"], "collector.json.output_dir"),

@@ -68,13 +68,6 @@ class RunnerMonitor:
         """The longest that the event loop was late so far."""
         return self._lag.max_sec
 
-    def adjust(self, *, interval_sec: float | None = None, stall_warn_sec: float | None = None) -> None:
-        """Changes what is not `None`."""
-        if interval_sec is not None:
-            self._interval_sec = interval_sec
-        if stall_warn_sec is not None:
-            self._watchdog.adjust(stall_warn_sec)
-
     async def __aenter__(self) -> Self:
         """Begins to watch."""
         self._lag.start()

@@ -34,10 +34,6 @@ class Watchdog:
         self._clock = clock
         self._stalls: dict[str, _Stall] = {}
 
-    def adjust(self, stall_warn_sec: float) -> None:
-        """Changes the seconds, for waits that begin from now on."""
-        self._stall_warn_sec = stall_warn_sec
-
     def check(self, episodes: Iterable[RunningEpisode]) -> list[str]:
         """Returns the new warnings: one sentence for each place where episodes wait."""
         now, seen, places = self._clock(), self._stalls, dict[str, list[tuple[float, RunningEpisode]]]()

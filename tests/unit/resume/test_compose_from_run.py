@@ -308,11 +308,10 @@ def test_hydra_itself_is_not_set_up_by_a_record(recorded: Recorded) -> None:
 
 def test_what_refers_to_another_key_or_to_the_runs_directory_goes_on_doing_so(recorded: Recorded) -> None:
     recorded("policy=openai", "policy.model=m", "name=${policy.model}", "snapshot=every_step")
-    config = composed("branch_from=first/fix@1", "policy.model=other", "durability=step")
+    config = composed("branch_from=first/fix@1", "policy.model=other")
     assert config["name"] == "other"
     assert config["collector"]["json"]["output_dir"] == "out/trajectories", "and not that of the other run"
     assert config["snapshot"]["output_dir"] == "out/snapshots"
-    assert config["collector"]["json"]["durability"] == "step"
 
 
 def test_what_has_changed_on_disk_since_does_not_count(recorded: Recorded, tmp_path: Path) -> None:
@@ -453,10 +452,9 @@ def test_a_run_goes_on_as_it_was_composed(recorded: Recorded, tmp_path: Path) ->
 
 
 def test_what_was_said_of_one_session_does_not_count_for_the_next(recorded: Recorded) -> None:
-    recorded("resume=true", "resume_force=true", "resume_redo=[lost]", "resume_diverged=restart", "hydra.run.dir=x")
+    recorded("resume=true", "resume_force=true", "resume_redo=[lost]", "hydra.run.dir=x")
     config = composed("resume=first")
     assert (config["resume_force"], config["resume_redo"]) == (False, None)
-    assert config["resume_diverged"] == "restart"  # that was said of the run
     assert composed("resume=first", "resume_redo=[policy_error]")["resume_redo"] == ["policy_error"]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ares_exp.errors import PolicyError, RefusalError, ResumeDivergedError, StorageError, UnansweredError
+from ares_exp.errors import PolicyError, RefusalError, StorageError, UnansweredError
 from ares_exp.llms.request import LLMRequest, Origin
 from ares_exp.llms.response import LLMResponse
 from ares_exp.resume.answer_log import AnswerLog, Exchange, LoggedEpisode, answers, logged_episodes
@@ -129,24 +129,14 @@ async def test_answers_are_given_again_and_then_asked_for(tmp_path: Path) -> Non
     assert logged(tmp_path) == ["a0", "a1", "a2", "new 1"]
 
 
-async def test_from_where_it_differs_the_policy_is_asked(tmp_path: Path) -> None:
+async def test_from_where_it_differs_the_policy_is_asked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     policy, client = resumed(tmp_path)
     texts = ["q0 at 12:00:00", "something else", "q2 at 12:00:02"]
     assert await said(policy, *texts) == ["a0", "new 1", "new 2"]
     assert client.asked == texts[1:]
     assert (len(policy.given_again.answers), policy.given_again.diverged_at) == (1, 1)
     assert logged(tmp_path) == ["a0", "new 1", "new 2"]
-
-
-async def test_where_it_differs_it_may_start_anew(tmp_path: Path) -> None:
-    policy, client = resumed(tmp_path, on_divergence="restart")
-    assert await said(policy, "q0 at 12:00:00") == ["a0"]
-    with pytest.raises(ResumeDivergedError, match="at step 1") as caught:
-        await policy(request("something else"))
-    assert (caught.value.step, caught.value.entry) == (1, None)
-    assert caught.value.why.startswith("message 0 (user): ")
-    assert client.asked == []
-    assert (len(policy.given_again.answers), policy.given_again.diverged_at) == (1, 1)
+    assert "differs from its record at step 1" in caplog.text
 
 
 async def test_disk_without_room_where_it_differs_ends_run(tmp_path: Path) -> None:
