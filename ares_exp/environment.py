@@ -126,7 +126,7 @@ def check_action(action: object) -> None:
 
 
 LimitName = Literal["steps", "time", "tokens", "cost", "format_errors", "agent_exit", "order"]
-"""A limit on episodes: `step_limit`, the time limits, `token_limit`, `cost_limit`. `format_errors` is an agent's own;
+"""A limit on episodes: those of `limits`, and `time` for the time limits. `format_errors` is an agent's own;
 `agent_exit` stands for an installed agent that ended as one that failed: what it did is scored all the same;
 `order` for somebody who ordered so (`ares-exp ctl RUN cancel … --verify`)."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ares_exp.config.schema import GROUPS, keys
+from ares_exp.config.schema import GROUPS, KEYS
 from ares_exp.errors import closest
 
 FLAGS = (
@@ -42,7 +42,7 @@ def _is_unknown(flag: str) -> bool:
 
 def _answer(flag: str, value: str) -> str:
     name = flag.strip("-").replace("-", "_")
-    settable = (*(item.name for item in keys()), *GROUPS)
+    settable = (*KEYS, *GROUPS)
     key = name if name in settable else OTHERS_CALL_IT.get(name)
     if key is None:
         near = closest(name, settable)

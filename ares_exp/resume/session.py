@@ -32,7 +32,7 @@ RESUME_KEYS = ("resume", "resume_redo", "resume_force")
 
 _GROUPS = ("collector", "tracker", "snapshot", "wrapper", "retry", "budget", "executor")
 _TOP_LEVEL = (
-    *("name", "attempts", "branches", "concurrency", "policy_timeout_sec", "objective"),
+    *("name", "attempts", "branches", "concurrency", "timeouts.policy", "objective"),
     *("reward_threshold", *RESUME_KEYS),
 )
 _OF_THE_ENDPOINT = (

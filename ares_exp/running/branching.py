@@ -53,12 +53,12 @@ class BranchOptions:
     Attributes:
         inject: A user message after those of the pending request.
         edit: New text for the pending request's last message.
-        answer: A fixed first answer, instead of the policy's.
+        response: A fixed first response, instead of the policy's.
     """
 
     inject: str | None = None
     edit: str | None = None
-    answer: str | None = None
+    response: str | None = None
 
     def edits(self, messages: int, step: int) -> tuple[MessageEdit, ...]:
         """Returns the message edits that apply from `step` on, whose request has `messages` messages."""
@@ -192,7 +192,7 @@ class Branching:
         if isinstance(client, RememberingClient):
             for answer in self._earlier_answers:
                 client.remember(answer)
-        return client if self._options.answer is None else _FirstAnswer(self._options.answer, client)
+        return client if self._options.response is None else _FirstAnswer(self._options.response, client)
 
     @property
     def _snapshot_at_hand(self) -> EnvironmentSnapshot:

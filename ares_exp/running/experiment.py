@@ -118,7 +118,7 @@ class Experiment:
             await asyncio.to_thread(parts.trainer.check, parts.policy, names)
         if parts.policy.knows_prices and not self._limits_spending:
             self._warn(
-                "Nothing limits what is spent. `budget.cost=20` ends the run at 20 US dollars, `cost_limit=0.5` an "
+                "Nothing limits what is spent. `budget.cost=20` ends the run at 20 US dollars, `limits.cost=0.5` an "
                 "episode at 0.5."
             )
         return names

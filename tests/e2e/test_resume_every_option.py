@@ -34,7 +34,7 @@ from tests.unit.containers.host_sandbox import is_sandbox
 
 pytestmark = pytest.mark.once
 
-TASK = ["env=harbor", "env.tasks=[write-greeting]", "tracker=none", "retry=none", "hydra.run.dir=run"]
+TASK = ["env=harbor", "env.tasks=[write-greeting]", "tracker=none", "hydra.run.dir=run"]
 PROGRAM = ROOT / "tests" / "data" / "agents" / "chat_agent.py"
 GREET = "```bash\necho Hello, harbor! > /app/greeting.txt\n```"
 SUBMIT = "```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"

@@ -215,8 +215,8 @@ def test_the_run_asks_the_judge_and_keeps_the_keys(cluster: SmallCluster, tmp_pa
     with LoopbackEndpoint(otherwise=answer("Score: 7")) as judge:
         command = (
             *(sys.executable, "-m", "ares_exp", "env.tasks=write-greeting", "tracker=none", "hydra.run.dir=run"),
-            *("scorer=judge", "env.scorers.judge.policy.model=m", f"env.scorers.judge.policy.base_url={judge.url}"),
-            *("env.scorers.judge.policy.api_key_env=JUDGE_API_KEY", "executor.storage=stream"),
+            *("scorer=judge", "scorer.policy.model=m", f"scorer.policy.base_url={judge.url}"),
+            *("scorer.policy.api_key_env=JUDGE_API_KEY", "executor.storage=stream"),
             *on(cluster),
         )
         environment = {**os.environ, "JUDGE_API_KEY": CANARY}

@@ -71,7 +71,7 @@ async def live(
         "tracker=none",
         "snapshot=manual",
     ]
-    limits = ["step_limit=10000", "concurrency=2", f"hydra.run.dir={path}"]
+    limits = ["limits.steps=10000", "concurrency=2", f"hydra.run.dir={path}"]
     playing = asyncio.create_task(ares_exp.arun([*words, *limits], config_dirs=[tmp_path / "conf"], quiet=True))
     try:
         async with asyncio.timeout(LIMIT_SEC):

@@ -35,10 +35,8 @@ CONFIG: Mapping[str, Any] = {
     "retry": {"_target_": "ares_exp.running.retries.RetryRules", "verifier_error": 2, "errors": {"RateLimitError": 5}},
     "attempts": 1,
     "concurrency": 8,
-    "step_limit": 250,
-    "timeout_multiplier": 2.0,
-    "agent_timeout_sec": 30.0,
-    "verifier_timeout_sec": None,
+    "limits": {"steps": 250, "cost": None},
+    "timeouts": {"multiplier": 2.0, "agent": 30.0, "verifier": None},
 }
 
 

@@ -158,9 +158,8 @@ def test_a_trial(job: Path) -> None:
             "model_name": "local/tiny",
             "kwargs": {
                 "command_timeout_sec": 120,
-                "step_limit": 250,
-                "agent_timeout_sec": 30.0,
-                "timeout_multiplier": 2.0,
+                "limits": {"steps": 250},
+                "timeouts": {"multiplier": 2.0, "agent": 30.0},
                 "policy": {
                     "name": "OpenAIPolicy",
                     "model": "local/tiny",

@@ -286,7 +286,7 @@ async def test_answers_without_usage_are_a_warning(
     policy = make(prices=prices)
     assert [(await policy(HI)).cost for _ in range(2)] == [0.0, 0.0]
     assert caplog.text.count("reports no token usage") == 1
-    assert "no limit on tokens (`token_limit`, `budget.tokens`)" in caplog.text
+    assert "no limit on tokens (`limits.tokens`, `budget.tokens`)" in caplog.text
 
 
 @pytest.mark.parametrize(

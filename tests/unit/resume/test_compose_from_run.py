@@ -126,11 +126,11 @@ def test_a_replay_of_a_replay_and_a_branch_of_a_branch(recorded: Recorded, tmp_p
     recorded("replay=old/e", "policy=replay", "policy.trajectory=old", "policy.episode=e", "attempts=3", "seed=2")
     config = composed("replay=first/fix")
     assert (config["replay"], config["policy"]["trajectory"], config["attempts"]) == ("first/e0", "first", 1)
-    branched = ["branch_from=old/e@1", "branches=4", "branch_inject=hi", "attempts=${branches}", "seed=2"]
+    branched = ["branch_from=old/e@1", "branches=4", "branch.inject=hi", "attempts=${branches}", "seed=2"]
     record(tmp_path / "first", branched, cwd=tmp_path)
     config = composed("branch_from=first/fix@1")
     assert (config["branch_from"], config["branches"], config["attempts"]) == ("first/e0@1", 1, 1)
-    assert (config["branch_inject"], config["seed"]) == (None, 2)
+    assert (config["branch"]["inject"], config["seed"]) == (None, 2)
 
 
 @pytest.mark.parametrize(
@@ -151,10 +151,10 @@ def test_an_option_that_goes_elsewhere_is_that_place(recorded: Recorded, typed: 
 
 def test_a_branch(recorded: Recorded) -> None:
     recorded("policy=openai", "policy.model=m", "policy.temperature=0", "env.tasks=[1,2]", "attempts=7")
-    config = composed("branch_from=first/fix@2", "branches=8", "policy.temperature=1.0", "branch_answer='a b'")
+    config = composed("branch_from=first/fix@2", "branches=8", "policy.temperature=1.0", "branch.response='a b'")
     assert (config["branch_from"], config["branches"], config["attempts"]) == ("first/e0@2", 8, 8)
     assert (config["policy"]["model"], config["policy"]["temperature"]) == ("m", 1.0)
-    assert (config["env"]["tasks"], config["branch_answer"]) == (["fix"], "a b")
+    assert (config["env"]["tasks"], config["branch"]["response"]) == (["fix"], "a b")
 
 
 @pytest.mark.parametrize(
@@ -407,7 +407,7 @@ def test_secrets_of_a_sweep_are_asked_for_again(sweep: Callable[..., Path]) -> N
         (["branch_from=first/fix@1", "experiment=smoke"], "`experiment` cannot be set with `branch_from`"),
         (["replay=first", "branches=2"], "`branches` cannot be set with `replay`"),
         (["branches=2"], "`branches` belongs to a branch"),
-        (["branch_inject=x", "branch_from=null"], "`branch_inject` belongs to a branch"),
+        (["branch.inject=x", "branch_from=null"], "`branch.inject` belongs to a branch"),
         (["replay=first,second"], "got a sweep"),
         (["replay=5"], "no run 5"),
     ],
@@ -462,10 +462,10 @@ def test_a_branch_and_a_replay_go_on_as_what_they_are(recorded: Recorded, tmp_pa
     recorded("replay=old/e", "policy=replay", "policy.trajectory=old", "attempts=3", "env.tasks=[fix]")
     config = composed("resume=first")
     assert (config["replay"], config["attempts"], config["policy"]["trajectory"]) == ("old/e", 3, "old")
-    branched = ["branch_from=old/e@1", "branches=4", "branch_inject=hi", "attempts=${branches}"]
+    branched = ["branch_from=old/e@1", "branches=4", "branch.inject=hi", "attempts=${branches}"]
     record(tmp_path / "first", branched, cwd=tmp_path)
     config = composed("resume=first")
-    assert (config["branch_from"], config["attempts"], config["branch_inject"]) == ("old/e@1", 4, "hi")
+    assert (config["branch_from"], config["attempts"], config["branch"]["inject"]) == ("old/e@1", 4, "hi")
 
 
 def test_a_run_that_goes_on_from_elsewhere_means_the_same_paths(recorded: Recorded, tmp_path: Path) -> None:
