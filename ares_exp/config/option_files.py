@@ -114,7 +114,7 @@ class OptionFiles(ConfigSource):
             ) from error
         except RecursionError as error:
             raise ConfigError(f"The config file {path} is nested too deeply to be read.") from error
-        if path == conf_dir() / f"{ROOT_CONFIG}.yaml":
+        if isinstance(config, DictConfig) and path == conf_dir() / f"{ROOT_CONFIG}.yaml":
             for node in MADE_NODES:
                 config[node] = _completed(config[node], group=node)
         elif isinstance(config, DictConfig):

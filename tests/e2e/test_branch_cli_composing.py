@@ -60,5 +60,6 @@ def test_secrets_have_to_be_given_again(cli: Any, tmp_path: Path, endpoint: Loop
 
 def test_help_shows_the_verbs(cli: Any) -> None:
     done = cli("--help")
-    for text in ("replay=outputs/", "branch_from=outputs/", "branches=1 ", "branch.inject=null"):
+    for text in ("resume=outputs/", "replay=null", "branch_from=null", "branches=1 ", "branch.*"):
         assert text in done.stdout
+    assert "branch.inject=null" in cli("--help", "branch").stdout
