@@ -123,8 +123,8 @@ def check_action(action: object) -> None:
 
 
 LimitName = Literal["steps", "time", "tokens", "cost", "format_errors", "agent_exit"]
-"""A limit on episodes: `step_limit`, the time limits, `token_limit`, `cost_limit`. `format_errors` is an agent's own;
-`agent_exit` stands for an installed agent that ended as one that failed: what it did is scored all the same."""
+"""A limit on episodes: one of `limits`, or `time` for the time limits. `format_errors` is a limit of an agent.
+`agent_exit` stands for an installed agent that failed: its work is still scored."""
 
 
 @runtime_checkable

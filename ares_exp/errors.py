@@ -19,7 +19,7 @@ AresExpError
 │   │   ├── AgentExitError            an installed agent ended with an exit code that says it failed
 │   │   └── RepeatedFormatError       its LLM's replies had none of its forms: the episode is truncated, and scored
 │   ├── PolicyError                 the policy could not answer a request
-│   │   ├── PolicyTimeoutError (TimeoutError)  it gave no answer within policy_timeout_sec
+│   │   ├── PolicyTimeoutError (TimeoutError)  it gave no answer within timeouts.policy
 │   │   ├── ReplayDivergenceError     the request differs from the recorded one: `step`, `entry`, `why`
 │   │   ├── UnansweredError           there was no answer in time when the request was first asked, so there is none now
 │   │   ├── EndpointError             the endpoint gave no usable answer: `status`, `code`, `retryable`
@@ -88,7 +88,7 @@ AresExpError
 
 Names that Harbor has too (`RewardFileNotFoundError`, …) are spelt as there, so that reports stay portable.
 Messages say what was expected, what was found and what to do about it. One long module, so that the classes
-that `retry=…` and the statistics use can be read in one place.
+that `retry` and the statistics use can be read in one place.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ ares_exp.gym` somewhere, `"ares_exp/Harbor-v0"` alone is enough. The ids:
   `ares_exp.wrappers.source_gym.SourceGym`; so it is with the two that follow.
 - `ares_exp/SWEBench-v0`: `dataset="rows.jsonl", container="docker"`.
 - `ares_exp/TwentyQuestions-v0`: without a container.
-- `ares_exp/Preset-v0`: `preset="harbor_samples:0"`, whatever `ares_exp.make` takes.
+- `ares_exp/Preset-v0`: `preset="harbor:0"`, whatever `ares_exp.make` takes.
 
 Vector environments, by `gymnasium.make_vec` or from `functools.partial(HarborGym, path=…)`: `SyncVectorEnv` plays one
 environment after the other, `AsyncVectorEnv` each in a process of its own. The latter needs `shared_memory=False`, as

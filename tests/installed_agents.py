@@ -62,8 +62,7 @@ def play(
         "delay_sec": delay_sec,
     }
     (folder / f"{run_dir}.yaml").write_text(json.dumps(policy))
-    env = [] if "env=harbor" in overrides else ["env=harbor_samples"]
-    words = [*env, "env.tasks=[write-greeting]", f"agent={agent}", f"container={container}"]
+    words = ["env.tasks=[write-greeting]", f"agent={agent}", f"container={container}"]
     words += [f"policy={run_dir}", "collector=json", "tracker=none", f"hydra.run.dir={run_dir}", *overrides]
     return ares_exp.run(words, config_dirs=["options"], quiet=True)
 

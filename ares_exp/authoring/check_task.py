@@ -16,7 +16,7 @@ from ares_exp.authoring.candidates import find_candidates, with_problems
 from ares_exp.authoring.two_runs import NOTHING, SOLUTION, PlayedRun, play_both
 from ares_exp.authoring.verdict import Problem, TaskVerdict, judge
 from ares_exp.config.hydra_setup import compose_config
-from ares_exp.config.schema import keys, validate
+from ares_exp.config.schema import KEYS, validate
 from ares_exp.errors import ConfigError
 from ares_exp.records.latest_run import CHECKS
 from ares_exp.records.results import HOST_IMAGE
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         overrides = [f"container={arguments.container}", *overrides]
     folders = [] if arguments.config_dir is None else [arguments.config_dir]
     config = compose_config(["env=harbor", "policy=oracle", "tracker=none", *overrides], config_dirs=folders)
-    validate({item.name: config[item.name] for item in keys()})
+    validate({name: config[name] for name in KEYS})
     candidates = with_problems(find_candidates(paths), config)
     playable = [one for one in candidates if one.problem is None]
     played: dict[str, PlayedRun] = {}

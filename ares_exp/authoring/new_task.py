@@ -87,5 +87,5 @@ def _told(folder: Path) -> str:
     return (
         f"{folder} is a task that can be played:\n{files}\n\n"
         f"Do its tests test?     ares-exp check-task {shown}\n"
-        f"Play it with a model:  ares-exp env.path={shown} policy=chat_completions policy.model=...\n"
+        f"Play it with a model:  ares-exp env.path={shown} policy=openai policy.model=...\n"
     )

@@ -25,7 +25,7 @@ TASK_LIST = "tasks.json"
 DATASET = "checked"
 SOLUTION, NOTHING = "solution", "nothing"
 """The names of the runs' directories."""
-POLICIES = {SOLUTION: "oracle", NOTHING: "nothing"}
+POLICIES = {SOLUTION: "oracle", NOTHING: "noop"}
 TERMINATED = 143
 
 

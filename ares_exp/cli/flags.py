@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ares_exp.config.schema import GROUPS, keys
+from ares_exp.config.schema import GROUPS, KEYS
 from ares_exp.errors import closest
 
 FLAGS = (
@@ -16,7 +16,7 @@ SHORT_FLAGS = ("-h", "-c", "-p", "-r", "-m", "-i", "-sc", "-cp", "-cn", "-cd")
 OTHERS_CALL_IT = {
     "n": "concurrency", "n_concurrent": "concurrency", "k": "attempts", "n_attempts": "attempts",
     "d": "env.dataset", "dataset": "env.dataset", "t": "env.tasks", "task_name": "env.tasks", "path": "env.path",
-    "model": "policy=chat_completions policy.model", "temperature": "policy.temperature", "a": "agent",
+    "model": "policy=openai policy.model", "temperature": "policy.temperature", "a": "agent",
     "o": "hydra.run.dir", "output_dir": "hydra.run.dir", "jobs_dir": "hydra.run.dir",
 }  # fmt: skip
 """Flags of other runners, with the overrides that do here what they do there."""
@@ -42,7 +42,7 @@ def _is_unknown(flag: str) -> bool:
 
 def _answer(flag: str, value: str) -> str:
     name = flag.strip("-").replace("-", "_")
-    settable = (*(item.name for item in keys()), *GROUPS)
+    settable = (*KEYS, *GROUPS)
     key = name if name in settable else OTHERS_CALL_IT.get(name)
     if key is None:
         near = closest(name, settable)

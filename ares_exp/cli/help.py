@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import Field, fields
+from typing import Any
 
 from ares_exp.cli.commands import COMMANDS
-from ares_exp.config.option_arguments import arguments_of, as_yaml
+from ares_exp.config.option_arguments import Argument, arguments_of, arguments_of_node, as_yaml
 from ares_exp.config.options import BUILT_IN, Option, config_dirs_of, find_options, print_problems
-from ares_exp.config.plugins import OPTION_GROUPS
-from ares_exp.config.schema import keys
+from ares_exp.config.plugins import OPTION_FOLDERS, OPTION_GROUPS
+from ares_exp.config.schema import KEYS, MADE_NODES, ExperimentConfig, keys
 from ares_exp.records.latest_run import MEANING
 
 HEADER = """\
@@ -20,23 +22,20 @@ Usage: {program} [group=option ...] [key=value ...] [-m] [--cfg job] [--config-d
        {program} COMMAND ...
 
 Examples:
-  {program}                                            the bundled tasks, played by their own solutions
-  {program} container=docker env.path=path/to/tasks    your Harbor tasks on a Docker engine
-  {program} policy=chat_completions policy.model=NAME policy.base_url=http://127.0.0.1:8000/v1
-  {program} env.tasks='fix-*' attempts=8 concurrency=16
-  {program} -m policy=chat_completions policy.model=NAME policy.temperature=0,0.5 seed=1,2
-  {program} resume=outputs/default/2026-01-31_12-00-00     go on with a run or a sweep that was ended or killed
-  {program} replay=outputs/default/2026-01-31_12-00-00/fix-bug
-  {program} branch_from=outputs/default/2026-01-31_12-00-00/fix-bug@3 branches=8 policy.temperature=1.0
+  {program}                             run the bundled tasks with their own solutions
+  {program} container=docker env.path=path/to/tasks policy=openai policy.model=NAME attempts=8
+  {program} -m policy=openai policy.model=NAME policy.temperature=0,0.5 seed=1,2
+  {program} resume=outputs/default/2026-01-31_12-00-00
+
+Commands (each has --help):
 """
 
-FOOTER = """\
+FOOTER = """
 Flags:
-  -m, --multirun    sweep: every combination of comma-separated values is a run (hydra/launcher=joblib: side by side)
-  --cfg job         print the composed config (with -p GROUP one part of it) and leave
-  --config-dir DIR  your own options: DIR/policy/mine.yaml is policy=mine
-  --version         the version of ares_exp
-  --hydra-help      Hydra's own flags
+  -m, --multirun    sweep: every combination of comma-separated values is a run (hydra/launcher=joblib: in parallel)
+  --cfg job         print the composed config and exit (-p GROUP: one part of it)
+  --config-dir DIR  custom options: DIR/policy/mine.yaml is policy=mine
+  --version, --hydra-help
 
 Exit codes: 0 every episode has a reward; 1 some have none, or a task's own solution fails (policy=oracle below
 reward_threshold); 2 the command, the config or the preflight is at fault; 130 interrupted.
@@ -44,36 +43,47 @@ reward_threshold); 2 the command, the config or the preflight is at fault; 130 i
 
 
 def render_help(argv: Sequence[str], program: str) -> str:
-    """Returns the help text, or what can be set of the options that `argv` chooses (`--help policy=scripted`).
+    """Returns the help text, or details of the options, groups and keys that `argv` names.
 
-    Of a group that `argv` names (`--help policy`), or of which it chooses an option that there is not, the options.
-    Those of plugins, and of a `--config-dir` in `argv`, are listed too.
+    `--help policy=scripted` lists the arguments of an option, `--help policy` the options of a group, and
+    `--help limits` the keys below a key. Includes the options of plugins and of a `--config-dir` in `argv`.
     """
     folders = config_dirs_of(argv)
-    found = {f"{group}={one.name}": one for group in OPTION_GROUPS for one in find_options(group, folders)}
+    found = {f"{group}={one.name}": one for group in OPTION_FOLDERS for one in find_options(group, folders)}
     if chosen := [found[argument] for argument in argv if argument in found]:
         return "\n\n".join(map(_render_option, chosen)) + "\n"
-    if groups := [group for group in OPTION_GROUPS if any(one.partition("=")[0] == group for one in argv)]:
+    named = [argument.partition("=")[0] for argument in argv]
+    if groups := [group for group in OPTION_FOLDERS if group in named]:
         return "".join(f"{line}\n" for group in groups for line in _render_group(group, found.values()))
-    lines = [
-        HEADER.format(program=program),
-        *_render_commands(),
-        "",
-        "Groups (group=option; the arguments of an option: --help GROUP=OPTION):",
-    ]
-    for group in OPTION_GROUPS:
-        lines += _render_group(group, found.values())
-    lines += ["", "Keys (key=value):"]
-    for item in keys():
-        lines.append(f"  {f'{item.name}={as_yaml(item.default)}':<40} {item.metadata['prose']}")
-    return "\n".join([*lines, "", FOOTER])
-
-
-def _render_commands() -> list[str]:
+    if nodes := [name for name in KEYS if name in named and _arguments_below(name)]:
+        return "\n\n".join("\n".join(_render_arguments(_arguments_below(node))) for node in nodes) + "\n"
     width = max(map(len, COMMANDS))
-    rows = [f"  {name:<{width}}  {command.about}" for name, command in COMMANDS.items()]
-    said = f"In the place of a run directory {MEANING} (also resume=, replay=, branch_from=)."
-    return ["Commands (the first word; each has --help):", *rows, said]
+    options = {group: [one.name for one in found.values() if one.group == group] for group in OPTION_GROUPS}
+    lines = [
+        *(f"  {name:<{width}}  {command.about}" for name, command in COMMANDS.items()),
+        "",
+        "Groups (--help GROUP describes the options, --help GROUP=OPTION lists the arguments of one):",
+        *(f"  {group:<10}  {', '.join(names)}" for group, names in options.items()),
+        "",
+        f"Keys (instead of a run directory, {MEANING}):",
+        *map(_render_key, (item for item in fields(ExperimentConfig) if item.name in KEYS)),
+    ]
+    return HEADER.format(program=program) + "\n".join([*lines, FOOTER])
+
+
+def _render_key(item: Field[Any]) -> str:
+    if _arguments_below(item.name):
+        shown, prose = f"{item.name}.*", f"{item.metadata['prose']} (--help {item.name})"
+    else:
+        shown, prose = f"{item.name}={as_yaml(item.default)}", item.metadata["prose"]
+    return f"  {shown:<28}  {prose}"
+
+
+def _arguments_below(name: str) -> list[Argument]:
+    """Lists the keys below a top-level key."""
+    if name in MADE_NODES:
+        return arguments_of_node(name)
+    return [Argument(key.name, as_yaml(key.default), key.prose) for key in keys() if key.name.startswith(f"{name}.")]
 
 
 def _render_group(group: str, options: Iterable[Option]) -> list[str]:
@@ -87,10 +97,14 @@ def _render_row(option: Option) -> str:
 
 def _render_option(option: Option) -> str:
     lines = [f"{option.group}={option.name}  {option.description}", f"  from {option.path}"]
-    for item in arguments_of(option):
-        said = textwrap.fill(item.prose, 118, initial_indent=" " * 6, subsequent_indent=" " * 6)
-        lines += [f"  {item.key}={item.default}", *([said] if said else [])]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_render_arguments(arguments_of(option))])
+
+
+def _render_arguments(arguments: Iterable[Argument]) -> Iterator[str]:
+    for item in arguments:
+        yield f"  {item.key}={item.default}"
+        if item.prose:
+            yield textwrap.fill(item.prose, 118, initial_indent=" " * 6, subsequent_indent=" " * 6)
 
 
 def print_help(argv: Sequence[str], program: str) -> None:

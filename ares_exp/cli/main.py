@@ -77,7 +77,6 @@ def _run() -> int:
     from ares_exp.config.options import ROOT_CONFIG, conf_dir, config_dirs_of, print_problems, refuse_unreadable
     from ares_exp.config.overrides import flags_and_overrides
     from ares_exp.config.run_mode import mode_from_flags
-    from ares_exp.config.short_overrides import in_full
     from ares_exp.records.run_dir import refuse_used_run_dir
     from ares_exp.resume.compose_from_run import Command, compose_from_run
     from ares_exp.sweeps.interruption import SweepInterrupted
@@ -97,7 +96,7 @@ def _run() -> int:
         if command.values is not None:
             root_config = store_recorded_config(command.values, command.choices)
         flags, overrides = flags_and_overrides(command.argv)
-        sys.argv[1:] = [*flags, *in_full(overrides, root_config)]
+        sys.argv[1:] = [*flags, *overrides]
         with mode_from_flags(sys.argv[1:]), unchecked_help():
             hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=root_config)(job)()
     except SweepRefused as refused:

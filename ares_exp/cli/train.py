@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 DEFAULTS = {"trainer": "grpo", "name": "train"}
-"""What is chosen where the command line does not say: the run directory is outputs/train/<date>_<time>."""
+"""Values without an override: the run directory is outputs/train/<date>_<time>."""
 NAMING_A_RUN = "resume"
 DESCRIPTION = """\
 Trains the policy: plays the episodes that a trainer asks for, in one run, and has it learn from them. Options and keys
-are those of a run; `attempts` has no effect. `python -m ares_exp trainer --help` lists what a trainer takes.
+are those of a run; `attempts` has no effect. `python -m ares_exp --help trainer=grpo` lists the trainer's arguments.
 """
 EPILOG = """\
 Examples:
-  %(prog)s env=harbor_samples agent=tools policy=transformers policy.model=path/to/model trainer.steps=200
+  %(prog)s env=harbor agent=tools policy=transformers policy.model=path/to/model trainer.steps=200
   %(prog)s env=harbor env.path=tasks 'trainer.heldout=["test-*"]' trainer.zero_std_groups=refill …
   %(prog)s resume=outputs/train/2026-01-01_12-00-00
   %(prog)s -m trainer.learning_rate=1e-6,1e-5 …
@@ -48,4 +48,5 @@ def with_defaults(overrides: Sequence[str]) -> list[str]:
     keys = {one.lstrip("+").partition("=")[0] for one in overrides}
     if NAMING_A_RUN in keys:
         return [*overrides]
-    return [*(f"{key}={value}" for key, value in DEFAULTS.items() if key not in keys), *overrides]
+    chosen = [*(f"{key}={value}" for key, value in DEFAULTS.items() if key not in keys), *overrides]
+    return [f"+{one}" if one.startswith("trainer=") else one for one in chosen]  # the root config has no trainer

@@ -58,9 +58,9 @@ def _explain(word: str, rest: Sequence[str], program: str) -> str:
 
 def _meant(word: str, rest: Sequence[str], program: str) -> str:
     """Returns what was probably meant, as a sentence behind a space; an empty string where nothing comes near."""
-    from ares_exp.config.schema import GROUPS, keys
+    from ares_exp.config.schema import GROUPS, KEYS
 
-    settable = (*(item.name for item in keys()), *GROUPS)
+    settable = (*KEYS, *GROUPS)
     value = rest[0] if rest and "=" not in rest[0] else "…"
     if word in PLAYS:
         return f" A run needs no word: `{' '.join([program, *map(shlex.quote, rest)])}`."

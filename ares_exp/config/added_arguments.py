@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SCORER = "scorer"
-"""The group of scorers: its options are put under `env.scorers`."""
+"""The group of scorers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,12 @@ class AddedArgument:
 ADDED_ARGUMENTS: Mapping[str, Mapping[str, AddedArgument]] = {
     "env": {
         "scorers": AddedArgument(
-            None, "rewards of your own: functions `[package.module.function]`, or scorers by name (docs/scoring.md)"
+            None, "further scorers: functions `[package.module.function]`, or scorers by name (docs/scoring.md)"
         ),
         "verifier_weight": AddedArgument(1.0, "weight of the environment's own reward beside those of the scorers"),
     },
     SCORER: {
+        "name": AddedArgument(None, "name of its rewards; null: the name of the function or class"),
         "weight": AddedArgument(1.0, "weight in the episode's reward; 0: recorded only"),
         "timeout_sec": AddedArgument(600.0, "bound on the scoring of one episode in seconds"),
     },

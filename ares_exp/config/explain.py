@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from ares_exp.config.known_keys import keys_of, options_of, suggest_key
 from ares_exp.config.options import ROOT_CONFIG
 from ares_exp.config.plugins import OPTION_GROUPS
-from ares_exp.config.schema import GROUPS, keys
+from ares_exp.config.schema import GROUPS, KEYS, NOT_A_VALUE
 from ares_exp.errors import close_matches
 
-SCORERS = "env.scorers."
-KEYS = tuple(item.name for item in keys())
 _SHOWN_KEYS = 4
 QUOTED = re.compile(r"['\"`]([^'\"`]+)['\"`]")
 
@@ -42,14 +40,14 @@ def explain(error: Exception, argv: Sequence[str], root_config: str = ROOT_CONFI
     if "No match in the defaults list" in text:
         word = _first_quoted(text)
         return f"There is no group or key `{word}`.{suggest_key(word)} Groups: {', '.join(GROUPS)}."
-    if re.search(r"not in struct|not in 'ExperimentConfig'", f"{text}\n{cause}"):
+    if re.search(r"not in struct|Key '.*' not in '\w+'", f"{text}\n{cause}"):
         word = key or _first_quoted(text)
         meant = suggest_key(word, argv, root_config)
-        if word.startswith(SCORERS) and word.count(".") == SCORERS.count("."):
-            meant = f" Beside the options of `scorer=` a scorer is added with a plus: `+{word}=…`."
         return f"There is no key `{word}`.{meant} `--cfg job` shows every key; `--help` says what they mean."
     if is_below_a_list(error):
         return f"An override sets a key below a list, which has none: {text}. Set the whole list."
+    if "is not a subclass of" in str(cause):
+        return NOT_A_VALUE.format(name=key)
     if key:
         return f"`{key}`: {str(cause).splitlines()[0].rstrip('.')}. `--help` says what is expected."
     return " ".join(text.split())

@@ -22,8 +22,6 @@ _MADE: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "collector": ("a trajectory collector", ("begin_episode", "record_step", "end_episode")),
     "tracker": ("a tracker", ("start", "log_episode", "finish")),
     "snapshot": ("a snapshot schedule", ("output_dir", "is_only_to_continue", "around", "collect_garbage")),
-    "retry": ("retry rules", ("wait_sec",)),
-    "budget": ("a budget", ("sweep",)),
     "executor": ("an executor", ("checks", "open", "room")),
     "trainer": ("a trainer", ("check", "train")),
 }

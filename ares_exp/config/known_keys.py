@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from ares_exp.config.option_arguments import arguments_of
 from ares_exp.config.options import ROOT_CONFIG, Option, conf_dir, find_options
 from ares_exp.config.overrides import parse_overrides
-from ares_exp.config.plugins import OPTION_GROUPS
+from ares_exp.config.plugins import OPTION_FOLDERS
 from ares_exp.config.schema import GROUPS
-from ares_exp.config.short_overrides import SEVERAL
 from ares_exp.errors import closest
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def suggest_key(word: str, argv: Sequence[str] = (), root_config: str = ROOT_CON
     """
     known = keys_of(argv, root_config)
     above, _, last = word.rpartition(".")
-    beside = {_last(key): key for key in known if key.rpartition(".")[0] == above}
+    beside = {_last(key): key for key in known if key.rpartition(".")[0] == above and key != word}
     if near := closest(last, beside):
         return _did_you_mean(beside[one] for one in near)
     if below := [key for key in known if above and key.startswith(f"{above}.") and _last(key) == last]:
@@ -40,13 +39,14 @@ def suggest_key(word: str, argv: Sequence[str] = (), root_config: str = ROOT_CON
         chosen = [choice for choice in _choices(argv) if choice.startswith(f"{word.partition('.')[0]}=")]
         remedy = f"; `{chosen[0]}` does not take it." if chosen else ": choose that option, too."
         return f" It is an argument of {owners}{remedy}"
-    if same := [key for key in known if _last(key) == last and key != word]:
+    same = [key for key in known if _last(key) == last and key != word]
+    if same and not above:
         return _did_you_mean(same[:1])
     for keys in elsewhere.values():
         if near := closest(last, map(_last, keys)) if above else [name for name in map(_last, keys) if name == last]:
             key = next(key for key in keys if _last(key) == near[0])
             return f" Did you mean `{key}`, an argument of {_owners(key, elsewhere)}?"
-    return ""
+    return _did_you_mean(same[:1]) if same else ""
 
 
 def keys_of(argv: Sequence[str] = (), root_config: str = ROOT_CONFIG) -> list[str]:
@@ -81,7 +81,7 @@ def _choices(argv: Sequence[str]) -> list[str]:
     for argument in argv:
         with suppress(HydraException):
             [override] = parse_overrides([argument])
-            if override.key_or_group in (*OPTION_GROUPS, "hydra.searchpath"):
+            if override.key_or_group in (*OPTION_FOLDERS, "hydra.searchpath"):
                 found.append(_first(override))
     return found
 
@@ -94,16 +94,14 @@ def _first(override: Override) -> str:
 
 
 def _arguments_by_option(groups: Iterable[str]) -> dict[Option, list[str]]:
-    """Lists the arguments of every option; of groups where several can be chosen also without the option's name."""
+    """Lists the arguments of every option."""
     from yaml import YAMLError
 
     found: dict[Option, list[str]] = {}
     for group in groups:
         for option in options_of(group) if group in GROUPS else ():
             with suppress(OSError, YAMLError):
-                keys = [argument.key for argument in arguments_of(option)]
-                named = f"{group}.{option.name}." if group in SEVERAL else "\0"
-                found[option] = [*keys, *(key.replace(named, f"{group}.", 1) for key in keys if key.startswith(named))]
+                found[option] = [argument.key for argument in arguments_of(option)]
     return found
 
 

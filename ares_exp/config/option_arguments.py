@@ -15,7 +15,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from ares_exp.config.added_arguments import ADDED_ARGUMENTS
-from ares_exp.config.options import Option
+from ares_exp.config.options import ROOT_CONFIG, Option, conf_dir
 
 _SECTION = re.compile(r"^(?:Args|Attributes):\n((?: {4}.*\n?|\n)*)", re.MULTILINE)
 _IN_YAML = {"`None`": "`null`", "`True`": "`true`", "`False`": "`false`"}
@@ -43,20 +43,28 @@ def arguments_of(option: Option) -> list[Argument]:
         OSError: Its file cannot be read.
         yaml.YAMLError: It is no YAML.
     """
-    from ares_exp.config.option_files import option_defaults
-
     package = re.search(r"^# @package (\S+)", option.path.read_text(encoding="utf-8"), re.MULTILINE)
     if package and package[1] == "_global_":
         return []
-    prefix = package[1] if package else option.group
-    settings, comments = _settings(option.path)
+    return _arguments_of(option.group, package[1] if package else option.group, *_settings(option.path))
+
+
+def arguments_of_node(name: str) -> list[Argument]:
+    """Reads the arguments of a node of the root config that names a class."""
+    settings, comments = _settings(conf_dir() / f"{ROOT_CONFIG}.yaml")
+    own = {key.removeprefix(f"{name}."): said for key, said in comments.items() if key.startswith(f"{name}.")}
+    return _arguments_of(name, name, settings[name], own)
+
+
+def _arguments_of(group: str, prefix: str, settings: Mapping[str, Any], comments: Mapping[str, str]) -> list[Argument]:
+    from ares_exp.config.option_files import option_defaults
+
     target = settings.get("_target_")
     own = {name: value for name, value in settings.items() if not name.startswith("_")}
     if not isinstance(target, str):
         return list(_arguments(own, prefix, comments, {}))
-    added = {name: argument.prose for name, argument in ADDED_ARGUMENTS.get(option.group, {}).items()}
-    is_partial = bool(settings.get("_partial_"))
-    defaults = {**option_defaults(option.group, target, is_partial=is_partial), **own}
+    added = {name: argument.prose for name, argument in ADDED_ARGUMENTS.get(group, {}).items()}
+    defaults = {**option_defaults(group, target, is_partial=bool(settings.get("_partial_"))), **own}
     return list(_arguments(defaults, prefix, comments, {**added, **_documented(target)}))
 
 

@@ -20,8 +20,9 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSou
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
 from ares_exp.config.added_arguments import SCORER, added_defaults
-from ares_exp.config.options import SCHEME, conf_dir, folder_url
+from ares_exp.config.options import ROOT_CONFIG, SCHEME, conf_dir, folder_url
 from ares_exp.config.plugins import PROVIDER, installed_plugins
+from ares_exp.config.schema import MADE_NODES
 from ares_exp.errors import ConfigError
 from ares_exp.records.record_files import MAX_YAML_BYTES
 
@@ -103,7 +104,10 @@ class OptionFiles(ConfigSource):
             ) from error
         except RecursionError as error:
             raise ConfigError(f"The config file {path} is nested too deeply to be read.") from error
-        if isinstance(config, DictConfig):
+        if isinstance(config, DictConfig) and path == conf_dir() / f"{ROOT_CONFIG}.yaml":
+            for node in MADE_NODES:
+                config[node] = _completed(config[node], group=node)
+        elif isinstance(config, DictConfig):
             config = _completed(config, group=group)
         return config, found and found[1]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from ares_exp.config.plugins import OPTION_GROUPS, installed_plugins
+from ares_exp.config.plugins import OPTION_FOLDERS, installed_plugins
 
 BUILT_IN = "built in"
 SCHEME = "options"
@@ -87,7 +87,7 @@ def config_dirs_of(argv: Sequence[str]) -> list[Path]:
 def refuse_unreadable(config_dirs: Sequence[Path]) -> str | None:
     """Returns the objection to a folder of options that may not be read; `None` if all may be, or are not there."""
     for folder in config_dirs:
-        for place in (folder / group for group in OPTION_GROUPS):
+        for place in (folder / group for group in OPTION_FOLDERS):
             try:
                 list(place.iterdir())
             except (FileNotFoundError, NotADirectoryError):
@@ -106,7 +106,7 @@ def option_problems(config_dirs: Sequence[Path] = ()) -> list[str]:
         config_dirs: Folders of the user's own.
     """
     problems = [*installed_plugins().problems]
-    for group in OPTION_GROUPS:
+    for group in OPTION_FOLDERS:
         counts: dict[str, Option] = {}
         for option in _every_option(group, config_dirs):
             owner = counts.setdefault(option.name, option)

@@ -22,13 +22,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ares_exp.config.added_arguments import SCORER
-from ares_exp.config.schema import GROUPS
+from ares_exp.config.schema import GROUPS, TRAINER
 
 ENTRY_POINTS = "ares_exp.plugins"
 PROVIDER = "ares_exp plugin"
 """Prefix of a plugin's name in Hydra's records, as the provider of options."""
-OPTION_GROUPS = (*GROUPS, SCORER, "experiment")
+OPTION_GROUPS = (*GROUPS, "experiment")
+OPTION_FOLDERS = (*OPTION_GROUPS, TRAINER)
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
@@ -105,7 +105,7 @@ def _conf_tree(value: str) -> Path:
 def _check_tree(folder: Path) -> None:
     try:
         stray = sorted(path.name for path in folder.glob("*.yaml"))
-        options = [path for group in OPTION_GROUPS for path in (folder / group).glob("*.yaml")]
+        options = [path for group in OPTION_FOLDERS for path in (folder / group).glob("*.yaml")]
     except OSError as error:
         raise _BrokenPluginError(f"{error.filename} cannot be read: {error.strerror}") from error
     if stray or (folder / "hydra").exists():

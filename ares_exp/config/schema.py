@@ -1,13 +1,14 @@
-"""The root config: each top-level key's type, default, range and prose, once.
+"""The schema of the root config: each top-level key's type, default, range and prose, once.
 
-The groups (`env`, `policy`, …) are plain `_target_` nodes: the constructors behind them validate their own arguments.
+The groups (`env`, `policy`, …) and the nodes `budget` and `retry` are plain `_target_` nodes: the constructors behind
+them validate their own arguments.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,94 +16,135 @@ from ares_exp.errors import ConfigError, close_matches
 from ares_exp.records.results import Outcome
 
 GROUPS = (
-    *("env", "agent", "container", "policy", "wrapper", "collector", "tracker", "snapshot", "retry", "budget"),
-    "executor",
-    "trainer",
+    *("env", "agent", "container", "policy", "wrapper", "collector", "tracker", "snapshot", "executor"),
+    "scorer",
 )
+"""Groups whose option is a node of the config."""
+TRAINER = "trainer"
+"""The node that only `train` sets, with an option of the folder of that name."""
+MADE_NODES = ("budget", "retry")
+"""Nodes that name a class, without a choice of options."""
+NOT_A_VALUE = "Expected `{name}` to hold keys, got a value. Set `{name}.KEY=…`; `--help {name}` lists the keys."
 
 
-def _key(
-    default: Any,
-    prose: str,
-    *,
-    least: float | None = None,
-    above: float | None = None,
-    choices: tuple[str, ...] = (),
-) -> Any:
-    """Makes a key with its default, its description and its bounds or allowed values."""
-    return field(default=default, metadata={"prose": prose, "least": least, "above": above, "choices": choices})
+def _key(default: Any, prose: str, *, least: float | None = None, above: float | None = None) -> Any:
+    """Makes a key with its default, its description and its bounds."""
+    return field(default=default, metadata={"prose": prose, "least": least, "above": above})
+
+
+@dataclass
+class Limits:
+    """`limits`: what one episode may use."""
+
+    steps: int | None = _key(250, "LLM responses per episode", least=1)
+    tokens: int | None = _key(None, "prompt and generated tokens per episode", least=1)
+    cost: float | None = _key(None, "US dollars per episode", above=0)
+
+
+@dataclass
+class Timeouts:
+    """`timeouts`: time limits in seconds, and their multipliers. `null`: the task's own."""
+
+    policy: float | None = _key(1800.0, "seconds for one response of the policy, retries included", above=0)
+    agent: float | None = _key(None, "agent limit in seconds, instead of the task's own", above=0)
+    agent_max: float | None = _key(None, "maximum of the tasks' agent limits in seconds", above=0)
+    agent_multiplier: float | None = _key(None, "multiplier of the agent limit, instead of `multiplier`", above=0)
+    verifier: float | None = _key(None, "verifier limit in seconds, instead of the task's own", above=0)
+    verifier_max: float | None = _key(None, "maximum of the tasks' verifier limits in seconds", above=0)
+    verifier_multiplier: float | None = _key(None, "multiplier of the verifier limit, likewise", above=0)
+    build_multiplier: float | None = _key(None, "multiplier of the limit on container starts, likewise", above=0)
+    multiplier: float = _key(1.0, "multiplier of every time limit of the tasks", above=0)
+
+
+@dataclass
+class Branch:
+    """`branch`: how the branches of `branch_from` begin."""
+
+    inject: str | None = _key(None, "a user message after those of the pending request")
+    edit: str | None = _key(None, "new text for the pending request's last message")
+    response: str | None = _key(None, "the first response of every branch, instead of the policy's")
 
 
 @dataclass
 class ExperimentConfig:
     """Everything that can be set at the top level. `null` means no limit unless it says otherwise."""
 
-    env: Any = field(default="???")
-    agent: Any = field(default="???")
-    container: Any = field(default="???")
-    policy: Any = field(default="???")
-    wrapper: Any = field(default="???")
-    collector: Any = field(default="???")
-    tracker: Any = field(default="???")
-    snapshot: Any = field(default="???")
-    retry: Any = field(default="???")
-    budget: Any = field(default="???")
-    executor: Any = field(default="???")
-    trainer: Any = field(default="???")
+    env: Any = "???"
+    agent: Any = "???"
+    container: Any = "???"
+    policy: Any = "???"
+    wrapper: Any = "???"
+    collector: Any = "???"
+    tracker: Any = "???"
+    snapshot: Any = "???"
+    executor: Any = "???"
+    scorer: Any = None
+    trainer: Any = None
     name: str = _key("default", "name of the experiment: outputs/<name>/<date>_<time>")
     attempts: int = _key(1, "episodes per task", least=1)
     concurrency: int = _key(4, "episodes at the same time", least=1)
-    seed: int = _key(0, "seed of everything that is drawn", least=0)
-    step_limit: int | None = _key(250, "LLM responses per episode", least=1)
-    token_limit: int | None = _key(None, "prompt and generated tokens per episode", least=1)
-    cost_limit: float | None = _key(None, "US dollars per episode", above=0)
-    verify_on_truncation: bool = _key(True, "whether an episode that a limit cut short is still verified")
-    policy_timeout_sec: float | None = _key(
-        1800.0, "seconds that the policy may take for one answer, retries included", above=0
-    )
-    timeout_multiplier: float = _key(1.0, "multiplies every time limit of the tasks", above=0)
-    agent_timeout_sec: float | None = _key(
-        None, "agent limit in seconds, in place of the tasks' own (null: theirs)", above=0
-    )
-    agent_timeout_max_sec: float | None = _key(None, "cap on the tasks' agent limits", above=0)
-    agent_timeout_multiplier: float | None = _key(None, "in place of timeout_multiplier for the agent", above=0)
-    verifier_timeout_sec: float | None = _key(
-        None, "verifier limit in seconds, in place of the tasks' own (null: theirs)", above=0
-    )
-    verifier_timeout_max_sec: float | None = _key(None, "cap on the tasks' verifier limits", above=0)
-    verifier_timeout_multiplier: float | None = _key(None, "in place of timeout_multiplier for the verifier", above=0)
-    environment_build_timeout_multiplier: float | None = _key(
-        None, "in place of timeout_multiplier for container starts", above=0
-    )
-    reward_threshold: float = _key(1.0, "reward from which on an attempt has passed: pass@k, pass^k, flakiness")
-    monitor_interval_sec: float = _key(10.0, "seconds between two looks at the runner: loop lag, stalls", above=0)
-    stall_warn_sec: float = _key(600.0, "seconds without progress after which an episode is reported", above=0)
-    resume: bool = _key(
-        False, "<run> or <sweep>: go on with it; true: with what is in the run's directory, if anything"
-    )
+    seed: int = _key(0, "seed of every random choice", least=0)
+    objective: str = _key("mean_reward", "metric that a sweeper maximizes and that ranks jobs (`stat/…`)")
+    reward_threshold: float = _key(1.0, "minimum reward of an attempt that passes: pass@k, pass^k, flakiness")
+    verify_on_truncation: bool = _key(True, "whether an episode that reached a limit is verified")
+    limits: Limits = field(default_factory=Limits, metadata={"prose": "limits of an episode"})
+    timeouts: Timeouts = field(default_factory=Timeouts, metadata={"prose": "time limits in seconds, and multipliers"})
+    budget: Any = field(default=None, metadata={"prose": "limits of the run, and of a sweep: budget.cost=5"})
+    retry: Any = field(default=None, metadata={"prose": "retries after errors: retry.infrastructure=true"})
+    resume: bool = _key(False, "RUN or SWEEP to continue; true: whatever is in the run's directory")
     resume_redo: list[str] | None = _key(  # noqa: RUF009  # its default is None
-        None, "outcomes of attempts that are to be tried again, e.g. [policy_error]"
+        None, "outcomes of attempts to run again, such as [policy_error]"
     )
-    resume_diverged: str = _key(
-        "continue",
-        "where an episode under way, played again, asks something else: continue from there, or restart the attempt",
-        choices=("continue", "restart"),
-    )
-    resume_force: bool = _key(False, "resume although tasks, agent or policy are not the same any more")
-    objective: str = _key(
-        "mean_reward", "what a sweeper looks for the most of, and how jobs are ranked: a metric (`stat/…`)"
-    )
-    replay: str | None = _key(None, "<run> or <run>/<episode>: play what it recorded again, and compare")
-    branch_from: str | None = _key(None, "<run>/<episode>@<step>: go on from there, composed as that run was")
-    branches: int = _key(1, "how many times to go on from there", least=1)
-    branch_inject: str | None = _key(None, "a user message that comes after those of the pending request")
-    branch_edit: str | None = _key(None, "the text of the pending request's last message, in place of its own")
-    branch_answer: str | None = _key(None, "the first answer of every branch, in place of the policy's")
+    resume_force: bool = _key(False, "resume although tasks, agent or policy have changed")
+    replay: str | None = _key(None, "RUN or RUN/EPISODE: run what it recorded again, and compare")
+    branch_from: str | None = _key(None, "RUN/EPISODE@STEP: continue from there")
+    branches: int = _key(1, "number of branches", least=1)
+    branch: Branch = field(default_factory=Branch, metadata={"prose": "how branches begin"})
 
 
-def keys() -> list[Field[Any]]:
-    """Returns the top-level keys that are not groups, in order."""
-    return [item for item in fields(ExperimentConfig) if item.name not in GROUPS]
+KEYS = tuple(item.name for item in fields(ExperimentConfig) if item.name not in (*GROUPS, TRAINER))
+"""The top-level keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key that holds a value.
+
+    Attributes:
+        name: The key, dotted.
+        default: Its default.
+        prose: What it means.
+        least: Its minimum, if any.
+        above: A bound that it has to exceed, if any.
+    """
+
+    name: str
+    default: Any
+    prose: str
+    least: float | None
+    above: float | None
+
+
+def keys() -> list[Key]:
+    """Returns the keys that are not in a group and do not belong to a class, in order."""
+    return list(_keys(ExperimentConfig(), ""))
+
+
+def _keys(node: Any, prefix: str) -> Iterator[Key]:
+    for item in fields(node):
+        default = getattr(node, item.name)
+        if is_dataclass(default):
+            yield from _keys(default, f"{item.name}.")
+        elif "least" in item.metadata:
+            yield Key(f"{prefix}{item.name}", default, **item.metadata)
+
+
+def value_of(config: Mapping[str, Any], key: str) -> Any:
+    """Returns the value of a dotted key."""
+    value: Any = config
+    for name in key.split("."):
+        value = value[name]
+    return value
 
 
 def validate(config: Mapping[str, Any]) -> None:
@@ -115,21 +157,11 @@ def validate(config: Mapping[str, Any]) -> None:
     for name in config:
         if name not in known:
             raise ConfigError(f"There is no key `{name}`.{close_matches(name, known)} `--help` lists what there is.")
-    for item in keys():
-        choices = item.metadata["choices"]
-        if choices and config[item.name] not in choices:
-            raise ConfigError(f"Expected `{item.name}` to be {' or '.join(choices)}, got {config[item.name]!r}.")
-        value, least, above = config[item.name], item.metadata.get("least"), item.metadata.get("above")
-        if value is None or isinstance(value, str | bool | list):
-            continue
-        too_low = (least is not None and not value >= least) or (above is not None and not value > above)
-        if too_low or not math.isfinite(value):
-            if least is not None:
-                expected = f"at least {least:g}"
-            else:
-                expected = "a finite number" if above is None else f"a number above {above:g}"
-            optional = f", or drop the limit with `{item.name}=null`" if item.default is None else ""
-            raise ConfigError(f"Expected `{item.name}` to be {expected}, got {value!r}. Set `{item.name}=…`{optional}.")
+    for name in MADE_NODES:
+        if not isinstance(config[name], Mapping):
+            raise ConfigError(NOT_A_VALUE.format(name=name))
+    for key in keys():
+        _check_range(key, value_of(config, key.name))
     outcomes = [outcome.value for outcome in Outcome]
     for outcome in config["resume_redo"] or ():
         if outcome not in outcomes:
@@ -138,3 +170,17 @@ def validate(config: Mapping[str, Any]) -> None:
     name = config["name"]
     if not name or Path(name).name != name or name in (".", ".."):
         raise ConfigError(f"Expected `name` to be a folder name without slashes, got {name!r}.")
+
+
+def _check_range(key: Key, value: Any) -> None:
+    if value is None or isinstance(value, str | bool | list):
+        return
+    too_low = (key.least is not None and not value >= key.least) or (key.above is not None and not value > key.above)
+    if not too_low and math.isfinite(value):
+        return
+    if key.least is not None:
+        expected = f"at least {key.least:g}"
+    else:
+        expected = "a finite number" if key.above is None else f"a number above {key.above:g}"
+    optional = f", or drop the limit with `{key.name}=null`" if key.default is None else ""
+    raise ConfigError(f"Expected `{key.name}` to be {expected}, got {value!r}. Set `{key.name}=…`{optional}.")

@@ -16,9 +16,9 @@ from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any
 
-from ares_exp.config.options import conf_dir, find_options
+from ares_exp.config.options import ROOT_CONFIG, conf_dir, find_options
 from ares_exp.config.parts import import_name
-from ares_exp.config.plugins import OPTION_GROUPS, installed_plugins
+from ares_exp.config.plugins import OPTION_FOLDERS, installed_plugins
 from ares_exp.errors import ConfigError, close_matches
 
 _CLASS = re.compile(r"""_target_["']?\s*:\s*["']?([\w.]+)""")
@@ -41,10 +41,10 @@ def classes_of_options(config_dirs: Sequence[Path] = ()) -> frozenset[str]:
     """Returns the dotted names of all classes that the options of ares_exp, plugins and `config_dirs` name."""
     found: set[str] = set()
     for folder in (conf_dir(), *(plugin.folder for plugin in installed_plugins().plugins), *config_dirs):
-        for group in OPTION_GROUPS:
-            for path in (folder / group).rglob("*.yaml"):
-                with suppress(OSError):
-                    found.update(_CLASS.findall(path.read_text(encoding="utf-8", errors="replace")))
+        for path in (one for group in OPTION_FOLDERS for one in (folder / group).rglob("*.yaml")):
+            with suppress(OSError):
+                found.update(_CLASS.findall(path.read_text(encoding="utf-8", errors="replace")))
+    found.update(_CLASS.findall((conf_dir() / f"{ROOT_CONFIG}.yaml").read_text(encoding="utf-8")))
     return frozenset(found)
 
 

@@ -1,4 +1,4 @@
-"""`executor=here`: environments in the run's own process."""
+"""`executor=local`: environments in the run's own process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ares_exp.environments.source import EpisodeParts, Report, SourceBase
 from ares_exp.executors.executor import ExecutorBase, Place, Played
 
 
-class Here(ExecutorBase):
+class LocalExecutor(ExecutorBase):
     """Has environments live in this process, on its event loop: as many as asked for."""
 
     def checks(self, source: SourceBase, parts: EpisodeParts) -> Sequence[Coroutine[Any, Any, None]]:

@@ -134,7 +134,7 @@ class RayExecutor(ExecutorBase):
         if played.recipe is None:
             raise ConfigError(
                 "Expected parts that other processes can make, and some were given as objects. Name them by options, "
-                "or use `executor=here`."
+                "or use `executor=local`."
             )
         self._report, self._needs_shared_disk = report, played.needs_shared_disk
         self._models = {model.key: model for model in played.source.own_models}
@@ -558,6 +558,6 @@ def _ray() -> Any:
     except ImportError as error:
         raise PreflightError(
             f"Expected Ray for `executor=ray`, and it cannot be imported ({error}). Install it: "
-            "`pip install 'ares-exp[ray]'` (Ray supports Python up to 3.14), or use `executor=here`."
+            "`pip install 'ares-exp[ray]'` (Ray supports Python up to 3.14), or use `executor=local`."
         ) from error
     return ray

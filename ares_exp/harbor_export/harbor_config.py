@@ -12,11 +12,7 @@ from ares_exp.harbor_export.exported_tasks import ExportedTask
 from ares_exp.harbor_export.recorded_job import RecordedJob
 
 _PATH_OF_CLASS = re.compile(r"[A-Za-z_][\w.]*\.[A-Za-z_]\w*")
-_LIMITS = (
-    "step_limit", "token_limit", "cost_limit", "verify_on_truncation", "agent_timeout_sec", "agent_timeout_max_sec",
-    "verifier_timeout_sec", "verifier_timeout_max_sec", "timeout_multiplier", "agent_timeout_multiplier",
-    "verifier_timeout_multiplier", "environment_build_timeout_multiplier",
-)  # fmt: skip
+_LIMITS = ("limits", "timeouts", "verify_on_truncation")
 
 
 def job_config(job: RecordedJob, tasks: Sequence[ExportedTask], *, name: str, jobs_dir: str) -> dict[str, Any]:

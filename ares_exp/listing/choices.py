@@ -22,10 +22,7 @@ GROUP_OF: Mapping[str, str] = {
     "collectors": "collector",
     "trackers": "tracker",
     "snapshots": "snapshot",
-    "retries": "retry",
-    "budgets": "budget",
     "executors": "executor",
-    "trainers": "trainer",
     "scorers": "scorer",
     "experiments": "experiment",
 }

@@ -19,7 +19,7 @@ from ares_exp.policies.policy import EpisodeSpec
 
 
 @pydantic.dataclasses.dataclass(kw_only=True, eq=False, repr=False, config=pydantic.ConfigDict(extra="forbid"))
-class ChatCompletionsPolicy(EndpointPolicy):
+class OpenAIPolicy(EndpointPolicy):
     """Answers requests by `POST {base_url}/chat/completions`.
 
     Attributes:
@@ -32,7 +32,7 @@ class ChatCompletionsPolicy(EndpointPolicy):
     """
 
     wire = EndpointWire(
-        "chat_completions",
+        "openai",
         "chat/completions",
         "choices",
         StreamedCompletion,

@@ -71,7 +71,7 @@ _TOO_LONG_STATUSES = (400, 413, 422)
 _TRIED_AGAIN = (408, 409, 429)
 _REMEDIES: dict[type[EndpointError], str] = {
     AuthenticationError: "Check the key in {key}, and what it is allowed to do.",
-    ContextOverflowError: "The episode has outgrown the model: use one with a longer context, or a smaller step_limit.",
+    ContextOverflowError: "The episode has outgrown the model: use one with a longer context, or smaller limits.steps.",
     QuotaError: "Add credit or raise the limit, then resume the run.",
 }
 _NOT_FOUND = "Check policy.model and policy.base_url."

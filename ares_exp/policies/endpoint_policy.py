@@ -315,7 +315,7 @@ class EndpointPolicy(Policy):
             if not response.usage.total_tokens:
                 self._warn_once(
                     f"{self._endpoint.base_url} reports no token usage: tokens count as 0, so that no limit on tokens "
-                    "(`token_limit`, `budget.tokens`) and none on the cost that prices make of them holds."
+                    "(`limits.tokens`, `budget.tokens`) and none on the cost that prices make of them holds."
                 )
             if self.on_refusal == "error" and response.finish_reason in REFUSED:
                 raise self._refusal(response)

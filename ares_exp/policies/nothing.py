@@ -1,4 +1,4 @@
-"""The policy that does nothing: what it scores is given away by the tests."""
+"""`policy=noop`: submits at once. A reward that it gets is given away by the tests."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.agent_forms import form_of
 from ares_exp.policies.policy import Policy
 
-NOTHING_MODEL = "nothing"
+NOOP_MODEL = "noop"
 
 
-class NothingPolicy(Policy):
+class NoopPolicy(Policy):
     """Answers every request with the submit command."""
 
-    model_name = NOTHING_MODEL
+    model_name = NOOP_MODEL
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         """Submits."""
-        return LLMResponse(form_of(request).finish("I do nothing."), model=NOTHING_MODEL, finish_reason="stop")
+        return LLMResponse(form_of(request).finish("I do nothing."), model=NOOP_MODEL, finish_reason="stop")

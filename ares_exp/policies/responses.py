@@ -18,7 +18,7 @@ from ares_exp.policies.policy import EpisodeSpec
 
 
 @pydantic.dataclasses.dataclass(kw_only=True, eq=False, repr=False, config=pydantic.ConfigDict(extra="forbid"))
-class ResponsesPolicy(EndpointPolicy):
+class OpenAIResponsesPolicy(EndpointPolicy):
     """Answers requests by `POST {base_url}/responses`. Nothing is stored at the endpoint: each request is whole.
 
     Reasoning comes back sealed, and is sent again with the messages that repeat the answers.
@@ -28,7 +28,7 @@ class ResponsesPolicy(EndpointPolicy):
         reasoning_effort: How much the model is to think, as it calls it (`low`, `high`); `None` leaves it to the model.
     """
 
-    wire = EndpointWire("responses", "responses", "output", StreamedResponse)
+    wire = EndpointWire("openai_responses", "responses", "output", StreamedResponse)
 
     base_url: Url = "https://api.openai.com/v1"
     api_key_env: VariableName | None = "OPENAI_API_KEY"

@@ -19,7 +19,7 @@ from ares_exp.llms.reasoning import ReasoningField
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, ToolCallData, Usage
 from ares_exp.llms.wire import Report, list_of, optional, required, typed
-from ares_exp.policies.chat_completions import ChatCompletionsPolicy
+from ares_exp.policies.chat_completions import OpenAIPolicy
 from ares_exp.policies.endpoint import EndpointWire
 from ares_exp.policies.endpoint_policy import ModelName, Seconds, Temperature, TopP, Url, VariableName
 from ares_exp.policies.in_process.chat_template import (
@@ -39,10 +39,10 @@ CHOICE_KEYS = ("stop_reason", "matched_stop", "hidden_states", "routed_experts",
 
 
 @pydantic.dataclasses.dataclass(kw_only=True, eq=False, repr=False, config=pydantic.ConfigDict(extra="forbid"))
-class TokenEndpointPolicy(ChatCompletionsPolicy):
+class TokenEndpointPolicy(OpenAIPolicy):
     """Answers by an engine, with `prompt_token_ids`, `completion_token_ids` and `logprobs`.
 
-    Its options are those of `chat_completions`, and these. Each request sets every sampling parameter for which the
+    Its options are those of `openai`, and these. Each request sets every sampling parameter for which the
     server would otherwise use the model's `generation_config.json`: to the value of the policy or the agent, or else
     to the neutral value (`NEUTRAL_SAMPLING`).
 

@@ -1,7 +1,7 @@
-"""Presets: environments by name. `make("harbor_samples:0")`, `info()`, `list_presets()`, and presets of your own.
+"""Presets: environments by name. `make("harbor:0")`, `info()`, `list_presets()`, and presets of your own.
 
-Every option of the `env` group is a preset, those of plugins included: `harbor_samples`. With an option of the `agent`
-group it is `harbor_samples-shell`; without, the default agent plays. `name:5`, `name:0:10`, `name:5:`, `name::10` and
+Every option of the `env` group is a preset, those of plugins included: `harbor`. With an option of the `agent`
+group it is `harbor-shell`; without, the default agent plays. `name:5`, `name:0:10`, `name:5:`, `name::10` and
 `name@2/8` (the third of eight shards) choose tasks. What is registered here in Python comes beside these.
 """
 

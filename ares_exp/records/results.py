@@ -225,7 +225,7 @@ class StageResult:
 class EpisodeResult:
     """One line of `episodes.jsonl`: one try of one attempt at one task.
 
-    An attempt is tried again after an error (`retry=…`), or when the run is resumed; every try keeps its line, and the
+    An attempt is tried again after an error (`retry`), or when the run is resumed; every try keeps its line, and the
     last one is the attempt's result.
 
     Attributes:

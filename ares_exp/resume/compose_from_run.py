@@ -5,8 +5,8 @@ below it: `policy.temperature=1` changes one number of the recorded policy, and 
 values of the policy. Options and defaults that have changed since then apply only to what is chosen now.
 
 The recorded config is used before its references to other keys were resolved (see `trusted_record.values_of`):
-with resolved ones, `branches=4` would no longer reach the attempts, and a
-replay would write into the directory of the run that it replays.
+with resolved ones, `branches=4` would no longer reach the attempts, and a replay would
+write into the directory of the run that it replays.
 
 A sweep has no single config, as its jobs differ: it is resumed by the command line that began it. Each of its jobs
 continues with the config that it recorded (`keep_recorded`).
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 VERBS = ("resume", "replay", "branch_from")
-BRANCH_KEYS = ("branches", "branch_inject", "branch_edit", "branch_answer")
+BRANCH_KEYS = ("branches", "branch", "branch.inject", "branch.edit", "branch.response")
 ASKED_FOR = (*VERBS, *BRANCH_KEYS, *RESUME_KEYS, "attempts")
 """Keys that say what to do with a run, not how it was composed."""
 NO_SELECTION: Mapping[str, Any] = {"exclude": [], "limit": None}

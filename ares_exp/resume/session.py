@@ -28,12 +28,12 @@ from ares_exp.resume.recorded_run import begins_where_started, recorded_config
 from ares_exp.tasks.recorded_digest import changed_files, content_of
 
 SHOWN = 5
-RESUME_KEYS = ("resume", "resume_redo", "resume_diverged", "resume_force")
+RESUME_KEYS = ("resume", "resume_redo", "resume_force")
 
 _GROUPS = ("collector", "tracker", "snapshot", "wrapper", "retry", "budget", "executor")
 _TOP_LEVEL = (
-    *("name", "attempts", "branches", "concurrency", "policy_timeout_sec", "objective"),
-    *("reward_threshold", "monitor_interval_sec", "stall_warn_sec", *RESUME_KEYS),
+    *("name", "attempts", "branches", "concurrency", "timeouts.policy", "objective"),
+    *("reward_threshold", *RESUME_KEYS),
 )
 _OF_THE_ENDPOINT = (
     *("api_key_env", "timeout_sec", "max_retries", "retry_base_sec", "max_retry_wait_sec", "max_concurrency"),

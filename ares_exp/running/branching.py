@@ -50,12 +50,12 @@ class BranchOptions:
     Attributes:
         inject: A user message after those of the pending request.
         edit: New text for the pending request's last message.
-        answer: A fixed first answer, instead of the policy's.
+        response: A fixed first response, instead of the policy's.
     """
 
     inject: str | None = None
     edit: str | None = None
-    answer: str | None = None
+    response: str | None = None
 
     def edits(self, messages: int, step: int) -> tuple[MessageEdit, ...]:
         """Returns the message edits that apply from `step` on, whose request has `messages` messages."""
@@ -195,7 +195,7 @@ class Branching:
     def policy(self, policy: Policy, episode: EpisodeSpec) -> LLMClient:
         """Returns the policy of a branch: it knows the earlier responses, and a fixed first response is given first."""
         client = policy.for_episode(replace(episode, earlier=self._earlier_answers))
-        return client if self._options.answer is None else _FirstAnswer(self._options.answer, client)
+        return client if self._options.response is None else _FirstAnswer(self._options.response, client)
 
     def _nearest(self, made: Path) -> EnvironmentSnapshot | None:
         """Returns the recorded snapshot of the step, one made from it, or the last earlier one. Blocking."""

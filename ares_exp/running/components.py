@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ares_exp.agents.code_agent import AgentFactoryBase, as_agent_factory
 from ares_exp.agents.solver import playing_agent
-from ares_exp.config.instantiate import instantiate_group, instantiate_several
+from ares_exp.config.instantiate import instantiate_group, instantiate_node, instantiate_several
 from ares_exp.containers.container import ContainerFactoryBase, as_container_factory
 from ares_exp.environment import MinimalEnvironment
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.source import SourceBase
 from ares_exp.executors.executor import ExecutorBase, Recipe, as_executor
-from ares_exp.executors.here import Here
+from ares_exp.executors.here import LocalExecutor
 from ares_exp.policies.policy import Policy, as_policy
 from ares_exp.running.branching import Branching, BranchOptions
 from ares_exp.running.budget import Budget
@@ -52,7 +52,7 @@ class Components:
     branching: Branching | None = None
     retry: RetryRules = field(default_factory=RetryRules)
     budget: Budget = field(default_factory=Budget)
-    executor: ExecutorBase = field(default_factory=Here)
+    executor: ExecutorBase = field(default_factory=LocalExecutor)
     recipe: Recipe | None = None
     trainer: Trainer = field(default_factory=NoTrainer)
 
@@ -87,9 +87,9 @@ class Components:
             tracker=SeveralTrackers(instantiate_several(config, "tracker")),
             snapshots=part("snapshot"),
             branching=_branching(config),
-            retry=part("retry"),
-            budget=part("budget"),
-            trainer=part("trainer"),
+            retry=instantiate_node(config, "retry"),
+            budget=instantiate_node(config, "budget"),
+            trainer=NoTrainer() if config.trainer is None else part("trainer"),
             executor=as_executor(part("executor")),
             recipe=None if objects else Recipe.of(config),
         )
@@ -108,28 +108,25 @@ class Settings:
     seed: int
     limits: EpisodeLimits
     policy_timeout_sec: float | None
-    monitor_interval_sec: float = 10.0
-    stall_warn_sec: float = 600.0
     reward_threshold: float = 1.0
     sweep_dir: Path | None = None
 
     @classmethod
     def of(cls, values: Mapping[str, Any], *, sweep_dir: Path | None = None) -> Self:
         """Takes the settings out of a resolved config."""
+        timeouts = values["timeouts"]
         time_limits = TimeLimits(
-            timeout_multiplier=values["timeout_multiplier"],
-            agent_timeout_sec=values["agent_timeout_sec"],
-            agent_timeout_max_sec=values["agent_timeout_max_sec"],
-            agent_timeout_multiplier=values["agent_timeout_multiplier"],
-            verifier_timeout_sec=values["verifier_timeout_sec"],
-            verifier_timeout_max_sec=values["verifier_timeout_max_sec"],
-            verifier_timeout_multiplier=values["verifier_timeout_multiplier"],
-            environment_build_timeout_multiplier=values["environment_build_timeout_multiplier"],
+            timeout_multiplier=timeouts["multiplier"],
+            agent_timeout_sec=timeouts["agent"],
+            agent_timeout_max_sec=timeouts["agent_max"],
+            agent_timeout_multiplier=timeouts["agent_multiplier"],
+            verifier_timeout_sec=timeouts["verifier"],
+            verifier_timeout_max_sec=timeouts["verifier_max"],
+            verifier_timeout_multiplier=timeouts["verifier_multiplier"],
+            environment_build_timeout_multiplier=timeouts["build_multiplier"],
         )
         limits = EpisodeLimits(
-            steps=values["step_limit"],
-            tokens=values["token_limit"],
-            cost=values["cost_limit"],
+            **values["limits"],
             time=time_limits,
             verify_on_truncation=values["verify_on_truncation"],
         )
@@ -138,9 +135,7 @@ class Settings:
             concurrency=values["concurrency"],
             seed=values["seed"],
             limits=limits,
-            policy_timeout_sec=values["policy_timeout_sec"],
-            monitor_interval_sec=values["monitor_interval_sec"],
-            stall_warn_sec=values["stall_warn_sec"],
+            policy_timeout_sec=timeouts["policy"],
             reward_threshold=values["reward_threshold"],
             sweep_dir=sweep_dir,
         )
@@ -149,5 +144,4 @@ class Settings:
 def _branching(config: DictConfig) -> Branching | None:
     if config.branch_from is None:
         return None
-    options = BranchOptions(inject=config.branch_inject, edit=config.branch_edit, answer=config.branch_answer)
-    return Branching(config.branch_from, options)
+    return Branching(config.branch_from, BranchOptions(**config.branch))

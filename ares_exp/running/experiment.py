@@ -21,7 +21,7 @@ from ares_exp.errors import (
     StorageError,
 )
 from ares_exp.executors.executor import Place
-from ares_exp.executors.here import Here
+from ares_exp.executors.here import LocalExecutor
 from ares_exp.records.results import UNFINISHED, EpisodeResult, final_results
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_storage import RunStorage
@@ -110,7 +110,7 @@ class Experiment:
             await asyncio.to_thread(parts.trainer.check, parts.policy, names)
         if parts.policy.knows_prices and not self.spending.is_limited:
             self._warn(
-                "Nothing limits what is spent. `budget.cost=20` ends the run at 20 US dollars, `cost_limit=0.5` an "
+                "Nothing limits what is spent. `budget.cost=20` ends the run at 20 US dollars, `limits.cost=0.5` an "
                 "episode at 0.5."
             )
         return names
@@ -227,8 +227,6 @@ class Experiment:
             self._warn,
             queued=lambda: self._scheduler.queued,
             figures=self._parts.executor.figures,
-            interval_sec=self._settings.monitor_interval_sec,
-            stall_warn_sec=self._settings.stall_warn_sec,
         )
         self._live.max_loop_lag_sec = lambda: monitor.max_loop_lag_sec
         control = self._control()
@@ -264,7 +262,6 @@ class Experiment:
             on_drop=self._dropped,
             note=self._log_order,
             is_recorded=lambda: self._storage.failure is None,
-            interval_sec=self._settings.monitor_interval_sec,
         )
 
     def _resize(self, concurrency: int) -> Callable[[], None]:
@@ -439,7 +436,7 @@ class Experiment:
             return complete(environment).unwrapped
 
         def check(start_from: EpisodeStart) -> None:
-            cast("CodeEnvironment", make(Here(), start_from)).check_start()
+            cast("CodeEnvironment", make(LocalExecutor(), start_from)).check_start()
 
         agents = self._parts.playing_agent
         if agents.can_be_restored:

@@ -59,7 +59,7 @@ async def prepare(
     if parts.policy.needs_solution and not parts.source.has_solutions:
         raise ConfigError(
             f"policy=oracle, or a recording of it, plays the solutions of tasks, and {name_of(parts.source)} has "
-            "none. Choose another policy: `policy=chat_completions policy.model=…`, `policy=scripted "
+            "none. Choose another policy: `policy=openai policy.model=…`, `policy=scripted "
             "policy.replies=[…]`."
         )
     names = _narrowed(parts, cast("Sequence[str]", outcomes[0]), warn)

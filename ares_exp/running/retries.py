@@ -16,6 +16,20 @@ from ares_exp.records.results import Outcome
 Tries = Annotated[int, Field(ge=0, le=1000)]
 Seconds = Annotated[float, Field(ge=0, le=86_400)]
 
+INFRASTRUCTURE: Mapping[str, int] = {
+    "ContainerStartError": 2,
+    "EnvironmentStartTimeoutError": 2,
+    "ContainerLostError": 2,
+    "ContainerServiceError": 2,
+    "ContainerAuthorizationError": 0,
+    "ContainerNotFoundError": 0,
+    "OracleAnswerError": 1,
+    "RateLimitError": 2,
+    "ServerError": 2,
+    "EndpointUnreachableError": 2,
+}
+"""Retries after errors that neither the agent, nor the model, nor the tests can have caused, and that may go away."""
+
 
 class RetryRules:
     """Number of retries of an attempt that ended without a reward, by error class or by outcome.
@@ -28,6 +42,7 @@ class RetryRules:
     def __init__(
         self,
         *,
+        infrastructure: bool = False,
         container_error: Tries = 0,
         verifier_error: Tries = 0,
         policy_error: Tries = 0,
@@ -41,6 +56,8 @@ class RetryRules:
         """Keeps the rules.
 
         Args:
+            infrastructure: Whether errors of containers and endpoints that may go away are retried: twice each, unless
+                `errors` names them.
             container_error: Retries of an attempt with that outcome.
             verifier_error: Retries of an attempt with that outcome.
             policy_error: Retries of an attempt with that outcome.
@@ -64,8 +81,10 @@ class RetryRules:
             Outcome.AGENT_ERROR: agent_error,
             Outcome.ERRORED: errored,
         }
-        self._by_class = {name: tries for name, tries in (errors or {}).items() if tries is not None}
+        named = {name: tries for name, tries in (errors or {}).items() if tries is not None}
+        self._by_class = {**(INFRASTRUCTURE if infrastructure else {}), **named}
         self._given: dict[str, Any] = {
+            "infrastructure": infrastructure,
             **{outcome.value: tries for outcome, tries in self._by_outcome.items()},
             "errors": dict(errors or {}),
             "base_sec": base_sec,

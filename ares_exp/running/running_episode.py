@@ -11,7 +11,7 @@ from ares_exp.environment import EnvironmentBase, EpisodeReport, TimeStep
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.errors import StorageError
 from ares_exp.executors.executor import Place
-from ares_exp.executors.here import Here
+from ares_exp.executors.here import LocalExecutor
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import ANSWERS_USED_UP, EpisodeResult, ErrorInfo, Outcome, Replayed
 from ares_exp.records.run_dir import dump_json
@@ -55,7 +55,7 @@ class RunningEpisode(EpisodeEvents):
     """
 
     planned: PlannedEpisode = field(kw_only=True)
-    place: Place = field(default_factory=Here, repr=False)
+    place: Place = field(default_factory=LocalExecutor, repr=False)
     recorder: Experiment | None = field(default=None, repr=False)
     limits: EpisodeLimits = field(default_factory=EpisodeLimits, repr=False)
     started_at: float = field(default_factory=time.time)

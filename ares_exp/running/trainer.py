@@ -57,7 +57,7 @@ class TrainedRun(Protocol):
 
 
 class Trainer(Protocol):
-    """Decides what a run plays, and learns from it: the `trainer` group.
+    """Decides what a run plays, and learns from it: an option `trainer=` of the command `train`.
 
     `train` is cancelled when the run is interrupted, and has to return soon then.
     """
@@ -80,7 +80,7 @@ class Trainer(Protocol):
 
 
 class NoTrainer(Trainer):
-    """`trainer=none`: every task is played `attempts` times, and nobody learns."""
+    """The trainer of an ordinary run: every task is run `attempts` times, and no policy learns."""
 
     def check(self, policy: Policy, task_names: Sequence[str]) -> None:
         """There is nothing to refuse."""

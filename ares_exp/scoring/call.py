@@ -56,7 +56,7 @@ class ConfiguredScorer:
             if limit.expired():
                 raise ScorerTimeoutError(
                     f"The scorer `{self.name}` did not return within its limit of {self.timeout_sec:g} s "
-                    f"(`env.scorers.{self.name}.timeout_sec`).",
+                    "(`timeout_sec` of the scorer).",
                     scorer=self.name,
                 ) from error
             raise ScorerError(

@@ -1,4 +1,4 @@
-"""The scorers of a composed config, made of `env.scorers` and `env.verifier_weight`."""
+"""The scorers of a composed config, made of `scorer`, `env.scorers` and `env.verifier_weight`."""
 
 from __future__ import annotations
 
@@ -34,58 +34,59 @@ def make_scoring_rules(config: DictConfig) -> ScoringRules:
     """
     from omegaconf import OmegaConf, open_dict
 
-    nodes = dict(_named_nodes(OmegaConf.select(config, _KEY)))
-    if not nodes:
-        return ScoringRules()
     defaults = added_defaults(SCORER)
-    scorers = []
-    for name, node in nodes.items():
-        own = {key: value for key, value in node.items() if key not in defaults}
-        apart = config.copy()
-        with open_dict(apart):
-            OmegaConf.update(apart, _KEY, {name: _as_made(own)}, merge=False)
-        part = instantiate_node(apart, f"{_KEY}.{name}")
-        _check_call(f"{_KEY}.{name}", part)
-        weight, timeout = (_number(f"{_KEY}.{name}.{key}", node.get(key, defaults[key])) for key in defaults)
-        if timeout <= 0:
-            raise ConfigError(f"Expected `{_KEY}.{name}.timeout_sec` to be a number above 0, got {timeout:g}.")
-        scorer = ConfiguredScorer(name, part, weight, timeout)
-        scorer.scorer.set_name(name)
-        scorers.append(scorer)
-    return ScoringRules(tuple(scorers), _number(_WEIGHT, OmegaConf.select(config, _WEIGHT, default=1.0)))
-
-
-def _named_nodes(scorers: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the nodes by name: those of a mapping, or of a list, where a function names itself."""
-    from omegaconf import OmegaConf
-
-    plain = OmegaConf.to_container(scorers, resolve=False) if OmegaConf.is_config(scorers) else scorers
-    if plain is None:
-        return
-    if isinstance(plain, list):
-        entries: list[tuple[str | None, Any]] = [(None, entry) for entry in plain]
-    elif isinstance(plain, dict):
-        entries = [(str(name), entry) for name, entry in plain.items() if entry is not None]
-    else:
-        raise ConfigError(f"Expected `{_KEY}` to be a list or a mapping of scorers, got {plain!r:.100}. Set {_FORMS}.")
-    names = set[str]()
-    for given, entry in entries:
-        node = {"_target_": entry} if isinstance(entry, str) else entry
-        if not isinstance(node, dict) or not isinstance(target := node.get("_target_"), str):
-            where = _KEY if given is None else f"{_KEY}.{given}"
-            raise ConfigError(f"Expected `{where}` to name a function or a class, got {entry!r:.100}. Set {_FORMS}.")
-        target = target.replace(":", ".")
-        name = given if given is not None else str(node.get("name", target.rpartition(".")[2]))
-        if not _NAME.fullmatch(name) or name == REWARD or name in names:
+    scorers: dict[str, ConfiguredScorer] = {}
+    for key, given, node in _nodes(config):
+        name = str(node.get("name") or given)
+        if not _NAME.fullmatch(name) or name == REWARD or name in scorers:
             raise ConfigError(
-                f"Expected each of `{_KEY}` to have a name of its own, of letters, digits, '_' and '-', and not "
+                "Expected each scorer to have a name of its own, of letters, digits, '_' and '-', and not "
                 f"`{REWARD}`, which is the verifier's, got {name!r}. Name them: {_FORMS}."
             )
-        names.add(name)
-        yield (
-            name,
-            {**{key: one for key, one in node.items() if given is not None or key != "name"}, "_target_": target},
+        apart = config.copy()
+        with open_dict(apart):
+            OmegaConf.update(apart, _KEY, None, merge=False)
+            own = {argument: value for argument, value in node.items() if argument not in defaults}
+            OmegaConf.update(apart, key, _as_made(own), merge=False, force_add=True)
+        part = instantiate_node(apart, key)
+        _check_call(key, part)
+        weight, timeout = (_number(f"{key}.{one}", node.get(one, defaults[one])) for one in ("weight", "timeout_sec"))
+        if timeout <= 0:
+            raise ConfigError(f"Expected `{key}.timeout_sec` to be a number above 0, got {timeout:g}.")
+        scorers[name] = ConfiguredScorer(name, part, weight, timeout)
+        scorers[name].scorer.set_name(name, key)
+    if not scorers:
+        return ScoringRules()
+    return ScoringRules(tuple(scorers.values()), _number(_WEIGHT, OmegaConf.select(config, _WEIGHT, default=1.0)))
+
+
+def _nodes(config: DictConfig) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yields key, default name and content of each scorer's node: that of `scorer`, then those of `env.scorers`."""
+    from omegaconf import OmegaConf
+
+    def plain(key: str) -> Any:
+        found = OmegaConf.select(config, key)
+        return OmegaConf.to_container(found, resolve=False) if OmegaConf.is_config(found) else found
+
+    several = plain(_KEY) or {}
+    if not isinstance(several, list | dict):
+        raise ConfigError(
+            f"Expected `{_KEY}` to be a list or a mapping of scorers, got {several!r:.100}. Set {_FORMS}."
         )
+    entries = [(SCORER, plain(SCORER) or None)]
+    if isinstance(several, list):
+        entries += [(_KEY, entry) for entry in several]
+    else:
+        entries += [(f"{_KEY}.{name}", entry) for name, entry in several.items()]
+    for key, entry in entries:
+        if entry is None:
+            continue
+        node = {"_target_": entry} if isinstance(entry, str) else entry
+        if not isinstance(node, dict) or not isinstance(target := node.get("_target_"), str):
+            raise ConfigError(f"Expected `{key}` to name a function or a class, got {entry!r:.100}. Set {_FORMS}.")
+        target = target.replace(":", ".")
+        named = target.rpartition(".")[2].lower() if key in (SCORER, _KEY) else key.rpartition(".")[2]
+        yield key if key != _KEY else f"{_KEY}.{node.get('name') or named}", named, {**node, "_target_": target}
 
 
 def _as_made(node: Mapping[str, Any]) -> dict[str, Any]:

@@ -104,11 +104,11 @@ class Judge(ScorerBase):
                     f"got {name!r}."
                 )
         _check_prompt(prompt, command)
-        self._model = OwnModel(policy, name="The judge", key="env.scorers.judge.policy", error=JudgeAnswerError)
+        self._model = OwnModel(policy, name="The judge", key="scorer.policy", error=JudgeAnswerError)
         if self._model.policy.needs_solution:
             raise ConfigError(
                 f"Expected `policy` of a judge to be an LLM client that can grade, got {type(policy).__name__}, which "
-                "plays the solutions of tasks. Set `policy@env.scorers.judge.policy=chat_completions`."
+                "plays the solutions of tasks. Set `policy@scorer.policy=openai`."
             )
         self._prompt, self._criteria = prompt, criteria
         self._lowest, self._highest = lowest, highest
@@ -124,9 +124,9 @@ class Judge(ScorerBase):
         """The model."""
         return (self._model,)
 
-    def set_name(self, name: str) -> None:
-        """Takes the name, for messages."""
-        self._model.name, self._model.key = f"The judge `{name}`", f"env.scorers.{name}.policy"
+    def set_name(self, name: str, key: str) -> None:
+        """Takes the name and the key, for messages."""
+        self._model.name, self._model.key = f"The judge `{name}`", f"{key}.policy"
 
     async def preflight(self) -> None:
         """Checks that the model can be asked. Raises `PreflightError` when it cannot."""

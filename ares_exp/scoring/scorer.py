@@ -144,8 +144,8 @@ class ScorerBase(Scorer):
         """The models that it asks. Default: none that it tells."""
         return ()
 
-    def set_name(self, name: str) -> None:
-        """Is told the name that the scorer has in the run, before anything else. Default: nothing."""
+    def set_name(self, name: str, key: str) -> None:
+        """Receives the scorer's name in the run, and the key of its config, before anything else. Default: nothing."""
 
     async def preflight(self) -> None:
         """Checks, before anything starts, that episodes can be scored. Default: nothing.

@@ -78,7 +78,6 @@ def _compose(overrides: Sequence[str], config_dirs: Sequence[Path], make_run: Ca
 
     from ares_exp.config.explain import explain
     from ares_exp.config.overrides import flags_and_overrides
-    from ares_exp.config.short_overrides import in_full
     from ares_exp.resume.compose_from_run import compose_from_run
 
     root_config, source = ROOT_CONFIG, None
@@ -90,7 +89,7 @@ def _compose(overrides: Sequence[str], config_dirs: Sequence[Path], make_run: Ca
         flags, lines = flags_and_overrides(command.argv)
         if {"-m", "--multirun"} & {*flags} or any(one.lstrip("+").startswith("hydra.mode=") for one in lines):
             raise ConfigError("A sweep is resumed by the command: `python -m ares_exp resume=<sweep>`.")
-        return _run_hydra(root_config, in_full(lines, root_config), make_run)
+        return _run_hydra(root_config, lines, make_run)
     except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
         taken = f" (The overrides that {source} recorded are in force, too.)" if source is not None else ""
         said = explain(error, overrides, root_config).replace(_HYDRAS_SWEEP, "To play each of them, loop over runs")

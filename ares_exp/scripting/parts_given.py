@@ -12,7 +12,7 @@ from ares_exp.config.added_arguments import SCORER
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.instantiate import instantiate_group
 from ares_exp.config.overrides import key_set_by, parse_overrides
-from ares_exp.config.schema import keys, validate
+from ares_exp.config.schema import KEYS, validate
 from ares_exp.containers.container import as_container_factory
 from ares_exp.environment import MinimalEnvironment
 from ares_exp.environments.source import EnvironmentSource, SourceBase, as_source
@@ -28,12 +28,8 @@ from ares_exp.wrappers.drivers import drive_directly
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-EPISODE_KEYS = (
-    *("step_limit", "token_limit", "cost_limit", "verify_on_truncation", "policy_timeout_sec", "timeout_multiplier"),
-    *("agent_timeout_sec", "agent_timeout_max_sec", "agent_timeout_multiplier", "verifier_timeout_sec"),
-    *("verifier_timeout_max_sec", "verifier_timeout_multiplier", "environment_build_timeout_multiplier"),
-)
-"""Top-level keys that say how an episode is played."""
+EPISODE_KEYS = ("limits", "timeouts", "verify_on_truncation")
+"""Top-level keys that apply to one episode."""
 
 
 class Made(NamedTuple):
@@ -75,7 +71,7 @@ class PartsGiven:
         from omegaconf import OmegaConf, open_dict
 
         if isinstance(self.overrides, str):
-            raise ConfigError(f'Expected a list of overrides, got {self.overrides!r:.200}: `["step_limit=20"]`.')
+            raise ConfigError(f'Expected a list of overrides, got {self.overrides!r:.200}: `["limits.steps=20"]`.')
         chosen = [f"{group}={part}" for group, part in self.parts.items() if isinstance(part, str)]
         own = [f"{name}={value}" for name, value in self.values.items()]
         self._check_overrides()
@@ -84,7 +80,7 @@ class PartsGiven:
             if isinstance(part, Mapping):
                 with open_dict(config):
                     OmegaConf.update(config, group, dict(part), merge=False)
-        values = {item.name: config[item.name] for item in keys()}
+        values = {name: config[name] for name in KEYS}
         validate(values)
         return self._made(config, Settings.of(values))
 
@@ -131,7 +127,7 @@ class PartsGiven:
                         f"`{key}` has no effect where `{owner}` is no option but {type(part).__name__}: give that its "
                         "values itself."
                     )
-            elif key not in (*EPISODE_KEYS, "hydra.searchpath"):
+            elif group not in EPISODE_KEYS and key != "hydra.searchpath":
                 raise ConfigError(
                     f"`{key}` has no effect here: rollouts keep nothing on disk and retry nothing. Leave it out, or "
                     f"play a run, `ares_exp.run`. Expected a key of {', '.join(self.parts)}, `{SCORER}`, or "

@@ -109,7 +109,7 @@ async def rollouts(
         concurrency: Episodes at once.
         seed: Seed of everything that is drawn; an episode has the same seed as in a run.
         overrides: Values of these parts, and limits of episodes, as on the command line: `["env.path=tasks",
-            "policy.model=…", "step_limit=20", "agent_timeout_sec=600"]`.
+            "policy.model=…", "limits.steps=20", "timeouts.agent=600"]`.
         config_dirs: Folders of options, as `--config-dir`.
 
     Yields:

@@ -86,7 +86,7 @@ async def check_scorer(
         ScorerError: It raised, took too long, or returned no rewards.
     """
     whole = as_scorer(scorer)
-    whole.set_name(name)
+    whole.set_name(name, f"env.scorers.{name}")
     await whole.preflight()
     try:
         given = episode if episode is not None else sample_episode("Hello.")

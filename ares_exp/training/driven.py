@@ -31,7 +31,7 @@ async def driven(
     """Begins a run, or resumes one (`resume=outputs/first`), that plays what the body submits to its driver.
 
     ```
-    async with ares_exp.driven(["env=harbor_samples", "agent=tools"], policy=my_policy) as driver:
+    async with ares_exp.driven(["env=harbor", "agent=tools"], policy=my_policy) as driver:
         async for episode in driver.submit(["hello-world"], n=8):
             learn_from(episode)
         await driver.update("1")

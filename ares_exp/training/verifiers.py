@@ -4,7 +4,7 @@
 # file: greetings.py
 from ares_exp.training.verifiers import make_plugin
 
-Greetings, GreetingsHarness = make_plugin(env="harbor_samples", overrides=["env.tasks=[write-greeting]"])
+Greetings, GreetingsHarness = make_plugin(env="harbor", overrides=["env.tasks=[write-greeting]"])
 __all__ = ["Greetings", "GreetingsHarness"]
 ```
 

@@ -32,7 +32,7 @@ from ares_exp.containers.container import as_container_factory
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.source import as_source
 from ares_exp.executors.executor import ExecutorBase, Recipe
-from ares_exp.executors.here import Here
+from ares_exp.executors.here import LocalExecutor
 from ares_exp.executors.ray_executor import RayExecutor
 from ares_exp.records.run_dir import RunDir
 from ares_exp.running.components import Components, Settings
@@ -180,7 +180,7 @@ def _slots(on: On, waves: int, latency: float, steps: int) -> None:
 
 def _at_once(on: On, count: int, latency: float, steps: int) -> None:
     ideal = steps * latency
-    for name, executor, hosts in (("here", Here(), 0), ("ray", on(NODES, math.ceil(count / NODES)), NODES)):
+    for name, executor, hosts in (("local", LocalExecutor(), 0), ("ray", on(NODES, math.ceil(count / NODES)), NODES)):
         played = measure(executor, episodes=count, concurrency=count, latency=latency, steps=steps, hosts=hosts)
         rate = f"{ideal / played.wall_sec:.1%} of ideal; {played.steps / played.wall_sec:.0f} steps/s"
         _say(f"at once, {name}: {count} episodes: {played.wall_sec:.1f} s, {rate}")
@@ -191,7 +191,7 @@ def _overhead(on: On, count: int, steps: int, processes: Processes) -> None:
     for name, hosts in (("here", 0), ("ray", NODES)):
         many, one = (
             measure(
-                on(NODES, count) if hosts else Here(),
+                on(NODES, count) if hosts else LocalExecutor(),
                 episodes=count,
                 concurrency=min(count, 100),
                 latency=0.0,

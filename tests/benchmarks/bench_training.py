@@ -40,12 +40,12 @@ class Example:
 EXAMPLES = (
     Example(
         "one token",
-        ("env=harbor_samples", "env.tasks=[write-greeting]", "step_limit=1"),
+        ("env=harbor", "env.tasks=[write-greeting]", "limits.steps=1"),
         ("trainer.steps=20", "trainer.groups_per_step=2", "trainer.learning_rate=0.02"),
     ),
     Example(
         "two turns",
-        ("env=harbor", "env.path={toy}/tasks", "step_limit=2"),
+        ("env=harbor", "env.path={toy}/tasks", "limits.steps=2"),
         (
             *("trainer.steps=40", "trainer.groups_per_step=2", "trainer.group_size=16", "trainer.batch_size=32"),
             *("trainer.learning_rate=0.015", "trainer.trl={beta: 0.2}"),

@@ -214,7 +214,7 @@ def test_the_page_follows_the_orders_to_a_run(page: Page, tmp_path: Path) -> Non
     (tmp_path / "conf" / "policy" / "slow.yaml").write_text(SLOW)
     run = tmp_path / "runs" / "live"
     words = ["policy=slow", "env.tasks=[write-greeting]", "attempts=3", "container=local", "tracker=none"]
-    words += ["step_limit=10000", "concurrency=2", "monitor_interval_sec=0.5", f"hydra.run.dir={run}"]
+    words += ["limits.steps=10000", "concurrency=2", f"hydra.run.dir={run}"]
     arguments = {"config_dirs": [tmp_path / "conf"], "quiet": True}
     playing = threading.Thread(target=ares_exp.run, args=(words,), kwargs=arguments)
     playing.start()

@@ -56,7 +56,7 @@ def comparable(page: str) -> str:
 
 
 def _without_groups(text: str) -> str:
-    begin, end = text.index("Groups (group=option"), text.index("Flags:\n")
+    begin, end = text.index("Groups (--help"), text.index("Flags:\n")
     return text[:begin] + text[end:]
 
 

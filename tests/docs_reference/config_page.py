@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
-from ares_exp.config.option_arguments import arguments_of, as_yaml
+from ares_exp.config.option_arguments import Argument, arguments_of, arguments_of_node, as_yaml
 from ares_exp.config.options import Option, find_options
-from ares_exp.config.plugins import OPTION_GROUPS
-from ares_exp.config.schema import keys
+from ares_exp.config.plugins import OPTION_FOLDERS
+from ares_exp.config.schema import MADE_NODES, Key, keys
 from tests.docs_reference.markdown import GENERATED, plain, table
 
 
@@ -24,35 +23,37 @@ def config_page() -> str:
         "`null` means no limit unless the key says otherwise.\n\n",
         table(
             ("key", "default", "meaning"),
-            (
-                (f"`{item.name}`", f"`{as_yaml(item.default)}`", plain(item.metadata["prose"] + _range(item.metadata)))
-                for item in keys()
-            ),
+            ((f"`{item.name}`", f"`{as_yaml(item.default)}`", plain(item.prose + _range(item))) for item in keys()),
         ),
     ]
-    for group in OPTION_GROUPS:
+    for node in MADE_NODES:
+        parts += [f"\n## `{node}`\n\n", _table(arguments_of_node(node))]
+    for group in OPTION_FOLDERS:
         parts.append(f"\n## Group `{group}`\n")
         parts += [_section(option) for option in find_options(group)]
     return "".join(parts)
 
 
-def _range(metadata: Mapping[str, Any]) -> str:
-    if metadata["choices"]:
-        return f" ({' | '.join(metadata['choices'])})"
-    if metadata["least"] is not None:
-        return f" (at least {metadata['least']:g})"
-    return "" if metadata["above"] is None else f" (above {metadata['above']:g})"
+def _range(key: Key) -> str:
+    if key.least is not None:
+        return f" (at least {key.least:g})"
+    return "" if key.above is None else f" (above {key.above:g})"
 
 
 def _section(option: Option) -> str:
     text = f"\n### {option.group}={option.name}\n\n{plain(option.description)}\n"
-    rows = [(f"`{item.key}`", f"`{item.default}`", plain(item.prose)) for item in arguments_of(option)]
-    return text + (f"\n{table(('key', 'default', 'meaning'), rows)}" if rows else "")
+    arguments = arguments_of(option)
+    return text + (f"\n{_table(arguments)}" if arguments else "")
+
+
+def _table(arguments: Sequence[Argument]) -> str:
+    rows = [(f"`{item.key}`", f"`{item.default}`", plain(item.prose)) for item in arguments]
+    return table(("key", "default", "meaning"), rows)
 
 
 def chosen_options() -> set[tuple[str, str]]:
     """Every option as (group, name)."""
-    return {(group, option.name) for group in OPTION_GROUPS for option in find_options(group)}
+    return {(group, option.name) for group in OPTION_FOLDERS for option in find_options(group)}
 
 
 def known_keys(key: str) -> bool:
@@ -63,9 +64,9 @@ def known_keys(key: str) -> bool:
 @functools.cache
 def _all() -> frozenset[str]:
     found = set()
-    for group in OPTION_GROUPS:
+    for group in OPTION_FOLDERS:
         for option in find_options(group):
-            for item in arguments_of(option):
-                found.add(item.key)
-                found.add(item.key.replace(f"{group}.{option.name}.", f"{group}.", 1))  # short, where one is chosen
+            found.update(item.key for item in arguments_of(option))
+    for node in MADE_NODES:
+        found.update(item.key for item in arguments_of_node(node))
     return frozenset(found)

@@ -139,7 +139,7 @@ class KilledRun:
             f"attempts={ATTEMPTS}",
             f"concurrency={CONCURRENCY}",
             "tracker=none",
-            "policy=chat_completions",
+            "policy=openai",
             "policy.model=m",
             f"policy.base_url={self.endpoint.url}",
             "policy.api_key_env=null",

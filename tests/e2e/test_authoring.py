@@ -32,7 +32,7 @@ def test_a_new_task_is_good(cli: Cli, tmp_path: Path, container: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     [task] = json.loads(done.stdout)["tasks"]
     assert (task["good"], task["solution"], task["nothing"]) == (True, [1.0], [0.0])
-    for run, policy in (("solution", "Oracle"), ("nothing", "Nothing")):
+    for run, policy in (("solution", "Oracle"), ("nothing", "Noop")):
         recorded = (tmp_path / "checked" / run / "config.yaml").read_text()
         assert f"{policy}Policy" in recorded
     again = cli("new-task", "tasks/my-task")

@@ -24,17 +24,17 @@ def test_a_branch_is_composed_as_its_run_was(cli: Any, tmp_path: Path) -> None:
         "# mine\n_target_: ares_exp.policies.scripted.ScriptedPolicy\nreplies: ['no block']\nrepeat_last: true\n"
     )
     own = ("--config-dir", "options", "policy=mine")
-    done = cli(*own, "tracker=none", "env.limit=1", "step_limit=3", "seed=4", "hydra.run.dir=first")
+    done = cli(*own, "tracker=none", "env.limit=1", "limits.steps=3", "seed=4", "hydra.run.dir=first")
     assert done.returncode == 0, done.stderr
     [trajectory] = (tmp_path / "first" / "trajectories").iterdir()
     task = trajectory.name.partition("__")[0]
 
-    typed = (f"branch_from=first/{task}@2", "branches=8", "policy.replies=[b]", "branch_inject='go on, please'")
+    typed = (f"branch_from=first/{task}@2", "branches=8", "policy.replies=[b]", "branch.inject='go on, please'")
     config = composed(cli("--cfg", "job", *typed))
     assert (config["branch_from"], config["branches"]) == (f"first/{trajectory.stem}@2", 8)
     assert config["attempts"] == "${branches}"
     assert (config["env"]["tasks"], config["env"]["limit"]) == ([task], None)
-    assert (config["seed"], config["step_limit"], config["branch_inject"]) == (4, 3, "go on, please")
+    assert (config["seed"], config["limits"]["steps"], config["branch"]["inject"]) == (4, 3, "go on, please")
     assert (config["policy"]["replies"], config["policy"]["repeat_last"]) == (["b"], True)
 
     resolved = ("--cfg", "job", "--resolve", f"branch_from=first/{task}@0", "branches=3", "policy=oracle")
@@ -45,7 +45,7 @@ def test_a_branch_is_composed_as_its_run_was(cli: Any, tmp_path: Path) -> None:
 
 def test_secrets_have_to_be_given_again(cli: Any, tmp_path: Path, endpoint: LoopbackEndpoint) -> None:
     secret = "+policy.extra_body.api_token=typed-secret-value"
-    chat = ("policy=chat_completions", "policy.model=m", f"policy.base_url={endpoint.url}", "policy.api_key_env=null")
+    chat = ("policy=openai", "policy.model=m", f"policy.base_url={endpoint.url}", "policy.api_key_env=null")
     done = cli("tracker=none", "env.limit=1", *chat, secret, "hydra.run.dir=first")
     assert done.returncode == 0, done.stderr
     [trajectory] = (tmp_path / "first" / "trajectories").iterdir()
@@ -60,5 +60,6 @@ def test_secrets_have_to_be_given_again(cli: Any, tmp_path: Path, endpoint: Loop
 
 def test_help_shows_the_verbs(cli: Any) -> None:
     done = cli("--help")
-    for text in ("replay=outputs/", "branch_from=outputs/", "branches=1 ", "branch_inject=null"):
+    for text in ("resume=outputs/", "replay=null", "branch_from=null", "branches=1 ", "branch.*"):
         assert text in done.stdout
+    assert "branch.inject=null" in cli("--help", "branch").stdout

@@ -145,7 +145,7 @@ def test_what_a_branch_was_shown_otherwise_goes_on_without_snapshots(tmp_path: P
     assert play(tmp_path, "a", replies=[GREET, SUBMIT]).returncode == 0
     for run_dir, start, text in (("b", "a/write-greeting@1", "First."), ("c", "b/write-greeting@2", "Second.")):
         branched = play(
-            tmp_path, run_dir, f"branch_from={start}", f"branch_inject={text}", replies=["```bash\npwd\n```", SUBMIT]
+            tmp_path, run_dir, f"branch_from={start}", f"branch.inject={text}", replies=["```bash\npwd\n```", SUBMIT]
         )
         assert branched.returncode == 0, branched.stderr
         assert "differs" not in branched.stderr
@@ -166,9 +166,9 @@ def test_what_a_branch_begins_with(tmp_path: Path) -> None:
         tmp_path,
         "b",
         "branch_from=a/write-greeting@1",
-        f"branch_answer={quoted(GREET)}",
-        "branch_inject=Look around first.",
-        "branch_edit=It printed nothing.",
+        f"branch.response={quoted(GREET)}",
+        "branch.inject=Look around first.",
+        "branch.edit=It printed nothing.",
         replies=[SHOW, SUBMIT],
     )
     assert branched.returncode == 0, branched.stderr

@@ -102,7 +102,7 @@ def test_answers_that_wait_for_their_turn_survive_kill_9(
     run = command(
         tmp_path,
         *("--config-dir", "options", "agent=fan_out", "env.tasks=write-greeting", "container=local", "tracker=none"),
-        *("policy=chat_completions", "policy.model=m", f"policy.base_url={endpoint.url}", "policy.api_key_env=null"),
+        *("policy=openai", "policy.model=m", f"policy.base_url={endpoint.url}", "policy.api_key_env=null"),
         *("policy.prices={m:{input_per_million_usd:1000,output_per_million_usd:3000}}", "hydra.run.dir=run"),
         *more,
     )

@@ -24,6 +24,8 @@ from typing import Any
 import pytest
 
 import ares_exp
+from ares_exp.config.plugins import OPTION_FOLDERS, OPTION_GROUPS
+from ares_exp.config.schema import MADE_NODES
 from ares_exp.running.control.orders import Order
 from ares_exp.tasks.task_set import SAMPLES
 from tests.docs_reference.__main__ import DOCS
@@ -37,7 +39,7 @@ from tests.warm_start import warm_command
 pytestmark = pytest.mark.once
 ROOT = Path(__file__).parent.parent.parent
 RUN, NOT_RUN = {"bash", "python", "json"}, {"console", "py", "text", "yaml", "toml", "bibtex"}
-GROUPS = sorted(path.name for path in (ROOT / "conf").iterdir() if path.is_dir() and path.name != "hydra")
+NODES = sorted((*OPTION_FOLDERS, *MADE_NODES))
 
 
 @dataclass(frozen=True)
@@ -260,7 +262,7 @@ def test_the_version_and_those_of_formats_are_the_same_everywhere() -> None:
 def test_the_readmes_table_of_groups_has_every_option() -> None:
     section = README.text.partition("## The config")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| ([^|]*) \|", section, re.MULTILINE)
-    assert sorted(group for group, _ in rows) == GROUPS
+    assert sorted(group for group, _ in rows) == sorted(OPTION_GROUPS)
     for group, options in rows:
         files = (ROOT / "conf" / group).glob("*.yaml")
         assert sorted(re.findall(r"`(\w+)`", options)) == sorted(path.stem for path in files)
@@ -269,7 +271,7 @@ def test_the_readmes_table_of_groups_has_every_option() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_options_and_keys_that_a_page_names_are_there(page: Page) -> None:
     text = re.sub(r"^```(?:python|py)\n.*?^```$", "", page.text, flags=re.DOTALL | re.MULTILINE)
-    of_a_group = rf"(?<![\w@./-])({'|'.join(GROUPS)})"
+    of_a_group = rf"(?<![\w@./-])({'|'.join(NODES)})"
     there = chosen_options() | set(re.findall(r"options/(\w+)/(\w+)\.yaml", page.text))
     there |= {("env", "nim"), ("policy", "mine"), ("container", "null")}
     assert sorted(set(re.findall(rf"{of_a_group}=([a-z]\w*)\b(?!=)", text)) - there) == []

@@ -44,7 +44,7 @@ def test_it_solves_a_task_by_a_script_without_a_network(agent: str, container: s
 @DOCKER
 @pytest.mark.npm("mini_swe_agent")
 def test_an_image_without_python_is_refused_by_name() -> None:
-    results = play("run", "mini_swe_agent", "docker", "retry=none")
+    results = play("run", "mini_swe_agent", "docker")
     [row] = [json.loads(line) for line in Path("run/episodes.jsonl").read_text().splitlines()]
     assert results.exit_code == 1
     assert row["outcome"] == "agent_error"
@@ -60,7 +60,7 @@ def test_codex_outlasts_a_slow_policy_by_keepalives_alone() -> None:
     impatient = ["agent.idle_timeout_ms=2000", "agent.extra_args=['-c','model_providers.ares.stream_max_retries=0']"]
     kept = play("kept", "codex", "local", *impatient, "agent.keepalive_sec=0.5", delay_sec=4.0)
     check_solved("kept", kept)
-    lost = play("lost", "codex", "local", *impatient, "agent.keepalive_sec=60", "retry=none", delay_sec=4.0)
+    lost = play("lost", "codex", "local", *impatient, "agent.keepalive_sec=60", delay_sec=4.0)
     assert lost.mean_reward == 0.0  # what it left is scored
     [row] = [json.loads(line) for line in Path("lost/episodes.jsonl").read_text().splitlines()]
     assert row["error"]["type"] == "AgentExitError"

@@ -134,7 +134,7 @@ def test_a_step_limit_truncates_and_still_verifies(cli: Any, tmp_path: Path) -> 
         "policy.replies=['no block']",
         "policy.repeat_last=true",
         "env.limit=1",
-        "step_limit=2",
+        "limits.steps=2",
     )
     assert done.returncode == 0, done.stderr
     [row] = rows(only_run(tmp_path))
@@ -148,7 +148,7 @@ def test_a_step_limit_truncates_and_still_verifies(cli: Any, tmp_path: Path) -> 
 def test_replies_without_a_command_end_the_episode(
     cli: Any, tmp_path: Path, limit: str, steps: int, ended_by: str
 ) -> None:
-    replies = ("policy=scripted", "policy.replies=['no block']", "policy.repeat_last=true", "step_limit=5")
+    replies = ("policy=scripted", "policy.replies=['no block']", "policy.repeat_last=true", "limits.steps=5")
     done = cli(*QUIET, *replies, "env.limit=1", f"agent.format_errors_in_a_row={limit}", "hydra.run.dir=run")
     assert done.returncode == 0, done.stderr
     [row] = rows(tmp_path / "run")

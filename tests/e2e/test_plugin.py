@@ -91,7 +91,7 @@ def test_its_environment_and_its_policy_run(run: Cli, tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_its_games_obey_the_limits_of_the_run(run: Cli, tmp_path: Path) -> None:
-    done = run("ares_exp", *RUN, "collector=json", "step_limit=1", "hydra.run.dir=run")
+    done = run("ares_exp", *RUN, "collector=json", "limits.steps=1", "hydra.run.dir=run")
     assert done.returncode == 1, "two games have no reward"
     rows = {
         row["task_name"]: row for row in map(json.loads, (tmp_path / "run/episodes.jsonl").read_text().splitlines())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-ARGUMENTS = ("env=harbor_samples", "env.tasks=write-greeting", "tracker=none")
+ARGUMENTS = ("env=harbor", "env.tasks=write-greeting", "tracker=none")
 SUBMIT = "policy.replies=['```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```']"
 
 

@@ -39,7 +39,7 @@ def command(here: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def overrides(endpoint: LoopbackEndpoint, run_dir: str, *more: str) -> tuple[str, ...]:
-    policy = ("policy=chat_completions", "policy.model=m", f"policy.base_url={endpoint.url}", "policy.api_key_env=null")
+    policy = ("policy=openai", "policy.model=m", f"policy.base_url={endpoint.url}", "policy.api_key_env=null")
     return ("ares_exp", "tracker=none", "env.tasks=write-greeting", *policy, f"hydra.run.dir={run_dir}", *more)
 
 

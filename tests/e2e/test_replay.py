@@ -93,7 +93,7 @@ def test_one_episode_of_a_sweep_with_options_of_its_own(cli: Any, tmp_path: Path
         QUIET,
         "policy=mine",
         "env.limit=1",
-        "step_limit=5,7",
+        "limits.steps=5,7",
         "hydra.sweep.dir=s",
     )
     assert cli(*sweep).returncode == 0
@@ -103,7 +103,7 @@ def test_one_episode_of_a_sweep_with_options_of_its_own(cli: Any, tmp_path: Path
     for number, attempts in enumerate((1, 2)):
         report = report_of(tmp_path / "again" / str(number))
         assert [one["episode_id"]["recorded"] for one in report["episodes"]] == [recorded["episode_id"]] * attempts
-        assert "step_limit: 7" in (tmp_path / "again" / str(number) / "config.yaml").read_text()
+        assert "  steps: 7" in (tmp_path / "again" / str(number) / "config.yaml").read_text()
     done = cli("replay=again/1", "hydra.run.dir=third")
     assert done.returncode == 0, done.stderr
     assert len(report_of(tmp_path / "third")["episodes"]) == 2

@@ -34,7 +34,7 @@ from tests.unit.containers.host_sandbox import is_sandbox
 
 pytestmark = pytest.mark.once
 
-TASK = ["env=harbor_samples", "env.tasks=[write-greeting]", "tracker=none", "retry=none", "hydra.run.dir=run"]
+TASK = ["env=harbor", "env.tasks=[write-greeting]", "tracker=none", "hydra.run.dir=run"]
 PROGRAM = ROOT / "tests" / "data" / "agents" / "chat_agent.py"
 GREET = "```bash\necho Hello, harbor! > /app/greeting.txt\n```"
 SUBMIT = "```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"
@@ -174,9 +174,9 @@ RECIPES: dict[str, dict[str, Recipe]] = {
         **{name: agent(name, pytest.mark.npm(name), NIGHTLY) for name in ("opencode", "qwen_code")},
     },
     "policy": {
-        **{name: endpoint(name) for name in ("anthropic", "chat_completions", "responses")},
+        **{name: endpoint(name) for name in ("anthropic", "openai", "openai_responses")},
         **{name: endpoint(name, lambda: TokenEngine(SCRIPTS["shell"])) for name in ("sglang", "vllm")},
-        "nothing": Recipe(lambda *_: ["policy=nothing", "container=local"], reward=0.0, interrupted=False),
+        "noop": Recipe(lambda *_: ["policy=noop", "container=local"], reward=0.0, interrupted=False),
         "oracle": Recipe(lambda *_: ["policy=oracle", "container=local"], interrupted=False),
         "replay": Recipe(replay, interrupted=False),
         "scripted": Recipe(

@@ -35,18 +35,16 @@ async def bad(episode, container):
         raise KeyError("lines")
     return 1.0
 """
-TASK = ("env=harbor_samples", "env.tasks=[write-greeting]")
+TASK = ("env=harbor", "env.tasks=[write-greeting]")
 AT = ("tracker=none", "hydra.run.dir=run")
-JUDGE = ("scorer=judge", "env.scorers.judge.policy.api_key_env=null", "env.scorers.judge.policy.model=grades")
+JUDGE = ("scorer=judge", "scorer.policy.api_key_env=null", "scorer.policy.model=grades")
 
 
 @pytest.fixture(autouse=True)
 def _own_modules(tmp_path: Path) -> None:
     (tmp_path / "my_scorers.py").write_text(SCORERS)
     (tmp_path / "options" / "scorer").mkdir(parents=True)
-    (tmp_path / "options" / "scorer" / "bad.yaml").write_text(
-        "# @package env.scorers.bad\n# fails\n_target_: my_scorers.bad\nweight: 0.25\n"
-    )
+    (tmp_path / "options" / "scorer" / "bad.yaml").write_text("# fails\n_target_: my_scorers.bad\nweight: 0.25\n")
 
 
 @pytest.fixture
@@ -67,7 +65,7 @@ def test_functions_and_a_judge_score_a_task(cli: Cli, tmp_path: Path, grader: Lo
         "+env.scorers.greeting={_target_: my_scorers.greeting, weight: 2}",
         "+env.scorers.brief={_target_: my_scorers.brief, weight: 0}",
     )
-    url = f"env.scorers.judge.policy.base_url={grader.url}"
+    url = f"scorer.policy.base_url={grader.url}"
     done = cli(*TASK, *AT, *JUDGE, url, *functions, "env.verifier_weight=0.5", env=HERE)
     assert done.returncode == 0, done.stderr
     [row] = rows(tmp_path / "run")
@@ -95,12 +93,12 @@ def test_functions_and_a_judge_score_a_task(cli: Cli, tmp_path: Path, grader: Lo
 def test_a_run_that_is_killed_while_it_is_scored(cli: Cli, tmp_path: Path, grader: LoopbackEndpoint) -> None:
     url = f"env.scorers.second.policy.base_url={grader.url}"
     second = (
-        "+policy@env.scorers.second.policy=chat_completions",
+        "+policy@env.scorers.second.policy=openai",
         "+env.scorers.second._target_=ares_exp.scoring.judge.Judge",
         "env.scorers.second.policy.api_key_env=null",
         "env.scorers.second.policy.model=grades",
     )
-    first = f"env.scorers.judge.policy.base_url={grader.url}"
+    first = f"scorer.policy.base_url={grader.url}"
     grader.then(answer("Score: 8"), slow(60))  # the second judge's answer does not come
     grader.arrived.clear()
     command = [*TASK, *AT, *JUDGE, first, *second, url]
@@ -146,7 +144,7 @@ def test_a_recorded_run_names_no_function_by_itself(cli: Cli, tmp_path: Path) ->
 
 @pytest.mark.nightly
 def test_a_branch_and_a_game_without_a_container(cli: Cli, tmp_path: Path, grader: LoopbackEndpoint) -> None:
-    url = f"env.scorers.judge.policy.base_url={grader.url}"
+    url = f"scorer.policy.base_url={grader.url}"
     done = cli("env=twenty_questions", "env.tasks=[cat,oak]", *AT, *JUDGE, url, "wrapper=sync")
     assert done.returncode == 0, done.stderr
     assert {(row["reward"], tuple(row["rewards"].items())) for row in rows(tmp_path / "run")} == {

@@ -18,7 +18,7 @@ TYPED = "typed-secret-value"
 @pytest.mark.local
 def test_no_secret_is_written_anywhere(cli: Any, tmp_path: Path, endpoint: LoopbackEndpoint) -> None:
     done = cli(
-        "policy=chat_completions",
+        "policy=openai",
         "policy.model=m",
         f"policy.base_url={endpoint.url}",
         f"+policy.extra_body.api_token={TYPED}",
@@ -54,7 +54,7 @@ def test_links_in_tasks_reach_no_file_of_the_host(cli: Any, tmp_path: Path, endp
     dockerfile.symlink_to("../../../private/Dockerfile")
     shutil.move(tasks / "shares" / "environment", tasks / ".environment")
     (tasks / "shares" / "environment").symlink_to("../.environment")
-    policy = ("policy=chat_completions", "policy.model=m", f"policy.base_url={endpoint.url}", "policy.api_key_env=null")
+    policy = ("policy=openai", "policy.model=m", f"policy.base_url={endpoint.url}", "policy.api_key_env=null")
     done = cli("env.path=tasks", *policy)
     assert done.returncode == 0, done.stderr
     played = [path.name.partition("__")[0] for path in tmp_path.glob("outputs/*/*/trajectories/*.json")]

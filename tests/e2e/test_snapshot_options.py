@@ -157,7 +157,7 @@ def test_after_ctrl_c_the_snapshots_are_whole(tmp_path: Path) -> None:
     process = start(
         tmp_path,
         *answering(tmp_path, [LOOK], repeat_last=True),
-        *("step_limit=null", "snapshot=every_step", "hydra.run.dir=run"),
+        *("limits.steps=null", "snapshot=every_step", "hydra.run.dir=run"),
     )
     wait_until(lambda: len(list((tmp_path / "run").glob("snapshots/*@*"))) > 8, process)
     process.send_signal(signal.SIGINT)

@@ -41,20 +41,20 @@ def test_a_refused_job_in_the_middle(cli: Any, tmp_path: Path, launcher: str, tr
         "-m",
         f"tracker={tracker}",
         "env.limit=1",
-        "step_limit=5,-1,6",
+        "limits.steps=5,-1,6",
         "hydra.sweep.dir=s",
         f"hydra/launcher={launcher}",
         env={"WANDB_MODE": "offline"},
     )
     assert done.returncode == 2
-    assert "job 1 failed: Expected `step_limit` to be at least 1, got -1" in done.stdout
+    assert "job 1 failed: Expected `limits.steps` to be at least 1, got -1" in done.stdout
     assert (done.stdout + done.stderr).count("got -1") == 1
     assert "Traceback" not in done.stderr
     rows = report(tmp_path / "s")["jobs"]
     assert [(row["overrides"], row["state"]) for row in rows] == [
-        ({"step_limit": "5"}, "complete"),
-        ({"step_limit": "-1"}, "failed"),
-        ({"step_limit": "6"}, "complete"),
+        ({"limits.steps": "5"}, "complete"),
+        ({"limits.steps": "-1"}, "failed"),
+        ({"limits.steps": "6"}, "complete"),
     ]
     assert [row["objective"] for row in rows] == [1.0, None, 1.0]
     files = sorted((tmp_path / "s").glob("*/wandb/offline-run-*/*.wandb"))
@@ -88,7 +88,7 @@ def test_typed_secrets_stay_out_of_the_sweeps_folder(cli: Any, tmp_path: Path, e
     command = [
         "-m",
         "tracker=none",
-        "policy=chat_completions",
+        "policy=openai",
         "policy.model=m",
         f"policy.base_url={endpoint.url}",
         "policy.api_key_env=null",
@@ -120,7 +120,7 @@ def test_optuna_goes_on_after_a_job_that_failed(cli: Any, tmp_path: Path) -> Non
         "hydra.sweeper.n_trials=2",
         "hydra.sweeper.n_jobs=1",
         "hydra.sweeper.sampler.seed=2",
-        "step_limit=range(-3,6)",
+        "limits.steps=range(-3,6)",
         "hydra.sweep.dir=s",
     ]
     done = cli(*command)
@@ -130,7 +130,7 @@ def test_optuna_goes_on_after_a_job_that_failed(cli: Any, tmp_path: Path) -> Non
     assert done.returncode == 2
     best = next(row for row in found["jobs"] if row["job"] == found["best"])
     optimum = (tmp_path / "s" / "optimization_results.yaml").read_text()
-    assert f"step_limit: {best['overrides']['step_limit']}" in optimum
+    assert f"limits.steps: {best['overrides']['limits.steps']}" in optimum
     again = cli(*command, "resume=true")
     assert [f"#{number}: complete before" in again.stdout for number in range(2)] == [
         state == "complete" for state in states
@@ -146,7 +146,7 @@ class Sweep:
         self.process = WarmProcess(
             [
                 *("-m", "tracker=none", "policy=scripted", "env.limit=1"),
-                *("seed=1,2", "step_limit=8,9", "hydra.sweep.dir=s", *words),
+                *("seed=1,2", "limits.steps=8,9", "hydra.sweep.dir=s", *words),
                 f"policy.replies=['```bash\nsleep {self.mark}\n```']",
             ],
             cwd=folder,
@@ -209,7 +209,7 @@ def is_alive(family: set[int]) -> bool:
 @pytest.mark.once
 def test_a_killed_sweep_goes_on_job_by_job(cli: Any, tmp_path: Path) -> None:
     words = [
-        *("-m", "tracker=none", "env.limit=1", "seed=1,2", "step_limit=8,9"),
+        *("-m", "tracker=none", "env.limit=1", "seed=1,2", "limits.steps=8,9"),
         *("policy=scripted", "policy.repeat_last=true", "attempts=2", "concurrency=1", "hydra.sweep.dir=s"),
         "policy.replies=['```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```']",
     ]
@@ -235,7 +235,7 @@ def test_a_killed_sweep_goes_on_job_by_job(cli: Any, tmp_path: Path) -> None:
     rows = report(folder)["jobs"]
     assert [row["state"] for row in rows] == ["complete"] * 4
     assert [row["overrides"] for row in rows] == [
-        {"seed": seed, "step_limit": limit} for seed in "12" for limit in "89"
+        {"seed": seed, "limits.steps": limit} for seed in "12" for limit in "89"
     ]
     for path, digest in before.items():
         assert digests(folder)[path] == digest, "Hydra's records stay as they were"

@@ -49,9 +49,7 @@ def asking(endpoint: LoopbackEndpoint) -> list[str]:
 async def play(engine: TokenEngine, monkeypatch: pytest.MonkeyPatch) -> FinishedEpisode:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-trainer")
     with LoopbackEndpoint(otherwise=engine) as endpoint:
-        episodes = ares_exp.rollouts(
-            env="harbor_samples", policy="chat_completions", overrides=[*TASK, *asking(endpoint)]
-        )
+        episodes = ares_exp.rollouts(env="harbor", policy="openai", overrides=[*TASK, *asking(endpoint)])
         [episode] = [episode async for episode in episodes]
     assert episode.trajectory is not None
     return episode
@@ -90,11 +88,9 @@ async def test_an_engine_that_keeps_what_was_sampled_gives_one_row(monkeypatch: 
 def test_rows_of_the_run_directory_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-trainer")
     engine, run = TokenEngine([GREET, SUBMIT]), tmp_path / "run"
-    options: list[Any] = ["env=harbor_samples", *TASK, "attempts=2", "concurrency=1", "tracker=none"]
+    options: list[Any] = ["env=harbor", *TASK, "attempts=2", "concurrency=1", "tracker=none"]
     with LoopbackEndpoint(otherwise=engine) as endpoint:
-        results = ares_exp.run(
-            [*options, "policy=chat_completions", *asking(endpoint), f"hydra.run.dir={run}"], quiet=True
-        )
+        results = ares_exp.run([*options, "policy=openai", *asking(endpoint), f"hydra.run.dir={run}"], quiet=True)
     assert results.exit_code == 0
     reports = list(RecordedSequences(run).new())
     assert [(row.attempt, row.reward, row.made) for report in reports for row in report.rows] == [
@@ -109,7 +105,7 @@ def play_with_defaults(run: Path, engine: TokenEngine, *words: str) -> EpisodeTr
     """Runs the task against a vLLM server whose model has a generation config."""
     with LoopbackEndpoint(otherwise=engine) as endpoint:
         asked = ["policy=vllm", "policy.model=policy", f"policy.base_url={endpoint.url}"]
-        options = ["env=harbor_samples", *TASK, "container=local", "tracker=none", f"hydra.run.dir={run}"]
+        options = ["env=harbor", *TASK, "container=local", "tracker=none", f"hydra.run.dir={run}"]
         assert ares_exp.run([*options, *asked, *words], quiet=True).exit_code == 0
     [episode] = load(run).trajectories()
     return episode

@@ -93,7 +93,7 @@ def models() -> Iterator[LoopbackEndpoint]:
 def test_two_models_and_a_run_that_is_killed(cli: Cli, tmp_path: Path, models: LoopbackEndpoint) -> None:
     at = [f"policy.base_url={models.url}", "policy.api_key_env=null", "policy.model=asks"]
     oracle = [f"env.oracle.base_url={models.url}", "env.oracle.api_key_env=null", "env.oracle.model=knows"]
-    overrides = ["policy=chat_completions", *at, "policy@env.oracle=chat_completions", *oracle, "env.tasks=[elephant]"]
+    overrides = ["policy=openai", *at, "policy@env.oracle=openai", *oracle, "env.tasks=[elephant]"]
     models.then(*[answer(both_models)] * 3, slow(60))  # two questions; the second one's answer does not come
     models.arrived.clear()
     with WarmProcess([*GAME, *overrides], cwd=tmp_path, env=SECRET_FREE | NO_ENGINE) as process:
@@ -203,7 +203,7 @@ def test_an_oracle_is_not_asked_again_for_what_it_has_answered(tmp_path: Path) -
     run, attempts, moments = tmp_path / "run", 2, (5, 3, 4)
     with Fickle() as models:
         at = ["base_url={}", "api_key_env=null", "seed=episode", "max_retries=0"]
-        words = [*GAME, "policy=chat_completions", "policy@env.oracle=chat_completions", "env.tasks=[elephant]"]
+        words = [*GAME, "policy=openai", "policy@env.oracle=openai", "env.tasks=[elephant]"]
         words += [f"{who}.{one.format(models.url)}" for who in ("policy", "env.oracle") for one in at]
         words += ["policy.model=asks", "env.oracle.model=knows", f"attempts={attempts}", f"concurrency={attempts}"]
         known: Counter[str] = Counter()
@@ -233,7 +233,7 @@ def test_what_the_oracle_spends_counts_in_the_budget(cli: Cli, tmp_path: Path, m
     overrides = [
         f"{who}.{one}" for who in ("policy", "env.oracle") for one in (f"base_url={models.url}", "api_key_env=null")
     ]
-    words = [*GAME, "policy=chat_completions", "policy@env.oracle=chat_completions", "env.tasks=[elephant]", *overrides]
+    words = [*GAME, "policy=openai", "policy@env.oracle=openai", "env.tasks=[elephant]", *overrides]
     done = cli(*words, "policy.model=asks", "env.oracle.model=knows", "budget.tokens=40", env=NO_ENGINE)
     assert done.returncode == 1, done.stderr
     assert "The run's budget is used up: 45 tokens, budget.tokens=40" in done.stderr

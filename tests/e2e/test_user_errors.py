@@ -15,7 +15,7 @@ from tests.conftest import run_command
 # The sandbox's preflight comes before that of the policy and before the selection is looked at.
 pytestmark = [pytest.mark.local, pytest.mark.once]
 
-CHAT = ("policy=chat_completions", "policy.model=m")
+CHAT = ("policy=openai", "policy.model=m")
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,9 @@ CHAT = ("policy=chat_completions", "policy.model=m")
         (["seed=1.5"], "seed"),
         (["agent.command_timeout_sec=soon"], "agent.command_timeout_sec"),
         (["attempts=0"], "attempts"),
-        (["step_limit=-1"], "step_limit"),
-        (["agent_timeout_sec=-5"], "agent_timeout_sec"),
-        (["timeout_multiplier=0"], "timeout_multiplier"),
+        (["limits.steps=-1"], "limits.steps"),
+        (["timeouts.agent=-5"], "timeouts.agent"),
+        (["timeouts.multiplier=0"], "timeouts.multiplier"),
         (["agent.max_output_chars=-1"], "agent.max_output_chars"),
         (["agent.templates_dir=gone"], "gone"),
         (["env.limit=0"], "env.limit"),
@@ -54,14 +54,17 @@ CHAT = ("policy=chat_completions", "policy.model=m")
         (["concurrency='${nothing}'"], "nothing"),
         (["policy=replay"], "policy.trajectory"),
         (["policy=replay", "policy.trajectory=gone"], "gone"),
-        (["policy=chat_completions"], "policy.model"),
+        (["policy=openai"], "policy.model"),
         ([*CHAT], "OPENAI_API_KEY"),
         (["--no-such-flag"], "--no-such-flag"),
         (["--attempts", "3"], "`attempts=3`"),
-        (["policy.model=m"], "`policy=chat_completions` or another one: choose that option"),
+        (["policy.model=m"], "`policy=openai` or another one: choose that option"),
         (["collector=null"], "Options: json, jsonl, memory, none."),
         (["container=null"], "`container=null` chooses no option of the group `container`. Options: daytona,"),
-        (["budget=5"], "`budget.cost=…`"),
+        (["budget=5"], "Set `budget.KEY=…`"),
+        (["limits=5"], "Set `limits.KEY=…`"),
+        (["limits.stps=5"], "Did you mean `limits.steps`"),
+        (["trainer=grpo"], "There is no group or key `trainer`"),
         (["attempts"], "Did you mean `attempts=…`"),
         (["hydra.run.dir=/proc/none/run"], "hydra.run.dir=…"),
         (["collector=[json,jsonnl]"], "no option `jsonnl` in the group `collector`"),
@@ -94,7 +97,7 @@ def test_a_mistake(cli: Any, tmp_path: Path, arguments: list[str], expected: str
 
 def test_what_is_missing_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "openai.py").write_text("raise ImportError\n")
-    words = ("tracker=none", "policy=chat_completions", "env.path=gone")  # a fork would have imported it
+    words = ("tracker=none", "policy=openai", "env.path=gone")  # a fork would have imported it
     done = run_command((sys.executable, "-m", "ares_exp", *words), tmp_path, env={"PYTHONPATH": "."})
     assert done.returncode == 2
     told = ("env.path=<directory>", "`policy.model=…`", "export OPENAI_API_KEY=…", "pip install 'ares-exp[openai]'")
@@ -106,7 +109,7 @@ def test_the_version_is_ours(cli: Any) -> None:
 
 
 def test_help_on_a_group_and_an_option(cli: Any) -> None:
-    assert "  policy.model=null\n      Name of the model" in cli("--help", "policy=chat_completions").stdout
+    assert "  policy.model=null\n      Name of the model" in cli("--help", "policy=openai").stdout
     for asked in ("policy", "policy=gpt"):
         shown = cli("--help", asked).stdout
         assert "    scripted " in shown

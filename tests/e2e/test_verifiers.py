@@ -18,7 +18,7 @@ pytestmark = pytest.mark.local
 PLUGIN = """
 from ares_exp.training.verifiers import make_plugin
 
-Greetings, GreetingsHarness = make_plugin(env="harbor_samples", overrides=["env.tasks=[write-greeting]"])
+Greetings, GreetingsHarness = make_plugin(env="harbor", overrides=["env.tasks=[write-greeting]"])
 __all__ = ["Greetings", "GreetingsHarness"]
 """
 
@@ -27,7 +27,7 @@ def test_without_the_package_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "verifiers", None)
     monkeypatch.setitem(sys.modules, "verifiers.v1", None)
     with pytest.raises(ConfigError, match="pip install 'verifiers"):
-        make_plugin(env="harbor_samples")
+        make_plugin(env="harbor")
 
 
 async def rollout(endpoint: LoopbackEndpoint, vf: Any) -> Any:

@@ -109,7 +109,7 @@ def test_a_loss_costs_no_answer(run: KilledRun, whole: KilledRun, cluster: Small
 
 def test_the_killed_driver_goes_on_without_the_cluster(run: KilledRun, whole: KilledRun, cluster: SmallCluster) -> None:
     assert run.begin(Moment(requests=6)) == -signal.SIGKILL
-    assert run.resume(Moment(requests=4), "executor=here") == -signal.SIGKILL
+    assert run.resume(Moment(requests=4), "executor=local") == -signal.SIGKILL
     assert run.resume(Moment(), *on(cluster)) == 0, run.said
     check(run, whole)
 
@@ -215,8 +215,8 @@ def test_the_run_asks_the_judge_and_keeps_the_keys(cluster: SmallCluster, tmp_pa
     with LoopbackEndpoint(otherwise=answer("Score: 7")) as judge:
         command = (
             *(sys.executable, "-m", "ares_exp", "env.tasks=write-greeting", "tracker=none", "hydra.run.dir=run"),
-            *("scorer=judge", "env.scorers.judge.policy.model=m", f"env.scorers.judge.policy.base_url={judge.url}"),
-            *("env.scorers.judge.policy.api_key_env=JUDGE_API_KEY", "executor.storage=stream"),
+            *("scorer=judge", "scorer.policy.model=m", f"scorer.policy.base_url={judge.url}"),
+            *("scorer.policy.api_key_env=JUDGE_API_KEY", "executor.storage=stream"),
             *on(cluster),
         )
         environment = {**os.environ, "JUDGE_API_KEY": CANARY}

@@ -138,7 +138,7 @@ def held(case: Case) -> str:
 
 def without_limits(case: Case) -> str:
     """Holds it for longer than its agents may take; few at once, so that what is not held is well within the limit."""
-    limited = replace(case, at_once=2, overrides=(*case.overrides, f"agent_timeout_sec={LIMIT_SEC:g}"))
+    limited = replace(case, at_once=2, overrides=(*case.overrides, f"timeouts.agent={LIMIT_SEC:g}"))
     with played(limited) as (run, playing):
         order(run, "pause", "--now")
         run.endpoint.answering.set()

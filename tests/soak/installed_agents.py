@@ -180,8 +180,8 @@ def test_agents_of_others_are_swept_beside_those_of_the_package() -> None:
         return web.json_response(completion(None, tool_calls=[{"id": "c1", "type": "function", "function": function}]))
 
     with LoopbackEndpoint(otherwise=answer) as endpoint:
-        words = ["-m", "agent=shell,codex,claude_code", "env=harbor_samples", "env.tasks=[write-greeting]"]
-        words += ["container=local", "tracker=none", "policy=chat_completions", f"policy.base_url={endpoint.url}"]
+        words = ["-m", "agent=shell,codex,claude_code", "env=harbor", "env.tasks=[write-greeting]"]
+        words += ["container=local", "tracker=none", "policy=openai", f"policy.base_url={endpoint.url}"]
         words += ["policy.model=m", "policy.api_key_env=null", "hydra.sweep.dir=sweep"]
         subprocess.run([sys.executable, "-m", "ares_exp", *words], check=True)
     rows = [json.loads(path.read_text()) for path in sorted(Path("sweep").glob("*/episodes.jsonl"))]

@@ -122,7 +122,7 @@ def ttl_minutes(spec: ContainerSpec, options: DaytonaOptions) -> int:
         raise ConfigError(
             f"Task {spec.name}: expected container.ttl_min to be more than its container may be needed, which is "
             f"{needed:g} s (start, agent and scoring together), got {options.ttl_min} min. Set "
-            f"container.ttl_min={enough}, or lower the task's limits, as by timeout_multiplier=…"
+            f"container.ttl_min={enough}, or lower the task's limits, as by timeouts.multiplier=…"
         )
     return options.ttl_min
 

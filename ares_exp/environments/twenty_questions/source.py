@@ -85,7 +85,7 @@ class TwentyQuestionsEnvironments(SourceBase):
             if without := [one.name for one in chosen if not one.facts]:
                 report(
                     f"{len(without)} of {len(chosen)} objects have no facts ({', '.join(without[:5])}): of them an "
-                    "oracle without a model can say little but “I don't know”. Set `policy@env.oracle=chat_completions "
+                    "oracle without a model can say little but “I don't know”. Set `policy@env.oracle=openai "
                     "env.oracle.model=…`, or write facts into `env.objects`."
                 )
         return list(self._objects)

@@ -36,7 +36,7 @@ from ares_exp.tasks.task import Verdict
 from ares_exp.tasks.verification import TESTS_DIR
 
 AGENT_TIMEOUT_SEC = 3600.0
-"""The data sets have no limit for agents; `agent_timeout_sec=…` sets another."""
+"""The data sets have no limit for agents; `timeouts.agent=…` sets another."""
 
 MODEL_PATCH = "model.patch"
 NO_PATCH = "no_patch.txt"

@@ -35,7 +35,7 @@ from tests.loopback_endpoint import LoopbackEndpoint, Received, completion
 pytestmark = pytest.mark.local
 
 AGENT = Path(__file__).parents[2] / "data" / "agents" / "chat_agent.py"
-TASK = ("env=harbor_samples", "env.tasks=write-greeting", "tracker=none", "retry=none")
+TASK = ("env=harbor", "env.tasks=write-greeting", "tracker=none")
 COMMAND = ("agent=command", "agent.command='python3 /opt/agent.py'", f"agent.files={{/opt/agent.py: {AGENT}}}")
 GREET = "echo Hello, harbor! > /app/greeting.txt"
 
@@ -176,7 +176,7 @@ def test_branches_are_played_again_up_to_the_step_each_in_a_container_of_its_own
     draw = "od -An -N8 -tu8 /dev/urandom > /tmp/drawn; cat /tmp/drawn"
     play(*replies("PARTS one|two", "DONE", "DONE", draw, "DONE"))
     branch = ["branch_from=run/write-greeting@4", "branches=2", "tracker=none", "hydra.run.dir=branches"]
-    branch += [f"policy.replies={json.dumps(['cat /tmp/drawn', 'DONE'])}", f"branch_answer={json.dumps(GREET)}"]
+    branch += [f"policy.replies={json.dumps(['cat /tmp/drawn', 'DONE'])}", f"branch.response={json.dumps(GREET)}"]
     results = ares_exp.run([*branch, "snapshot=none"], quiet=True)
     assert [(row.outcome, row.reward, row.num_steps) for row in results.rows] == [(Outcome.COMPLETED, 1.0, 3)] * 2
     [recorded] = load(Path("run")).trajectories()
@@ -200,7 +200,7 @@ def test_a_branch_that_cannot_come_to_its_step_says_why() -> None:
     play(*replies("true", GREET, "DONE"))
     [path] = Path("run").glob("trajectories/**/*.json")
     path.write_text(path.read_text().replace(GREET, "DONE"))  # then the agent ends there
-    branch = ["branch_from=run/write-greeting@2", "tracker=none", "retry=none", "hydra.run.dir=b"]
+    branch = ["branch_from=run/write-greeting@2", "tracker=none", "hydra.run.dir=b"]
     results = ares_exp.run(branch, quiet=True)
     assert results.exit_code == 1
     [row] = results.rows
@@ -252,7 +252,7 @@ def test_a_program_without_a_request_is_told_what_it_lacks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "name", "then"), [("step_limit=1", "steps", "true"), ("agent_timeout_sec=2", "time", "wait")]
+    ("limit", "name", "then"), [("limits.steps=1", "steps", "true"), ("timeouts.agent=2", "time", "wait")]
 )
 def test_a_limit_ends_the_program_and_what_it_did_is_scored(limit: str, name: str, then: str) -> None:
     row = play(limit, *replies(f"{GREET}; sleep 4711 >/dev/null 2>&1 & {then}", "true"))
@@ -343,7 +343,7 @@ def test_a_killed_run_goes_on_and_no_answer_is_asked_twice(tmp_path: Path) -> No
         return web.json_response(completion(["sleep 0.1", "DONE"][number] if is_part else turns[number]))
 
     with LoopbackEndpoint(otherwise=answer) as endpoint:
-        words = [*TASK, "container=local", *COMMAND, "policy=chat_completions", f"policy.base_url={endpoint.url}"]
+        words = [*TASK, "container=local", *COMMAND, "policy=openai", f"policy.base_url={endpoint.url}"]
         words += ["policy.model=m", "policy.api_key_env=null", "hydra.run.dir=run"]
         command = [sys.executable, "-m", "ares_exp", *words]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

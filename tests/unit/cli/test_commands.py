@@ -132,7 +132,7 @@ def test_a_group_of_options_with_help_is_none_either(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["ares-exp", "policy", "--help"])
     assert main() == 0
-    assert "chat_completions" in capsys.readouterr().out
+    assert "openai_responses" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [["seed=x"], ["+no.such=1"], ["~nothing"], ["--cfg", "jobb"]])

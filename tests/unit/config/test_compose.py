@@ -13,17 +13,18 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 
-from ares_exp.config.added_arguments import added_defaults
+from ares_exp.config.added_arguments import SCORER, added_defaults
 from ares_exp.config.hydra_setup import set_up_hydra
 from ares_exp.config.instantiate import instantiate_group, instantiate_several
 from ares_exp.config.option_arguments import arguments_of
 from ares_exp.config.option_files import constructor_defaults
 from ares_exp.config.options import conf_dir, find_options
 from ares_exp.config.overrides import dotted_items
-from ares_exp.config.schema import GROUPS, ExperimentConfig, keys
+from ares_exp.config.schema import GROUPS, KEYS, TRAINER, ExperimentConfig, keys, value_of
 from ares_exp.errors import ConfigError
 
-OPTIONS = [(group, path.stem) for group in GROUPS for path in sorted((conf_dir() / group).glob("*.yaml"))]
+MADE = [group for group in GROUPS if group != SCORER]
+OPTIONS = [(group, path.stem) for group in MADE for path in sorted((conf_dir() / group).glob("*.yaml"))]
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
 
 
@@ -35,7 +36,7 @@ def _schema() -> None:
 @functools.cache
 def composed_round(number: int) -> Any:
     """Of every group the option of that number, or its last one: to compose takes as long for all groups as for one."""
-    options = {group: [option for of, option in OPTIONS if of == group] for group in GROUPS}
+    options = {group: [option for of, option in OPTIONS if of == group] for group in MADE}
     chosen = [f"{group}={names[min(number, len(names) - 1)]}" for group, names in options.items() if names]
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         return compose("config", overrides=chosen)
@@ -50,10 +51,10 @@ def composed(group: str, option: str) -> Any:
 
 def test_the_endpoint_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    default = inspect.signature(get_object(composed("policy", "chat_completions")._target_)).parameters["base_url"]
-    assert composed("policy", "chat_completions").base_url == default.default
+    default = inspect.signature(get_object(composed("policy", "openai")._target_)).parameters["base_url"]
+    assert composed("policy", "openai").base_url == default.default
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:8000/v1")  # asked for when it is read
-    assert composed("policy", "chat_completions").base_url == "http://127.0.0.1:8000/v1"
+    assert composed("policy", "openai").base_url == "http://127.0.0.1:8000/v1"
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
@@ -82,7 +83,7 @@ def test_every_argument_is_explained(group: str, option: str) -> None:
     assert sorted(one.key.removeprefix(f"{group}.").removeprefix(f"{option}.") for one in arguments) == sorted(keys)
 
 
-@pytest.mark.parametrize("group", [group for group in GROUPS if group != "policy"])
+@pytest.mark.parametrize("group", [group for group in MADE if group != "policy"])
 def test_an_option_that_makes_something_else_is_refused(group: str) -> None:
     config = OmegaConf.create({group: {"_target_": "builtins.int"}})
     for make in (instantiate_group, instantiate_several):
@@ -97,7 +98,7 @@ def test_an_option_that_makes_something_else_is_refused(group: str) -> None:
 def test_an_experiment_composes(name: str) -> None:
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         config = compose("config", overrides=[f"experiment={name}"])
-    assert set(config) == {*GROUPS, *(item.name for item in keys())}
+    assert set(config) == {*GROUPS, TRAINER, *KEYS}
 
 
 @pytest.mark.parametrize(
@@ -111,6 +112,6 @@ def test_an_option_opens_with_its_description(path: Path) -> None:
 
 def test_every_key_has_prose_and_a_default_of_its_type() -> None:
     defaults = OmegaConf.structured(ExperimentConfig)
-    for item in keys():
-        assert item.metadata["prose"]
-        assert item.name in defaults
+    for key in keys():
+        assert key.prose
+        assert value_of(defaults, key.name) == key.default

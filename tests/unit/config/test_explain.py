@@ -7,8 +7,6 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ares_exp.config.explain import explain
-from ares_exp.config.hydra_setup import compose_config
-from ares_exp.errors import ConfigError
 
 
 def test_a_place_that_cannot_be_written_is_named_with_the_remedy() -> None:
@@ -24,8 +22,3 @@ def test_a_place_that_cannot_be_written_is_named_with_the_remedy() -> None:
     said = explain(caught.value, [])
     assert said.startswith("Cannot use outputs: Permission denied.")
     assert "hydra.run.dir=…" in said
-
-
-def test_a_scorer_beside_chosen_ones_needs_a_plus() -> None:
-    with pytest.raises(ConfigError, match=r"There is no key `env\.scorers\.brief`\. .* `\+env\.scorers\.brief=…`"):
-        compose_config(["scorer=judge", "env.scorers={brief: {_target_: my_scorers.brief}}"])

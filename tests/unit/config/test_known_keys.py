@@ -10,7 +10,7 @@ import pytest
 from ares_exp.config.hydra_setup import set_up_hydra
 from ares_exp.config.known_keys import suggest_key
 
-MODELS = "`policy=anthropic` or `policy=chat_completions` or another one"
+MODELS = "`policy=anthropic` or `policy=openai` or another one"
 
 
 @pytest.fixture(autouse=True)
@@ -27,10 +27,10 @@ def _options(tmp_path: Path) -> Iterator[None]:
     [
         ("atempts", [], " Did you mean `attempts`?"),
         ("env.attempts", [], " Did you mean `attempts`?"),
-        ("policy.temprature", ["policy=chat_completions"], " Did you mean `policy.temperature`?"),
+        ("policy.temprature", ["policy=openai"], " Did you mean `policy.temperature`?"),
         (
             "policy.temprature",
-            ["-m", "policy=chat_completions,oracle", "seed=1,2"],
+            ["-m", "policy=openai,oracle", "seed=1,2"],
             " Did you mean `policy.temperature`?",
         ),
         ("policy.modl", ["experiment=pass_at_k"], " Did you mean `policy.model`?"),
@@ -43,11 +43,12 @@ def _options(tmp_path: Path) -> Iterator[None]:
         ("env.matches", [], " It is an argument of `env=nim`: choose that option, too."),
         (
             "env.oracle.modl",
-            ["env=twenty_questions", "policy@env.oracle=chat_completions"],
+            ["env=twenty_questions", "policy@env.oracle=openai"],
             " Did you mean `env.oracle.model`?",
         ),
         ("collector.jsn", ["collector=[json,jsonl]"], " Did you mean `collector.json`?"),
-        ("collector.path", [], " It is an argument of `collector=jsonl`: choose that option, too."),
+        ("collector.path", [], " Did you mean `collector.jsonl.path`, an argument of `collector=jsonl`?"),
+        ("tracker.project", ["tracker=wandb"], " Did you mean `tracker.wandb.project`?"),
         ("agent.zzz", [], ""),
         ("zzz", ["budget=5", "nonsense", "env=gone"], ""),
     ],

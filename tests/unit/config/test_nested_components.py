@@ -15,7 +15,7 @@ from ares_exp.config.options import conf_dir
 from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
 from ares_exp.errors import ConfigError
 
-MODEL = ("policy@env.oracle=chat_completions", "env.oracle.model=m")
+MODEL = ("policy@env.oracle=openai", "env.oracle.model=m")
 
 
 @pytest.fixture(autouse=True)

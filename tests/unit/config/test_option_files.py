@@ -18,7 +18,7 @@ from ares_exp.config.instantiate import instantiate_group
 from ares_exp.config.option_files import OptionFiles, constructor_defaults
 from ares_exp.config.options import folder_url
 from ares_exp.errors import ConfigError
-from ares_exp.policies.chat_completions import ChatCompletionsPolicy
+from ares_exp.policies.chat_completions import OpenAIPolicy
 
 
 class Mode(enum.StrEnum):
@@ -128,14 +128,14 @@ def test_help_shows_what_can_be_set_of_an_option(write: Callable[[str], Path]) -
 
 
 @pydantic.dataclasses.dataclass(kw_only=True, eq=False, repr=False)
-class PatientPolicy(ChatCompletionsPolicy):
+class PatientPolicy(OpenAIPolicy):
     """An endpoint with an option more."""
 
     patience_sec: float = 3.0
 
 
 def test_a_policy_of_an_endpoint_adds_options_to_those_that_it_inherits() -> None:
-    inherited = constructor_defaults(f"{ChatCompletionsPolicy.__module__}.{ChatCompletionsPolicy.__qualname__}")
+    inherited = constructor_defaults(f"{OpenAIPolicy.__module__}.{OpenAIPolicy.__qualname__}")
     assert constructor_defaults(f"{__name__}.PatientPolicy") == {**inherited, "patience_sec": 3.0}
     assert PatientPolicy(model="m", patience_sec=4, temperature=0).patience_sec == 4.0
     with pytest.raises(pydantic.ValidationError, match=r"patience\b"):

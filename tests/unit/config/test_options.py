@@ -76,7 +76,7 @@ def test_help_the_list_and_a_preset_say_it(
     assert "warning: `env=harbor` of " in capsys.readouterr().err
     assert main(["policies", "--config-dir", str(folder)]) == 0
     assert "warning: `env=harbor` of " in capsys.readouterr().err
-    preset = ConfiguredPreset("harbor_samples", config_dirs=(folder,))
+    preset = ConfiguredPreset("harbor", config_dirs=(folder,))
     with caplog.at_level(logging.WARNING):
         preset.get_env(selector=list, container_factory=LocalContainerFactory())
     assert "`env=harbor` of " in caplog.text
@@ -119,9 +119,9 @@ def test_what_was_composed_is_kept_until_a_file_of_it_changes(folder: Path) -> N
 
 
 def test_making_a_preset_again_composes_nothing() -> None:
-    make("harbor_samples:0")
+    make("harbor:0")
     OptionFiles.looked_at.clear()
-    make("harbor_samples:1")
+    make("harbor:1")
     assert OptionFiles.looked_at == {}
 
 

@@ -10,7 +10,11 @@ from ares_exp.errors import ConfigError
 
 
 def config(**changes: Any) -> dict[str, Any]:
-    return {**asdict(ExperimentConfig()), **changes}
+    values = {**asdict(ExperimentConfig()), "budget": {}, "retry": {}}
+    for key, value in changes.items():
+        node, _, name = key.rpartition(".")
+        (values[node] if node else values)[name] = value
+    return values
 
 
 def test_the_defaults_are_valid() -> None:
@@ -23,12 +27,13 @@ def test_the_defaults_are_valid() -> None:
         ("attempts", 0, "at least 1"),
         ("concurrency", -3, "at least 1"),
         ("seed", -1, "at least 0"),
-        ("cost_limit", 0.0, "above 0"),
-        ("timeout_multiplier", -1.0, "above 0"),
-        ("timeout_multiplier", float("inf"), "above 0"),
-        ("timeout_multiplier", float("nan"), "above 0"),
-        ("policy_timeout_sec", 0.0, "above 0"),
+        ("limits.cost", 0.0, "above 0"),
+        ("timeouts.multiplier", -1.0, "above 0"),
+        ("timeouts.multiplier", float("inf"), "above 0"),
+        ("timeouts.multiplier", float("nan"), "above 0"),
+        ("timeouts.policy", 0.0, "above 0"),
         ("reward_threshold", float("nan"), "a finite number, got nan"),
+        ("budget", 5, "Set `budget.KEY=…`"),
         ("resume_redo", ["lost", "policy_eror"], "got 'policy_eror'. Did you mean `policy_error`"),
         ("name", "", "folder name"),
         ("name", "..", "folder name"),
@@ -41,7 +46,7 @@ def test_a_value_out_of_range(key: str, value: Any, expected: str) -> None:
     assert key in str(caught.value)
 
 
-@pytest.mark.parametrize("key", ["step_limit", "token_limit", "cost_limit", "agent_timeout_sec", "policy_timeout_sec"])
+@pytest.mark.parametrize("key", ["limits.steps", "limits.tokens", "limits.cost", "timeouts.agent", "timeouts.policy"])
 def test_null_is_no_limit(key: str) -> None:
     validate(config(**{key: None}))
 

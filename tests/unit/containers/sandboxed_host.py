@@ -247,8 +247,8 @@ class TestHostRuns:
     def test_tests_run_although_the_agent_left_files_there(self, cli: Cli) -> None:
         command = 'mkdir -p /tests && touch /tests/test.sh /tests/mine; echo "Hello, harbor!" >/app/greeting.txt'
         replies = f"policy.replies=['```bash\n{command}\n```']"
-        words = ("env.tasks=write-greeting", "policy=scripted", "agent=shell", "step_limit=1", replies)
-        done = cli("container=host", "tracker=none", "retry=none", *words)
+        words = ("env.tasks=write-greeting", "policy=scripted", "agent=shell", "limits.steps=1", replies)
+        done = cli("container=host", "tracker=none", *words)
         assert "1 of 1 episodes finished" in done.stdout, done.stdout + done.stderr
         assert "mean reward 1.00" in done.stdout
         assert left() == []

@@ -56,7 +56,7 @@ async def live(
     (tmp_path / "conf" / "policy" / "slow.yaml").write_text(SLOW)
     path = tmp_path / "run"
     words = ["policy=slow", "env.tasks=[write-greeting]", "attempts=3", "container=local", "tracker=none"]
-    limits = ["step_limit=10000", "concurrency=2", "monitor_interval_sec=60", f"hydra.run.dir={path}"]
+    limits = ["limits.steps=10000", "concurrency=2", f"hydra.run.dir={path}"]
     playing = asyncio.create_task(ares_exp.arun([*words, *limits], config_dirs=[tmp_path / "conf"], quiet=True))
     try:
         async with asyncio.timeout(LIMIT_SEC):

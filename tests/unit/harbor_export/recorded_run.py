@@ -27,7 +27,7 @@ CONFIG: Mapping[str, Any] = {
     "agent": {"_target_": "ares_exp.agents.shell_agent.ShellAgentFactory", "command_timeout_sec": 120},
     "container": {"_target_": "ares_exp.containers.docker.DockerContainerFactory"},
     "policy": {
-        "_target_": "ares_exp.policies.chat_completions.ChatCompletionsPolicy",
+        "_target_": "ares_exp.policies.chat_completions.OpenAIPolicy",
         "model": "local/tiny",
         "base_url": "http://127.0.0.1:1/v1",
         "api_key_env": "TINY_API_KEY",
@@ -36,10 +36,8 @@ CONFIG: Mapping[str, Any] = {
     "retry": {"_target_": "ares_exp.running.retries.RetryRules", "verifier_error": 2, "errors": {"RateLimitError": 5}},
     "attempts": 1,
     "concurrency": 8,
-    "step_limit": 250,
-    "timeout_multiplier": 2.0,
-    "agent_timeout_sec": 30.0,
-    "verifier_timeout_sec": None,
+    "limits": {"steps": 250, "cost": None},
+    "timeouts": {"multiplier": 2.0, "agent": 30.0, "verifier": None},
 }
 
 

@@ -162,11 +162,10 @@ def test_a_trial(job: Path) -> None:
             "model_name": "local/tiny",
             "kwargs": {
                 "command_timeout_sec": 120,
-                "step_limit": 250,
-                "agent_timeout_sec": 30.0,
-                "timeout_multiplier": 2.0,
+                "limits": {"steps": 250},
+                "timeouts": {"multiplier": 2.0, "agent": 30.0},
                 "policy": {
-                    "name": "ChatCompletionsPolicy",
+                    "name": "OpenAIPolicy",
                     "model": "local/tiny",
                     "base_url": "http://127.0.0.1:1/v1",
                     "api_key_env": "TINY_API_KEY",

@@ -39,12 +39,12 @@ def test_everything_that_can_be_chosen_is_listed(listed: Any) -> None:
         assert {*rows} == {path.stem for path in (conf_dir() / group).glob("*.yaml")}, section
         assert all(row["description"] for row in rows.values())
     tasks = {row["name"]: row["tasks"] for row in sections["envs"]}
-    assert tasks["harbor_samples"] == 6
+    assert tasks["harbor"] == 6
     assert listed("env") == {"envs": sections["envs"]}, "the name of the group will do"
 
 
 def test_tasks_are_listed_with_what_is_known_of_them(listed: Any) -> None:
-    [row] = listed("tasks", "env=harbor_samples", "env.tasks=fix-*")["tasks"]
+    [row] = listed("tasks", "env=harbor", "env.tasks=fix-*")["tasks"]
     assert (row["index"], row["name"], row["image"]) == (0, "fix-moving-average", "Dockerfile")
     assert row["stages"] == [{"name": "", "agent_timeout_sec": 600.0, "verifier_timeout_sec": 60.0}]
 

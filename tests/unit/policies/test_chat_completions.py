@@ -16,7 +16,7 @@ from ares_exp.asking.asked_ahead import concurrency_of
 from ares_exp.errors import MalformedAnswerError, PreflightError, RefusalError, UnsendableRequestError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
-from ares_exp.policies.chat_completions import ChatCompletionsPolicy
+from ares_exp.policies.chat_completions import OpenAIPolicy
 from ares_exp.policies.policy import AdvancingClient, EpisodeSpec
 from tests.loopback_endpoint import (
     LoopbackEndpoint,
@@ -32,7 +32,7 @@ from tests.loopback_endpoint import (
 
 KEY = "sk-loopback-0123456789"
 HI = LLMRequest([{"role": "user", "content": "hi"}])
-Make = Callable[..., ChatCompletionsPolicy]
+Make = Callable[..., OpenAIPolicy]
 
 
 @pytest.fixture
@@ -41,9 +41,9 @@ async def make(endpoint: LoopbackEndpoint, monkeypatch: pytest.MonkeyPatch) -> A
     monkeypatch.setenv("LOOPBACK_KEY", KEY)
     async with AsyncExitStack() as stack:
 
-        def make(**more: Any) -> ChatCompletionsPolicy:
+        def make(**more: Any) -> OpenAIPolicy:
             settings = {"model": "m", "base_url": endpoint.url, "api_key_env": "LOOPBACK_KEY", "retry_base_sec": 0.01}
-            policy = ChatCompletionsPolicy(**{**settings, **more})
+            policy = OpenAIPolicy(**{**settings, **more})
             stack.push_async_callback(policy.close)
             return policy
 
@@ -284,7 +284,7 @@ async def test_answers_without_usage_are_a_warning(
     policy = make(prices=prices)
     assert [(await policy(HI)).cost for _ in range(2)] == [0.0, 0.0]
     assert caplog.text.count("reports no token usage") == 1
-    assert "no limit on tokens (`token_limit`, `budget.tokens`)" in caplog.text
+    assert "no limit on tokens (`limits.tokens`, `budget.tokens`)" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -442,7 +442,7 @@ async def test_text_that_is_not_unicode(endpoint: LoopbackEndpoint, make: Make) 
 )
 def test_wrong_settings(setting: dict[str, Any], said: str) -> None:
     with pytest.raises(pydantic.ValidationError, match=said):
-        ChatCompletionsPolicy(**{"model": "m", **setting})
+        OpenAIPolicy(**{"model": "m", **setting})
 
 
 async def test_the_key_is_nowhere_but_in_its_header(

@@ -12,15 +12,15 @@ import pytest
 
 from ares_exp.errors import PreflightError
 from ares_exp.llms.request import LLMRequest
-from ares_exp.policies.chat_completions import ChatCompletionsPolicy
+from ares_exp.policies.chat_completions import OpenAIPolicy
 from tests.closed_port import closed_port
 from tests.loopback_endpoint import LoopbackEndpoint, drop, error, raw, slow
 
 KEY = "sk-loopback-0123456789"
 
 
-def policy_for(url: str, api_key_env: str | None = "LOOPBACK_KEY") -> ChatCompletionsPolicy:
-    return ChatCompletionsPolicy(model="m", base_url=url, api_key_env=api_key_env, preflight_timeout_sec=2)
+def policy_for(url: str, api_key_env: str | None = "LOOPBACK_KEY") -> OpenAIPolicy:
+    return OpenAIPolicy(model="m", base_url=url, api_key_env=api_key_env, preflight_timeout_sec=2)
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +108,7 @@ async def test_connection_is_dropped(endpoint: LoopbackEndpoint) -> None:
 async def test_no_answer_in_time(endpoint: LoopbackEndpoint) -> None:
     endpoint.models = slow(30)
     began = time.perf_counter()
-    policy = ChatCompletionsPolicy(model="m", base_url=endpoint.url, api_key_env=None, preflight_timeout_sec=0.2)
+    policy = OpenAIPolicy(model="m", base_url=endpoint.url, api_key_env=None, preflight_timeout_sec=0.2)
     with pytest.raises(PreflightError, match=r"no answer within 0\.2 s"):
         await policy.preflight()
     assert time.perf_counter() - began < 25
@@ -135,10 +135,10 @@ class Absent:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Absent())
 from ares_exp.errors import PreflightError
-from ares_exp.policies.chat_completions import ChatCompletionsPolicy
+from ares_exp.policies.chat_completions import OpenAIPolicy
 heavy = {"openai", "aiohttp", "httpx2"} & set(sys.modules)
 try:
-    asyncio.run(ChatCompletionsPolicy(model="m", api_key_env=None).preflight())
+    asyncio.run(OpenAIPolicy(model="m", api_key_env=None).preflight())
 except PreflightError as error:
     print(heavy, error)
 """

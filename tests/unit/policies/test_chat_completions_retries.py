@@ -23,22 +23,22 @@ from ares_exp.errors import (
     ServerError,
 )
 from ares_exp.llms.request import LLMRequest
-from ares_exp.policies.chat_completions import ChatCompletionsPolicy
+from ares_exp.policies.chat_completions import OpenAIPolicy
 from ares_exp.policies.retry import Backoff
 from tests.closed_port import closed_port
 from tests.loopback_endpoint import Behaviour, LoopbackEndpoint, answer, drop, endless, error, raw, slow
 
 HI = LLMRequest([{"role": "user", "content": "hi"}])
-Make = Callable[..., ChatCompletionsPolicy]
+Make = Callable[..., OpenAIPolicy]
 
 
 @pytest.fixture
 async def make(endpoint: LoopbackEndpoint) -> AsyncIterator[Make]:
     async with AsyncExitStack() as stack:
 
-        def make(**more: Any) -> ChatCompletionsPolicy:
+        def make(**more: Any) -> OpenAIPolicy:
             settings = {"model": "m", "base_url": endpoint.url, "api_key_env": None, "retry_base_sec": 0.01}
-            policy = ChatCompletionsPolicy(**{**settings, **more})
+            policy = OpenAIPolicy(**{**settings, **more})
             stack.push_async_callback(policy.close)
             return policy
 

@@ -17,7 +17,7 @@ from ares_exp.errors import (
     ServerError,
 )
 from ares_exp.llms.request import LLMRequest
-from ares_exp.policies.chat_completions import ChatCompletionsPolicy
+from ares_exp.policies.chat_completions import OpenAIPolicy
 from tests.loopback_endpoint import LoopbackEndpoint, completion, error, json_body
 
 HI = LLMRequest([{"role": "user", "content": "hi"}])
@@ -126,8 +126,8 @@ async def test_the_remedy_is_told(endpoint: LoopbackEndpoint) -> None:
     assert "is longer than the model's context length (40960 tokens). The episode has outgrown the model" in said
 
 
-def make(endpoint: LoopbackEndpoint, *, max_retries: int) -> ChatCompletionsPolicy:
-    return ChatCompletionsPolicy(
+def make(endpoint: LoopbackEndpoint, *, max_retries: int) -> OpenAIPolicy:
+    return OpenAIPolicy(
         model="m", base_url=endpoint.url, api_key_env=None, retry_base_sec=0.01, max_retries=max_retries
     )
 

@@ -11,13 +11,13 @@ import pytest
 
 from ares_exp.errors import RateLimitError
 from ares_exp.llms.request import LLMRequest
-from ares_exp.policies.chat_completions import ChatCompletionsPolicy
+from ares_exp.policies.chat_completions import OpenAIPolicy
 from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.policies.request_slots import MAX_PAUSES, RequestSlots
 from tests.loopback_endpoint import LoopbackEndpoint, error, slow
 
 HI = LLMRequest([{"role": "user", "content": "hi"}])
-Make = Callable[..., ChatCompletionsPolicy]
+Make = Callable[..., OpenAIPolicy]
 
 
 class Waits(list[float]):
@@ -39,9 +39,9 @@ class Waits(list[float]):
 async def make(endpoint: LoopbackEndpoint) -> AsyncIterator[Make]:
     async with AsyncExitStack() as stack:
 
-        def make(**more: Any) -> ChatCompletionsPolicy:
+        def make(**more: Any) -> OpenAIPolicy:
             settings = {"model": "m", "base_url": endpoint.url, "api_key_env": None, "retry_base_sec": 0.01}
-            policy = ChatCompletionsPolicy(**{**settings, **more})
+            policy = OpenAIPolicy(**{**settings, **more})
             stack.push_async_callback(policy.close)
             return policy
 

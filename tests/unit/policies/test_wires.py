@@ -37,10 +37,10 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage
 from ares_exp.llms.server_sent_events import EventReader
 from ares_exp.policies.anthropic import AnthropicPolicy
-from ares_exp.policies.chat_completions import ChatCompletionsPolicy
+from ares_exp.policies.chat_completions import OpenAIPolicy
 from ares_exp.policies.endpoint_policy import EndpointPolicy
 from ares_exp.policies.policy import EpisodeSpec
-from ares_exp.policies.responses import ResponsesPolicy
+from ares_exp.policies.responses import OpenAIResponsesPolicy
 from ares_exp.testing.echo_container import RehearsalContainer
 from tests.drawn_responses import answers
 from tests.examples import examples
@@ -51,7 +51,7 @@ KEY = "sk-the-secret-of-this-test"
 
 
 class Chat:
-    policy = ChatCompletionsPolicy
+    policy = OpenAIPolicy
     path, key_header = "/v1/chat/completions", ("authorization", f"Bearer {KEY}")
     served: Wire = ChatCompletionsWire()
 
@@ -87,7 +87,7 @@ class Chat:
 
 
 class Responses:
-    policy = ResponsesPolicy
+    policy = OpenAIResponsesPolicy
     path, key_header = "/v1/responses", ("authorization", f"Bearer {KEY}")
     served: Wire = ResponsesWire()
 

@@ -41,22 +41,22 @@ class CountingSpec:
 
 
 def test_the_options_of_env_are_presets() -> None:
-    assert {"harbor", "harbor_samples"} <= {*list_presets()}
-    assert "harbor_samples-shell" not in list_presets()
-    samples = info("harbor_samples")
-    assert (samples.name, samples.num_tasks) == ("harbor_samples", 6)
-    assert samples.description.startswith("The sample tasks")
-    assert str(samples) == f"harbor_samples (6 tasks): {samples.description}"
+    assert {"harbor", "swebench"} <= {*list_presets()}
+    assert "harbor-shell" not in list_presets()
+    samples = info("harbor")
+    assert (samples.name, samples.num_tasks) == ("harbor", 6)
+    assert samples.description.startswith("Harbor")
+    assert str(samples) == f"harbor (6 tasks): {samples.description}"
     assert samples in info()
-    assert info("harbor_samples-shell").description.endswith("; agent shell")
+    assert info("harbor-shell").description.endswith("; agent shell")
 
 
 @pytest.mark.parametrize(
     ("preset_id", "expected"),
     [
-        ("harbor_samples:5", ["write-greeting"]),
-        ("harbor_samples-shell:0:2", ["access-log-report", "count-records"]),
-        ("harbor_samples@1/3", ["fix-moving-average", "monthly-revenue"]),
+        ("harbor:5", ["write-greeting"]),
+        ("harbor-shell:0:2", ["access-log-report", "count-records"]),
+        ("harbor@1/3", ["fix-moving-average", "monthly-revenue"]),
     ],
 )
 def test_what_is_made_has_the_selected_tasks(preset_id: str, expected: list[str]) -> None:
@@ -66,12 +66,12 @@ def test_what_is_made_has_the_selected_tasks(preset_id: str, expected: list[str]
 @pytest.mark.parametrize(
     ("preset_id", "kind", "message"),
     [
-        ("harbor_sample", LookupError, "Did you mean `harbor_samples`"),
-        ("harbor_samples-shel", LookupError, "not `shel`. Did you mean `shell`"),
-        ("nothing_like_it", LookupError, "Presets: .*harbor_samples"),
-        ("harbor_samples:6", LookupError, "expected an index below 6, got 6"),
-        ("harbor_samples@0/7", LookupError, "expected at least 7 items for 7 shards, got 6"),
-        ("harbor_samples:x", ValueError, "got 'harbor_samples:x'"),
+        ("harbr", LookupError, "Did you mean `harbor`"),
+        ("harbor-shel", LookupError, "not `shel`. Did you mean `shell`"),
+        ("nothing_like_it", LookupError, "Presets: .*harbor"),
+        ("harbor:6", LookupError, "expected an index below 6, got 6"),
+        ("harbor@0/7", LookupError, "expected at least 7 items for 7 shards, got 6"),
+        ("harbor:x", ValueError, "got 'harbor:x'"),
         (5, ValueError, "got 5"),
         ("x" * 9000, LookupError, r"^.{,600}$"),
     ],
@@ -120,7 +120,7 @@ def test_a_function_is_a_preset() -> None:
     assert make_halves(selector=len, container_factory=None) == 4
 
 
-@pytest.mark.parametrize("name", ["a:b", "a@b", "", " ", " a", 3, "twice", "harbor_samples", "harbor-shell"])
+@pytest.mark.parametrize("name", ["a:b", "a@b", "", " ", " a", 3, "twice", "harbor", "harbor-shell"])
 def test_a_name_that_cannot_be_registered(name: Any) -> None:
     register_preset("twice", CountingSpec())
     with pytest.raises(ValueError, match="preset") as caught:
@@ -186,7 +186,7 @@ async def test_a_preset_of_a_plugin_is_played_and_collected(tmp_path: Path) -> N
 
 @pytest.mark.local
 async def test_a_snapshot_of_what_was_made(tmp_path: Path) -> None:
-    async with make("harbor_samples-shell:5") as env:
+    async with make("harbor-shell:5") as env:
         await env.reset(seed=1)  # type: ignore[call-arg]
         await env.step(LLMResponse.from_text("```bash\ntouch /half\n```"))
         snapshot = await env.export_state(tmp_path / "store")  # type: ignore[attr-defined]
@@ -224,7 +224,7 @@ def test_tasks_that_a_repository_has_are_not_fetched_to_be_counted() -> None:
 @pytest.mark.local
 def test_as_gymnasium(tmp_path: Path) -> None:
     collector = JsonTrajectoryCollector(tmp_path)
-    with ares_exp.wrap_as_gym(make("harbor_samples", trajectory_collector=collector)) as env:
+    with ares_exp.wrap_as_gym(make("harbor", trajectory_collector=collector)) as env:
         _, info = env.reset(seed=2, options={"task": "write-greeting"})
         assert info["time_step"].step_type == "FIRST"
         _, reward, terminated, truncated, _ = env.step(SUBMIT)

@@ -131,11 +131,11 @@ def test_a_replay_of_a_replay_and_a_branch_of_a_branch(recorded: Recorded, tmp_p
     recorded("replay=old/e", "policy=replay", "policy.trajectory=old", "policy.episode=e", "attempts=3", "seed=2")
     config = composed("replay=first/fix")
     assert (config["replay"], config["policy"]["trajectory"], config["attempts"]) == ("first/e0", "first", 1)
-    branched = ["branch_from=old/e@1", "branches=4", "branch_inject=hi", "attempts=${branches}", "seed=2"]
+    branched = ["branch_from=old/e@1", "branches=4", "branch.inject=hi", "attempts=${branches}", "seed=2"]
     record(tmp_path / "first", branched, cwd=tmp_path)
     config = composed("branch_from=first/fix@1")
     assert (config["branch_from"], config["branches"], config["attempts"]) == ("first/e0@1", 1, 1)
-    assert (config["branch_inject"], config["seed"]) == (None, 2)
+    assert (config["branch"]["inject"], config["seed"]) == (None, 2)
 
 
 @pytest.mark.parametrize(
@@ -155,18 +155,18 @@ def test_an_option_that_goes_elsewhere_is_that_place(recorded: Recorded, typed: 
 
 
 def test_a_branch(recorded: Recorded) -> None:
-    recorded("policy=chat_completions", "policy.model=m", "policy.temperature=0", "env.tasks=[1,2]", "attempts=7")
-    config = composed("branch_from=first/fix@2", "branches=8", "policy.temperature=1.0", "branch_answer='a b'")
+    recorded("policy=openai", "policy.model=m", "policy.temperature=0", "env.tasks=[1,2]", "attempts=7")
+    config = composed("branch_from=first/fix@2", "branches=8", "policy.temperature=1.0", "branch.response='a b'")
     assert (config["branch_from"], config["branches"], config["attempts"]) == ("first/e0@2", 8, 8)
     assert (config["policy"]["model"], config["policy"]["temperature"]) == ("m", 1.0)
-    assert (config["env"]["tasks"], config["branch_answer"]) == (["fix"], "a b")
+    assert (config["env"]["tasks"], config["branch"]["response"]) == (["fix"], "a b")
 
 
 @pytest.mark.parametrize(
     ("before", "typed", "expected"),
     [
         (
-            "policy=chat_completions policy.model=m",
+            "policy=openai policy.model=m",
             "policy=oracle",
             {"_target_": "ares_exp.policies.oracle.OraclePolicy"},
         ),
@@ -181,7 +181,7 @@ def test_what_is_typed_now_wins(recorded: Recorded, before: str, typed: str, exp
 
 
 def test_a_key_that_was_added_can_be_changed_and_left_out(recorded: Recorded) -> None:
-    recorded("policy=chat_completions", "policy.model=m", "+policy.extra_body.top_k=5", "++policy.extra_body.x=1")
+    recorded("policy=openai", "policy.model=m", "+policy.extra_body.top_k=5", "++policy.extra_body.x=1")
     again = ("branch_from=first/fix@1",)
     assert composed(*again)["policy"]["extra_body"] == {"top_k": 5, "x": 1}
     assert composed(*again, "policy.extra_body.top_k=6")["policy"]["extra_body"] == {"top_k": 6, "x": 1}
@@ -248,7 +248,7 @@ def test_a_run_cannot_bring_its_own_options(recorded: Recorded, tmp_path: Path) 
 
 
 def test_secrets_are_asked_for_again(recorded: Recorded) -> None:
-    recorded("policy=chat_completions", "policy.model=m", "+policy.extra_body.api_token='***'", "+tracker.key='***'")
+    recorded("policy=openai", "policy.model=m", "+policy.extra_body.api_token='***'", "+tracker.key='***'")
     with pytest.raises(ConfigError) as caught:
         compose_from_run([], ["branch_from=first/fix@1"])
     assert "policy.extra_body.api_token=… tracker.key=…" in str(caught.value)
@@ -315,7 +315,7 @@ def test_hydra_itself_is_not_set_up_by_a_record(recorded: Recorded) -> None:
 
 
 def test_what_refers_to_another_key_or_to_the_runs_directory_goes_on_doing_so(recorded: Recorded) -> None:
-    recorded("policy=chat_completions", "policy.model=m", "name=${policy.model}", "snapshot=every_step")
+    recorded("policy=openai", "policy.model=m", "name=${policy.model}", "snapshot=every_step")
     config = composed("branch_from=first/fix@1", "policy.model=other")
     assert config["name"] == "other"
     assert config["collector"]["json"]["output_dir"] == "out/trajectories", "and not that of the other run"
@@ -411,7 +411,7 @@ def test_secrets_of_a_sweep_are_asked_for_again(sweep: Callable[..., Path]) -> N
         (["branch_from=first/fix@1", "experiment=smoke"], "`experiment` cannot be set with `branch_from`"),
         (["replay=first", "branches=2"], "`branches` cannot be set with `replay`"),
         (["branches=2"], "`branches` belongs to a branch"),
-        (["branch_inject=x", "branch_from=null"], "`branch_inject` belongs to a branch"),
+        (["branch.inject=x", "branch_from=null"], "`branch.inject` belongs to a branch"),
         (["replay=first,second"], "got a sweep"),
         (["replay=5"], "no run 5"),
     ],
@@ -456,10 +456,9 @@ def test_a_run_goes_on_as_it_was_composed(recorded: Recorded, tmp_path: Path) ->
 
 
 def test_what_was_said_of_one_session_does_not_count_for_the_next(recorded: Recorded) -> None:
-    recorded("resume=true", "resume_force=true", "resume_redo=[lost]", "resume_diverged=restart", "hydra.run.dir=x")
+    recorded("resume=true", "resume_force=true", "resume_redo=[lost]", "hydra.run.dir=x")
     config = composed("resume=first")
     assert (config["resume_force"], config["resume_redo"]) == (False, None)
-    assert config["resume_diverged"] == "restart"  # that was said of the run
     assert composed("resume=first", "resume_redo=[policy_error]")["resume_redo"] == ["policy_error"]
 
 
@@ -467,10 +466,10 @@ def test_a_branch_and_a_replay_go_on_as_what_they_are(recorded: Recorded, tmp_pa
     recorded("replay=old/e", "policy=replay", "policy.trajectory=old", "attempts=3", "env.tasks=[fix]")
     config = composed("resume=first")
     assert (config["replay"], config["attempts"], config["policy"]["trajectory"]) == ("old/e", 3, "old")
-    branched = ["branch_from=old/e@1", "branches=4", "branch_inject=hi", "attempts=${branches}"]
+    branched = ["branch_from=old/e@1", "branches=4", "branch.inject=hi", "attempts=${branches}"]
     record(tmp_path / "first", branched, cwd=tmp_path)
     config = composed("resume=first")
-    assert (config["branch_from"], config["attempts"], config["branch_inject"]) == ("old/e@1", 4, "hi")
+    assert (config["branch_from"], config["attempts"], config["branch"]["inject"]) == ("old/e@1", 4, "hi")
 
 
 def test_a_run_that_goes_on_from_elsewhere_means_the_same_paths(recorded: Recorded, tmp_path: Path) -> None:

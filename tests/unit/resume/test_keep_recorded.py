@@ -29,12 +29,12 @@ def run_dir(tmp_path: Path) -> RunDir:
 
 
 def record(run_dir: RunDir, **values: Any) -> None:
-    recorded = {"policy": POLICY, "seed": 3, "attempts": 1, "concurrency": 4, "step_limit": 250, **values}
+    recorded = {"policy": POLICY, "seed": 3, "attempts": 1, "concurrency": 4, "limits": {"steps": 250}, **values}
     run_dir.config.write_text(OmegaConf.to_yaml(OmegaConf.create(recorded)))
 
 
 def composed(**values: Any) -> DictConfig:
-    now = {"policy": POLICY, "seed": 3, "attempts": 1, "concurrency": 4, "step_limit": 250, **values}
+    now = {"policy": POLICY, "seed": 3, "attempts": 1, "concurrency": 4, "limits": {"steps": 250}, **values}
     config = OmegaConf.create(now)
     OmegaConf.set_struct(config, True)
     return config
@@ -46,11 +46,11 @@ def restored(run_dir: RunDir, config: DictConfig, *typed: str) -> tuple[list[str
 
 
 def test_what_was_not_typed_is_as_it_was(run_dir: RunDir) -> None:
-    now = composed(policy={**POLICY, "temperature": 1.0, "top_p": 0.9}, step_limit=10, concurrency=16)
+    now = composed(policy={**POLICY, "temperature": 1.0, "top_p": 0.9}, limits={"steps": 10}, concurrency=16)
     changed, config = restored(run_dir, now)
-    assert changed == ["policy", "step_limit"]
+    assert changed == ["policy", "limits"]
     assert config["policy"] == POLICY
-    assert config["step_limit"] == 250
+    assert config["limits"]["steps"] == 250
     assert config["concurrency"] == 16, "it changes no result"
 
 

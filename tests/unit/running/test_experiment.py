@@ -233,7 +233,7 @@ async def test_a_limit_on_cost_is_suggested_where_prices_are_known(
 
     made = experiment(tmp_path, policy=Priced(), limits=limits, budget=budget)
     await made.prepare()
-    assert ["`cost_limit=0.5`" in one for one in made.warnings] == [True] * warned
+    assert ["`limits.cost=0.5`" in one for one in made.warnings] == [True] * warned
     free = experiment(tmp_path / "free")
     await free.prepare()
     assert free.warnings == []

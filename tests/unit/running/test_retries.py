@@ -10,7 +10,7 @@ import pytest
 
 from ares_exp.backoff import backoff_sec
 from ares_exp.config.hydra_setup import compose_config
-from ares_exp.config.instantiate import instantiate_group
+from ares_exp.config.instantiate import instantiate_node
 from ares_exp.errors import (
     AddTestsDirError,
     AgentError,
@@ -66,7 +66,7 @@ def tries(rules: RetryRules, error: BaseException, outcome: Outcome | None = Non
 
 
 def composed(overrides: Sequence[str]) -> RetryRules:
-    return instantiate_group(compose_config(overrides), "retry")
+    return instantiate_node(compose_config(overrides), "retry")
 
 
 @pytest.mark.parametrize("error", [AgentError("a"), ContainerDiedError("c"), RateLimitError("r"), OSError("e")])
@@ -158,7 +158,7 @@ def test_a_class_of_ones_own_counts() -> None:
 
 
 def test_the_infrastructure_rules() -> None:
-    rules = composed(["retry=infrastructure"])
+    rules = composed(["retry.infrastructure=true"])
     outside = (ContainerLostError, ContainerStartError, EnvironmentStartTimeoutError, ContainerServiceUnavailableError)
     again = [
         kind("e") for kind in (*outside, ContainerQuotaError, RateLimitError, ServerError, EndpointUnreachableError)
@@ -183,7 +183,7 @@ def test_the_infrastructure_rules() -> None:
     ],
 )
 def test_what_agents_and_models_can_cause_is_no_infrastructure(kind: type[Exception]) -> None:
-    assert tries(composed(["retry=infrastructure"]), kind("e")) == 1
+    assert tries(composed(["retry.infrastructure=true"]), kind("e")) == 1
 
 
 def test_overrides_on_the_command_line() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from ares_exp.environment import TimeStep
 from ares_exp.executors.executor import Place
-from ares_exp.executors.here import Here
+from ares_exp.executors.here import LocalExecutor
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec
@@ -282,7 +282,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"retry.errors.Nothing": 1}, "classes of errors"),
     ({"retry.often": 1}, "no `retry.often`"),
     ({"policy.max_concurrency": 3}, "cannot change while the run goes on"),
-    ({"stall_warn_sec": 5}, "`stall_warn_sec` cannot change"),
     ({"concurrency.more": 5}, "`concurrency.more` cannot change"),
 ]
 
@@ -323,7 +322,7 @@ async def test_a_cancelled_task_is_cancelled_alone(tmp_path: Path) -> None:
     assert (summary.exit_code, summary.interrupted) == (1, False)
 
 
-class Rooms(Here):
+class Rooms(LocalExecutor):
     """Has room for task-0 alone until `free` is set."""
 
     def __init__(self) -> None:

@@ -143,7 +143,7 @@ def test_scorers_of_a_config() -> None:
     assert made() == ((), 1.0)
     (first, second), weight = made(f"env.scorers=[{HERE}.half,'{HERE}:Counts']", "env.verifier_weight=0")
     assert (first.name, first.part.func, first.weight, first.timeout_sec, weight) == ("half", half, 1.0, 600.0, 0.0)
-    assert (second.name, second.part.step) == ("Counts", 1)
+    assert (second.name, second.part.step) == ("counts", 1)
     several = f"env.scorers={{a: {{_target_: {HERE}.half, of: 4, weight: 0.5, timeout_sec: 3}}, b: null}}"
     [one] = made(several)[0]
     assert (one.name, one.weight, one.timeout_sec, one.part.keywords) == ("a", 0.5, 3.0, {"of": 4})

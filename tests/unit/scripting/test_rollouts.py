@@ -147,7 +147,7 @@ async def test_errors_are_outcomes() -> None:
 
 
 async def test_limits_hold() -> None:
-    [episode] = await play(overrides=["step_limit=1"])
+    [episode] = await play(overrides=["limits.steps=1"])
     assert (episode.outcome, episode.result.limit) == (Outcome.TRUNCATED, "steps")
 
 
@@ -252,12 +252,12 @@ async def test_parts_as_the_content_of_option_files() -> None:
 async def test_scorers_by_the_name_of_their_option() -> None:
     judge = [
         "scorer=judge",
-        "policy@env.scorers.judge.policy=scripted",
-        'env.scorers.judge.policy.replies=["Score: 8"]',
+        "policy@scorer.policy=scripted",
+        'scorer.policy.replies=["Score: 8"]',
     ]
     replies = ["```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"]
     policy = {"_target_": "ares_exp.policies.scripted.ScriptedPolicy", "replies": replies}
-    [episode] = await play(env="harbor_samples", policy=policy, overrides=[*judge, "env.tasks=[write-greeting]"])
+    [episode] = await play(env="harbor", policy=policy, overrides=[*judge, "env.tasks=[write-greeting]"])
     assert episode.result.rewards == {"reward": 0.0, "judge": 0.8}
 
 
@@ -276,8 +276,8 @@ async def test_scorers_by_the_name_of_their_option() -> None:
         ({"overrides": ["scorer=judge"], "env": Count}, "`scorer` has no effect where `env` is no option"),
         ({"overrides": ["tracker=none"]}, "has no effect here"),
         ({"overrides": ["resume=x"]}, "has no effect here"),
-        ({"overrides": ["stp_limit=2"]}, "step_limit"),
-        ({"overrides": "step_limit=2"}, "Expected a list of overrides"),
+        ({"overrides": ["limits.stps=2"]}, "limits.steps"),
+        ({"overrides": "limits.steps=2"}, "Expected a list of overrides"),
     ],
 )
 async def test_mistakes_are_raised(arguments: Any, said: str) -> None:
@@ -288,6 +288,6 @@ async def test_mistakes_are_raised(arguments: Any, said: str) -> None:
 async def test_what_the_machine_lacks_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(PreflightError, match="OPENAI_API_KEY"):
-        await play(policy="chat_completions", overrides=["policy.model=m"])
+        await play(policy="openai", overrides=["policy.model=m"])
     with pytest.raises(UserError, match="/nowhere"):
         await play(env="harbor", overrides=["env.path=/nowhere"])

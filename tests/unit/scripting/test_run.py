@@ -128,7 +128,7 @@ def test_mistakes_are_raised_and_leave_nothing(overrides: Any, said: str, here: 
 def test_a_missing_key_is_a_preflight_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(PreflightError, match="OPENAI_API_KEY"):
-        ares_exp.run(["policy=chat_completions", "policy.model=m", "tracker=none"], quiet=True)
+        ares_exp.run(["policy=openai", "policy.model=m", "tracker=none"], quiet=True)
 
 
 def test_a_run_directory_is_used_once() -> None:

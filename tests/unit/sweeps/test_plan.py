@@ -21,12 +21,12 @@ def test_what_varies() -> None:
 @pytest.mark.parametrize(
     "now",
     [
-        plan("seed=1 step_limit=8", "seed=2 step_limit=8"),
-        plan("concurrency=8 seed=1 step_limit=9 resume=true", "concurrency=8 seed=2 step_limit=9 resume=true"),
+        plan("seed=1 limits.steps=8", "seed=2 limits.steps=8"),
+        plan("concurrency=8 seed=1 limits.steps=9 resume=true", "concurrency=8 seed=2 limits.steps=9 resume=true"),
     ],
 )
 def test_the_same_jobs_go_on(now: SweepPlan) -> None:
-    now.check_continues(plan("seed=1 step_limit=8", "seed=2 step_limit=8"))
+    now.check_continues(plan("seed=1 limits.steps=8", "seed=2 limits.steps=8"))
     now.check_continues(SweepPlan())
 
 
@@ -37,7 +37,7 @@ def test_the_same_jobs_go_on(now: SweepPlan) -> None:
         (plan("seed=2", "seed=1"), 0),
         (plan("seed=1"), 1),
         (plan("seed=1", "seed=2", "seed=3"), 2),
-        (plan("seed=1 step_limit=8", "seed=1 step_limit=9", "seed=2 step_limit=8", "seed=2 step_limit=9"), 0),
+        (plan("seed=1 limits.steps=8", "seed=1 limits.steps=9", "seed=2 limits.steps=8", "seed=2 limits.steps=9"), 0),
     ],
 )
 def test_other_jobs_do_not(now: SweepPlan, number: int) -> None:

@@ -26,7 +26,7 @@ from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnviron
 from ares_exp.errors import EpisodeStateError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, ToolCallData
-from ares_exp.policies.chat_completions import ChatCompletionsPolicy
+from ares_exp.policies.chat_completions import OpenAIPolicy
 from ares_exp.policies.oracle import OraclePolicy
 from ares_exp.policies.policy import Policy, Weights
 from ares_exp.policies.replay import ReplayPolicy
@@ -177,7 +177,7 @@ class TestPreset(EnvironmentContract):
 
     @pytest.fixture
     def environment(self) -> MinimalEnvironment:
-        return make("harbor_samples:0:2")
+        return make("harbor:0:2")
 
 
 class TestTwentyQuestionsEnvironment(EnvironmentContract):
@@ -242,7 +242,7 @@ class TestChatCompletions(PolicyContract):
     def policy(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[LLMClient]:
         monkeypatch.setenv("CONTRACT_API_KEY", "sk-0")
         with LoopbackEndpoint(otherwise=completion("fine")) as endpoint:
-            yield ChatCompletionsPolicy(model="m", base_url=endpoint.url, api_key_env="CONTRACT_API_KEY")
+            yield OpenAIPolicy(model="m", base_url=endpoint.url, api_key_env="CONTRACT_API_KEY")
 
 
 class TestPlainClient(PolicyContract):

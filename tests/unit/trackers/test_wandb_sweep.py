@@ -19,7 +19,7 @@ metric: {name: objective, goal: maximize}
 parameters:
   experiment: {value: smoke}
   seed: {values: [1, 2]}
-  agent_timeout_sec: {value: 30.5}
+  timeouts.agent: {value: 30.5}
 command: ["${env}", python, -m, ares_exp, "${args_no_hyphens}"]
 """
 
@@ -37,7 +37,7 @@ def agent_command(sweep: str, **values: object) -> list[str]:
 @pytest.mark.once
 @pytest.mark.local
 def test_the_run_of_a_sweep_is_the_agent_s_and_tells_its_objective(service: WandbService, tmp_path: Path) -> None:
-    command = agent_command(SWEEP, experiment="smoke", seed=2, agent_timeout_sec=30.5)
+    command = agent_command(SWEEP, experiment="smoke", seed=2, **{"timeouts.agent": 30.5})
     assert command == [
         "/usr/bin/env",
         "python",
@@ -45,7 +45,7 @@ def test_the_run_of_a_sweep_is_the_agent_s_and_tells_its_objective(service: Wand
         "ares_exp",
         "experiment=smoke",
         "seed=2",
-        "agent_timeout_sec=30.5",
+        "timeouts.agent=30.5",
     ]
     told = {"WANDB_SWEEP_ID": "the-sweep", "WANDB_RUN_ID": "the-run"}
     done = subprocess.run(

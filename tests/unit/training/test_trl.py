@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.train, pytest.mark.timeout(900)]  # there may be much 
 STEPS = 8
 REPLIES = ("yes indeed", "no way", "perhaps so")
 COMMON = (
-    *("trainer=grpo", "env=counted", "policy=transformers", "policy.max_output_tokens=1", "tracker=jsonl"),
+    *("+trainer=grpo", "env=counted", "policy=transformers", "policy.max_output_tokens=1", "tracker=jsonl"),
     *("concurrency=16", "trainer.groups_per_step=4", "trainer.group_size=8", "trainer.batch_size=16"),
     *(f"trainer.steps={STEPS}", "trainer.learning_rate=0.03", "trainer.heldout=[cider]", "trainer.eval_every=4"),
     *("trainer.eval_attempts=8", "trainer.checkpoint_every=2"),
@@ -156,7 +156,7 @@ async def test_an_interrupted_training_can_be_resumed(model: Path, folder: Path,
 
 
 def test_what_cannot_be_trained_is_refused_before_anything_starts(model: Path, folder: Path, tmp_path: Path) -> None:
-    scripted = ["trainer=grpo", "env=counted", "policy=scripted", "policy.replies=[yes]"]
+    scripted = ["+trainer=grpo", "env=counted", "policy=scripted", "policy.replies=[yes]"]
     with pytest.raises(UserError, match="Expected a policy whose model is in this process, got ScriptedPolicy"):
         ares_exp.run(scripted, config_dirs=[folder], quiet=True)
     with pytest.raises(UserError, match=r"`trainer\.heldout`: no task of the run is called 'peach'"):

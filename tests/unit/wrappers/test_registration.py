@@ -107,7 +107,7 @@ def test_an_episode_of_twenty_questions():
 
 
 def test_a_preset_is_chosen_by_its_selector():
-    env = gymnasium.make("ares_exp/Preset-v0", preset="harbor_samples-shell:0")
+    env = gymnasium.make("ares_exp/Preset-v0", preset="harbor-shell:0")
     assert env.unwrapped.environment.task_names == (sorted(path.name for path in SAMPLES.glob("*-*"))[0],)
     env.close()
 
@@ -134,7 +134,7 @@ def test_rows_of_swebench(tmp_path):
         ("TwentyQuestions-v0", {"questions": 0}, r"`questions`: .*greater than or equal to 1 \(got 0\)"),
         ("Preset-v0", {}, r"`preset`: Missing required keyword only argument\.$"),
         ("Preset-v0", {"preset": "swebench"}, "needs a value for `env.dataset`"),
-        ("Preset-v0", {"preset": "harbor_sample"}, "Did you mean `harbor_samples`"),
+        ("Preset-v0", {"preset": "harbr"}, "Did you mean `harbor`"),
         ("Preset-v0", {"preset": "twenty_questions:x"}, "Expected a preset `name`"),
     ],
 )

@@ -1,0 +1,71 @@
+"""The groups and top-level keys that a user meets, and the length of `--help`: a new one replaces an old one."""
+
+from __future__ import annotations
+
+import pytest
+
+from ares_exp.cli.commands import COMMANDS
+from ares_exp.cli.help import render_help
+from ares_exp.config.options import conf_dir
+from ares_exp.config.plugins import OPTION_FOLDERS, OPTION_GROUPS
+from ares_exp.config.schema import KEYS
+
+MAX_GROUPS, MAX_KEYS, MAX_COMMANDS, MAX_HELP_LINES = 11, 18, 15, 70
+GROUPS = {
+    "env": "ares harbor swebench terminal_bench twenty_questions",
+    "agent": "claude_code codex command mini_swe_agent opencode qwen_code shell terminal tools",
+    "container": "daytona docker host local podman",
+    "policy": "anthropic noop openai openai_responses oracle replay scripted sglang transformers vllm",
+    "wrapper": "async none sync",
+    "collector": "atif json jsonl memory none parquet",
+    "tracker": "jsonl none tensorboard wandb",
+    "snapshot": "every_n every_step manual none on_failure",
+    "executor": "local ray",
+    "scorer": "judge none",
+    "experiment": "collect_sft none pass_at_k resume_demo smoke temperature_sweep",
+}
+
+
+def test_the_groups_and_their_options_are_these() -> None:
+    assert list(OPTION_GROUPS) == list(GROUPS)
+    found = {group: " ".join(sorted(path.stem for path in (conf_dir() / group).glob("*"))) for group in GROUPS}
+    assert found == GROUPS
+    assert {path.name for path in conf_dir().iterdir() if path.is_dir()} == {*OPTION_FOLDERS, "hydra"}
+    assert len(GROUPS) <= MAX_GROUPS
+
+
+def test_the_top_level_keys_are_these() -> None:
+    expected = (
+        *("name", "attempts", "concurrency", "seed", "objective", "reward_threshold", "verify_on_truncation"),
+        *("limits", "timeouts", "budget", "retry", "resume", "resume_redo", "resume_force", "replay"),
+        *("branch_from", "branches", "branch"),
+    )
+    assert expected == KEYS
+    assert len(KEYS) <= MAX_KEYS
+
+
+def test_help_fits_on_a_page() -> None:
+    lines = render_help([], "python -m ares_exp").splitlines()
+    assert len(lines) - len(COMMANDS) <= MAX_HELP_LINES - MAX_COMMANDS
+    assert max(map(len, lines)) <= 120
+    for group, options in GROUPS.items():
+        assert f"  {group:<10}  {', '.join(options.split())}" in lines
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["policy"], "    openai_responses         "),
+        (["env=harbor"], "  env.path=null\n"),
+        (["trainer=grpo"], "  trainer.steps="),
+        (["limits"], "  limits.steps=250\n      LLM responses per episode\n"),
+        (["timeouts"], "  timeouts.agent_multiplier=null\n"),
+        (["branch"], "  branch.response=null\n"),
+        (["budget"], "  budget.sweep.cost=null\n"),
+        (["retry"], "  retry.errors.RateLimitError=null\n"),
+    ],
+)
+def test_help_describes_what_it_is_given(argv: list[str], said: str) -> None:
+    text = render_help(["--help", *argv], "ares-exp")
+    assert said in text
+    assert "Usage:" not in text
