@@ -11,14 +11,19 @@ from ares_exp.agents.toolbox.command_line import SUBCOMMANDS as AGENTS
 from ares_exp.snapshots.commands.command_line import SUBCOMMANDS as SNAPSHOTS
 from ares_exp.terminal.subcommands import CommandModule, Runnable
 from ares_exp.trackers.commands.command_line import COMMANDS as OF_TRACKERS
-from ares_exp.trajectories.commands.command_line import COMMANDS as OF_TRAJECTORIES
 
 COMMANDS: Mapping[str, Runnable] = {
     "train": CommandModule("train the policy on the episodes of a run", "ares_exp.cli.train"),
     "new-task": CommandModule("make a small task, to be edited", "ares_exp.authoring.new_task"),
     "check-task": CommandModule("tell whether the tests of tasks test", "ares_exp.authoring.check_task"),
     "list": CommandModule("list what can be chosen, and the tasks of an environment", "ares_exp.listing.command_line"),
-    **OF_TRAJECTORIES,
+    "show": CommandModule("print an episode, or list those of a run", "ares_exp.trajectories.commands.show"),
+    "diff": CommandModule("tell where two episodes part", "ares_exp.trajectories.commands.diff"),
+    "convert": CommandModule("write episodes in another format", "ares_exp.trajectories.commands.convert"),
+    "recover": CommandModule(
+        "finish what a killed run left, and save the good part of broken files",
+        "ares_exp.trajectories.commands.recover",
+    ),
     "sequences": CommandModule("write sampled tokens for trainers", "ares_exp.training.write_sequences"),
     "report": CommandModule("write one HTML file that shows a run", "ares_exp.report.command_line"),
     "view": CommandModule("show runs in the browser, live", "ares_exp.view.command_line"),

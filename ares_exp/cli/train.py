@@ -12,7 +12,7 @@ DEFAULTS = {"trainer": "grpo", "name": "train"}
 NAMING_A_RUN = "resume"
 DESCRIPTION = """\
 Trains the policy: plays the episodes that a trainer asks for, in one run, and has it learn from them. Options and keys
-are those of a run; `attempts` has no effect. `python -m ares_exp trainer --help` lists what a trainer takes.
+are those of a run; `attempts` has no effect. `ares-exp trainer --help` lists what a trainer takes.
 """
 EPILOG = """\
 Examples:

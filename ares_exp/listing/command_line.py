@@ -1,11 +1,10 @@
-"""The command line of `python -m ares_exp.list`."""
+"""The command line of `ares-exp list`."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -15,10 +14,8 @@ from ares_exp.listing.choices import GROUP_OF, PLUGINS, Row, section
 from ares_exp.listing.tables import print_sections
 from ares_exp.listing.task_rows import task_rows
 from ares_exp.terminal.run_command import EXIT_OK
-from ares_exp.terminal.subcommands import run_module
 from ares_exp.terminal.terminal import printable
 
-PROGRAM = "python -m ares_exp.list"
 TASKS = "tasks"
 SECTIONS = (*GROUP_OF, PLUGINS, TASKS)
 DESCRIPTION = """\
@@ -35,11 +32,6 @@ Examples:
 Sections: {", ".join(SECTIONS)}.
 Exit codes: 0 listed; 2 the command line is wrong, or the tasks cannot be read.
 """
-
-
-def main(argv: Sequence[str], program: str = PROGRAM) -> int:
-    """Runs a command line and returns its exit code."""
-    return run_module(__name__, argv, program)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,16 +1,13 @@
-"""`python -m ares_exp.sweeps FOLDER`: what a sweep adds up to: of one that runs, has ended, or was killed."""
+"""`ares-exp sweeps FOLDER`: what a sweep adds up to: of one that runs, has ended, or was killed."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.terminal.run_command import EXIT_OK
-from ares_exp.terminal.subcommands import run_module
 
-PROGRAM = "python -m ares_exp.sweeps"
 DESCRIPTION = """\
 Prints what a sweep adds up to: one that runs, has ended, or was killed.
 """
@@ -21,11 +18,6 @@ Examples:
 
 Exit code 0, however the sweep does; 2 if there is none.
 """
-
-
-def main(argv: Sequence[str], program: str = PROGRAM) -> int:
-    """Runs a command line and returns its exit code."""
-    return run_module(__name__, argv, program)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

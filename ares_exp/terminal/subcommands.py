@@ -1,7 +1,7 @@
 """Commands, each a module, and programs of several of them.
 
-The texts of a command name it by `%(prog)s`, which becomes what was typed: `ares-exp show`, `python -m ares_exp show`
-or `python -m ares_exp.trajectories show`. Texts and messages that name another command say `ares-exp …`.
+The texts of a command name it by `%(prog)s`, which becomes what was typed: `ares-exp show`, or
+`python -m ares_exp show`. Texts and messages that name another command say `ares-exp …`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command line of `python -m ares_exp.testing`."""
+"""The command line of `ares-exp check-part`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 from ares_exp.errors import PreflightError
-from ares_exp.terminal.subcommands import run_module
 from ares_exp.testing.failures import Failure, told
 
-PROGRAM = "python -m ares_exp.testing"
 DESCRIPTION = """\
 Runs a conformance suite on parts of your own, and prints which tests pass. A part is what `_target_` of its option
 would be, the dotted name of a class; or a test file with a class that inherits the suite. Each is a column.
@@ -77,11 +75,6 @@ FIXTURES: Mapping[str, str] = {
     "container": "factory",
 }
 """Name of the fixture that gives a suite its part, by the kind of the part."""
-
-
-def main(argv: Sequence[str], program: str = PROGRAM) -> int:
-    """Runs a command line and returns its exit code."""
-    return run_module(__name__, argv, program)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,17 +11,17 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 import ares_exp
+from ares_exp.cli.commands import COMMANDS
 from ares_exp.control.orders import Order, give
 from ares_exp.pages import page as page_of
 from ares_exp.pages.episode_page import episode_page
-from ares_exp.report.command_line import main as report
-from ares_exp.reporting.compare.command_line import main as compare
 from ares_exp.trajectories.files.episode_file import dump_episode
 from ares_exp.view.server import listening
 from ares_exp.view.shelf import Shelf
@@ -29,6 +29,10 @@ from tests.browser.chromium import OWNED, Page, chromium, is_here
 from tests.browser.hostile import IN_BROWSERS, PAYLOADS, hostile_run
 from tests.unit.report.recorded import row, run_of
 from tests.unit.trajectories.chats import chat
+
+compare = partial(COMMANDS["compare"].main, program="ares-exp compare")
+
+report = partial(COMMANDS["report"].main, program="ares-exp report")
 
 pytestmark = [
     pytest.mark.once,

@@ -42,7 +42,7 @@ def test_a_played_run_becomes_a_job(cli: Any, tmp_path: Path) -> None:
     (tmp_path / "tasks" / "write-greeting").symlink_to(SAMPLES / "write-greeting")
     done = cli("env.path=tasks", "attempts=2", "tracker=none", "name=played", "hydra.run.dir=run")
     assert done.returncode == 0, done.stderr
-    command = [*warm_command("ares_exp.export_job"), "run", "--name", "first"]
+    command = [*warm_command(), "export", "run", "--name", "first"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "4 trials, 0 of them with an error\n" in done.stdout

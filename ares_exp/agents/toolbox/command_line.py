@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ares_exp.terminal.subcommands import CommandModule, Subcommands
 
-PROGRAM = "python -m ares_exp.agents"
 _FOLDER = "ares_exp.agents.toolbox.commands"
 EXAMPLES = """\
 Examples:
@@ -28,8 +25,3 @@ SUBCOMMANDS = Subcommands(
     description="Manages the packages of agents that containers get by a read-only mount.",
     examples=EXAMPLES,
 )
-
-
-def main(argv: Sequence[str], program: str = PROGRAM) -> int:
-    """Runs a command line and returns its exit code."""
-    return SUBCOMMANDS.main(argv, program)

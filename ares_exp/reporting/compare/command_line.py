@@ -1,4 +1,4 @@
-"""The command line of `python -m ares_exp.compare`."""
+"""The command line of `ares-exp compare`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Sequence
 from itertools import combinations
 
 from ares_exp.errors import ConfigError
@@ -17,9 +16,7 @@ from ares_exp.reporting.compare.report import print_report
 from ares_exp.statistics.comparison import ALPHA
 from ares_exp.statistics.run_statistics import THRESHOLD, json_ready
 from ares_exp.terminal.run_command import EXIT_OK
-from ares_exp.terminal.subcommands import run_module
 
-PROGRAM = "python -m ares_exp.compare"
 MOST_PAIRS = 1_000
 DESCRIPTION = """\
 Compares runs on the tasks that they have in common: how much the mean reward differs, with an interval and a p-value,
@@ -35,11 +32,6 @@ Examples:
 
 Exit codes: 0 compared; 2 the command line is wrong, or a run cannot be read.
 """
-
-
-def main(argv: Sequence[str], program: str = PROGRAM) -> int:
-    """Runs the command line and returns its exit code."""
-    return run_module(__name__, argv, program)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

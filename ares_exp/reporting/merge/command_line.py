@@ -1,17 +1,14 @@
-"""`python -m ares_exp.merge OUT RUN RUN …`: makes one run directory of those of a run's shards."""
+"""`ares-exp merge OUT RUN RUN …`: makes one run directory of those of a run's shards."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.terminal.run_command import EXIT_OK
-from ares_exp.terminal.subcommands import run_module
 
-PROGRAM = "python -m ares_exp.merge"
 DESCRIPTION = """\
 Makes one run directory, OUT, of those of a run's shards. It holds every episode and trajectory, statistics over all of
 them, and the records of each shard in parts/. The shards stay as they are; where it can be, files are hard links.
@@ -25,11 +22,6 @@ Examples:
 
 Exit code 1: every RUN is in OUT, but episodes are missing or without a reward. Snapshots stay where they are.
 """
-
-
-def main(argv: Sequence[str], program: str = PROGRAM) -> int:
-    """Runs a command line and returns its exit code."""
-    return run_module(__name__, argv, program)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,1 +1,1 @@
-"""The commands of `python -m ares_exp.snapshots`."""
+"""The commands of `ares-exp snapshots`."""

@@ -1,12 +1,9 @@
-"""`python -m ares_exp.snapshots`: lists, shows and verifies snapshots, and removes what is not needed."""
+"""`ares-exp snapshots`: lists, shows and verifies snapshots, and removes what is not needed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ares_exp.terminal.subcommands import CommandModule, Subcommands
 
-PROGRAM = "python -m ares_exp.snapshots"
 COMMANDS = {
     "list": CommandModule("list snapshots", "ares_exp.snapshots.commands.list"),
     "show": CommandModule("tell what a snapshot holds, and what it does not", "ares_exp.snapshots.commands.show"),
@@ -31,8 +28,3 @@ SUBCOMMANDS = Subcommands(
     description="Lists, shows and verifies snapshots, and removes what is not needed.",
     examples=EXAMPLES,
 )
-
-
-def main(argv: Sequence[str], program: str = PROGRAM) -> int:
-    """Runs a command line and returns its exit code."""
-    return SUBCOMMANDS.main(argv, program)

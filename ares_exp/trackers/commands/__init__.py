@@ -1,1 +1,1 @@
-"""The commands of `python -m ares_exp.trackers`."""
+"""The commands `sync` and `dashboard`, for Weights & Biases."""

@@ -1,12 +1,9 @@
-"""`python -m ares_exp.trackers`: uploads what was recorded offline, and builds a dashboard, with Weights & Biases."""
+"""The commands `sync` and `dashboard`, for Weights & Biases."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ares_exp.terminal.subcommands import CommandModule, Subcommands
 
-PROGRAM = "python -m ares_exp.trackers"
 COMMANDS = {
     "sync": CommandModule(
         "upload the W&B runs of run directories, wherever these were moved to", "ares_exp.trackers.commands.sync"
@@ -29,8 +26,3 @@ SUBCOMMANDS = Subcommands(
     description="Uploads what was recorded offline, and builds a dashboard, with Weights & Biases.",
     examples=EXAMPLES,
 )
-
-
-def main(argv: Sequence[str], program: str = PROGRAM) -> int:
-    """Runs a command line and returns its exit code."""
-    return SUBCOMMANDS.main(argv, program)

@@ -1,4 +1,4 @@
-"""`python -m ares_exp.list`: every option is there, and what is not known is no error."""
+"""`ares-exp list`: every option is there, and what is not known is no error."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ import json
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ares_exp.cli.commands import COMMANDS
 from ares_exp.config.options import conf_dir, find_options
 from ares_exp.config.plugins import OPTION_GROUPS
 from ares_exp.listing import choices
 from ares_exp.listing.choices import GROUP_OF
-from ares_exp.listing.command_line import main
 from tests.installed_package import Site
+
+main = partial(COMMANDS["list"].main, program="ares-exp list")
 
 
 @pytest.fixture
@@ -135,7 +138,7 @@ def test_a_mistake_is_one_paragraph(arguments: list[str], message: str, capsys: 
 
 @pytest.mark.once
 def test_a_pipe_that_is_closed_early_is_no_traceback() -> None:
-    command = [sys.executable, "-m", "ares_exp.list"]
+    command = [sys.executable, "-m", "ares_exp", "list"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.close()

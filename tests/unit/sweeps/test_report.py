@@ -2,19 +2,22 @@ from __future__ import annotations
 
 import io
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from ares_exp.cli.commands import COMMANDS
 from ares_exp.errors import ConfigError
 from ares_exp.records.results import Outcome
-from ares_exp.sweeps.command_line import main
 from ares_exp.sweeps.failure_note import FailureNote
 from ares_exp.sweeps.job_folder import JobState
 from ares_exp.sweeps.plan import SweepPlan
 from ares_exp.sweeps.report import SweepReport
 from ares_exp.sweeps.report_text import render_report
 from tests.unit.sweeps.recorded_job import record, result
+
+main = partial(COMMANDS["sweeps"].main, program="ares-exp sweeps")
 
 JOBS = tuple((f"seed={seed}", "name=x") for seed in range(5))
 

@@ -9,19 +9,22 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from ares_exp.cli.words import run_word
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.tasks.task_set import SAMPLES
-from ares_exp.trackers.commands.command_line import main
 from ares_exp.trackers.wandb_tracker import WandbTracker
 from tests.leaks import processes, wait_until
 from tests.unit.trackers.served_run import ServedRun
 from tests.unit.trackers.tracked_run import RESULTS, SECRET, patient_tracker, run_info
 from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, WandbService
 from tests.unit.trajectories.chats import chat
+
+main = partial(run_word, program="ares-exp")
 
 SUMMARY = RunSummary(3, RESULTS, wall_sec=4.0)
 
@@ -161,7 +164,7 @@ def test_a_service_that_fails_in_the_middle_changes_nothing_but_a_warning(
                 service = stack.enter_context(contextlib.closing(WandbService()))
                 service.start()
             service.recover()
-            command = [sys.executable, "-m", "ares_exp.trackers", "sync", str(tmp_path / fate)]
+            command = [sys.executable, "-m", "ares_exp", "sync", str(tmp_path / fate)]
             done = subprocess.run(command, env=reaching(service), capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
             recorded = ServedRun(service, fate)

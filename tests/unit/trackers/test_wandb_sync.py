@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from ares_exp.cli.words import run_word
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.tasks.task_set import SAMPLES
-from ares_exp.trackers.commands.command_line import main
 from tests.unit.trackers.served_run import ServedRun
 from tests.unit.trackers.tracked_run import RESULTS, episode, patient_tracker, run_info
 from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, WandbService
 from tests.unit.trajectories.chats import chat
+
+main = partial(run_word, program="ares-exp")
 
 pytestmark = LEAVES_FOLDERS
 

@@ -2,24 +2,27 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from ares_exp.cli.words import run_word
 from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.trajectories.atif.writer import ATIF_SUFFIX
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryCollector
 from ares_exp.trajectories.collectors.parquet_collector import ParquetTrajectoryCollector
-from ares_exp.trajectories.commands.command_line import main
 from ares_exp.trajectories.files.formats import FORMATS, format_of, suffix_of
 from ares_exp.trajectories.files.jsonl_file import load_jsonl
 from ares_exp.trajectories.records import EpisodeTrajectory
 from tests.examples import examples
 from tests.unit.trajectories.chats import chat
 from tests.unit.trajectories.strategies import linear_trajectories, trajectories
+
+main = partial(run_word, program="ares-exp")
 
 GOLDEN = Path(__file__).parent / "golden" / "version_3.jsonl"
 MANY = examples(15, suppress_health_check=list(HealthCheck))

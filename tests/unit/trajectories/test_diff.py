@@ -1,23 +1,26 @@
-"""`python -m ares_exp.trajectories diff`: where two episodes part, and what is no difference."""
+"""`ares-exp diff`: where two episodes part, and what is no difference."""
 
 import contextlib
 import io
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 
+from ares_exp.cli.words import run_word
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.records.results import ErrorInfo, Outcome
-from ares_exp.trajectories.commands.command_line import main
 from ares_exp.trajectories.commands.diff import find_divergence, step_marks
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
 from ares_exp.trajectories.request_diff import Difference, first_difference
 from tests.examples import examples
 from tests.unit.trajectories.chats import chat, said, with_step, write
 from tests.unit.trajectories.strategies import trajectories
+
+main = partial(run_word, program="ares-exp")
 
 
 def diff(tmp_path: Path, old: EpisodeTrajectory, new: EpisodeTrajectory, *more: str) -> tuple[int, str]:
