@@ -18,7 +18,7 @@ Examples:
 SUBCOMMANDS = Subcommands(
     "list, install and remove the packages of agents",
     commands={
-        "list": CommandModule("list the agents that can be installed, and what is there", f"{_FOLDER}.list"),
+        "list": CommandModule("list the agents that can be installed, and what is there", "ares_exp.commands.agents"),
         "install": CommandModule("fetch the packages of agents into the user's cache", f"{_FOLDER}.install"),
         "remove": CommandModule("remove packages of agents from the user's cache", f"{_FOLDER}.remove"),
     },

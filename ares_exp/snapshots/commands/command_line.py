@@ -6,7 +6,7 @@ from ares_exp.terminal.subcommands import CommandModule, Subcommands
 
 COMMANDS = {
     "list": CommandModule("list snapshots", "ares_exp.snapshots.commands.list"),
-    "show": CommandModule("tell what a snapshot holds, and what it does not", "ares_exp.snapshots.commands.show"),
+    "show": CommandModule("tell what a snapshot holds, and what it does not", "ares_exp.commands.snapshots"),
     "verify": CommandModule(
         "check that all a snapshot needs is there, and undamaged", "ares_exp.snapshots.commands.verify"
     ),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ares_exp.errors import UserError
 from ares_exp.records.latest_run import MEANING, run_path
-from ares_exp.snapshots.commands.chosen_snapshots import find_store
+from ares_exp.snapshots.chosen_snapshots import find_store
 from ares_exp.snapshots.garbage import GRACE_SEC
 from ares_exp.snapshots.snapshot_id import step_of
 from ares_exp.snapshots.store import SnapshotStore

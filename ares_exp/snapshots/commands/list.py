@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ares_exp.errors import SnapshotMetadataError
 from ares_exp.records.latest_run import run_path
+from ares_exp.snapshots.chosen_snapshots import HELP, chosen_snapshots
 from ares_exp.snapshots.commands import words
-from ares_exp.snapshots.commands.chosen_snapshots import HELP, chosen_snapshots
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.snapshots.store import in_order
 from ares_exp.terminal.table import columns_that_fit, make_table

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from ares_exp.records.latest_run import run_path
-from ares_exp.snapshots.commands.chosen_snapshots import HELP, chosen_snapshots
+from ares_exp.snapshots.chosen_snapshots import HELP, chosen_snapshots
 from ares_exp.terminal.terminal import format_size, one_line, printable
 
 EXIT_OK, EXIT_DAMAGED = 0, 1

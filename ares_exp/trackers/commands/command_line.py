@@ -6,7 +6,7 @@ from ares_exp.terminal.subcommands import CommandModule, Subcommands
 
 COMMANDS = {
     "sync": CommandModule(
-        "upload the W&B runs of run directories, wherever these were moved to", "ares_exp.trackers.commands.sync"
+        "upload the W&B runs of run directories, wherever these were moved to", "ares_exp.commands.wandb"
     ),
     "dashboard": CommandModule(
         "build a W&B workspace that shows a group of runs", "ares_exp.trackers.commands.dashboard"

@@ -62,8 +62,8 @@ def test_a_pipe_gets_no_colours_and_any_encoding_will_do(tmp_path: Path) -> None
 
 
 def test_it_starts_with_next_to_nothing() -> None:
-    for name in ("show", "diff"):
-        load = f"import ares_exp.trajectories.commands.{name}, sys"
+    for name in ("commands.show", "trajectories.commands.diff"):
+        load = f"import ares_exp.{name}, sys"
         done = subprocess.run(
             [sys.executable, "-c", f"{load}; print(sorted({set(HEAVY)} & set(sys.modules)))"],
             capture_output=True, text=True, check=True,

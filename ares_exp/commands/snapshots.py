@@ -10,8 +10,8 @@ from ares_exp.errors import SnapshotMetadataError
 from ares_exp.filesystem.delta import Entry
 from ares_exp.filesystem.delta_encoding import get_delta
 from ares_exp.records.latest_run import run_path
+from ares_exp.snapshots.chosen_snapshots import HELP, chosen_snapshot
 from ares_exp.snapshots.commands import words
-from ares_exp.snapshots.commands.chosen_snapshots import HELP, chosen_snapshot
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.terminal.terminal import collapsed, format_size, one_line, printable
 

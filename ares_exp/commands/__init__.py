@@ -1,0 +1,1 @@
+"""Commands of `ares-exp`, one file each."""
