@@ -1,34 +1,50 @@
-"""Uploads the W&B runs of run directories."""
+"""The command `wandb`: uploads what was recorded offline, and builds a workspace, with Weights & Biases."""
 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ares_exp.errors import UserError
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.recorded_results import read_results
 from ares_exp.records.run_dir import RunDir
+from ares_exp.terminal.run_command import EXIT_OK, CommandParser
 from ares_exp.terminal.terminal import printable
 from ares_exp.trackers.wandb_recording.identity import WandbIdentity, read_identity
+from ares_exp.trackers.wandb_recording.recording import FINISHED, WALL_SEC
 from ares_exp.trackers.wandb_recording.run_files import RunFiles
 from ares_exp.trackers.wandb_recording.service import first_line, no_traces, uploading
 from ares_exp.trackers.wandb_recording.upload_record import pages_of, read_upload_record
 
-EXIT_OK, EXIT_NOT_ALL = 0, 1
+if TYPE_CHECKING:
+    from wandb_workspaces.workspaces import Workspace
+
+EXIT_NOT_ALL = 1
 SYNCED = ".synced"
 """W&B appends it to the name of a session's file for its mark that the session was uploaded."""
 
-DESCRIPTION = """\
+DESCRIPTION = "Uploads what was recorded offline, and builds a workspace, with Weights & Biases."
+EPILOG = """\
+Examples:
+  %(prog)s sync outputs/first                 upload a run that was recorded offline
+  %(prog)s dashboard --entity my-team --project ares_exp
+
+`%(prog)s COMMAND --help` lists the options of each command.
+"""
+SYNC = """\
 Uploads the W&B runs that were recorded in run directories: the numbers by `wandb sync`, then the table of episodes and
 the artifacts from the files of the run directory, wherever it is now. The sessions of a resumed run become one W&B run.
 """
-EPILOG = """\
+SYNC_EXAMPLES = """\
 Examples:
   %(prog)s outputs/first
   %(prog)s outputs/sweep         all runs of a sweep
@@ -36,18 +52,78 @@ Examples:
 
 Exit codes: 0 all is uploaded; 1 something could not be; 2 the command line or a run directory is wrong.
 """
+DASHBOARD = """\
+Builds a saved view of a W&B project that shows its runs, or one group of them: rewards with their intervals, progress
+against tries and against time, outcomes, costs, the table of episodes with readable trajectories, and the runner.
+"""
+DASHBOARD_EXAMPLES = """\
+Examples:
+  %(prog)s --entity my-team --project ares_exp
+  %(prog)s --entity my-team --group ares_exp/2026-01-31_12-00-00
+
+Needs the package wandb-workspaces (`pip install 'ares-exp[dashboard]'`) and WANDB_API_KEY; WANDB_BASE_URL for a server
+of your own. Exit codes: 0 done; 2 something is missing, or the service does not answer.
+"""
+
+LINES: Mapping[str, Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "Progress": {
+        "mean reward so far": (FINISHED, ("progress/mean_reward",)),
+        "mean reward over time": (WALL_SEC, ("progress/mean_reward",)),
+        "finished over time": (WALL_SEC, (FINISHED,)),
+        "outcomes": (
+            FINISHED,
+            ("outcome/completed", "outcome/truncated", "outcome/agent_error", "outcome/policy_error"),
+        ),
+    },
+    "Episodes": {
+        "reward": (FINISHED, ("episode/reward",)),
+        "steps": (FINISHED, ("episode/num_steps",)),
+        "seconds": (FINISHED, ("episode/duration_sec",)),
+        "tokens": (FINISHED, ("episode/prompt_tokens", "episode/generated_tokens")),
+        "US dollars": (FINISHED, ("episode/cost",)),
+    },
+    "Runner": {
+        "event loop lag": (WALL_SEC, ("system/loop_lag_sec",)),
+        "containers and queue": (WALL_SEC, ("system/containers", "system/queue")),
+        "memory": (WALL_SEC, ("system/rss_mb",)),
+    },
+}
+"""Line plots by section and title: the axis, and what is drawn."""
+
+BARS: Mapping[str, tuple[str, ...]] = {
+    "mean reward, errors as zero": ("stat/mean_reward", "stat/mean_reward_low", "stat/mean_reward_high"),
+    "pass@1": ("stat/pass@1", "stat/pass@1_low", "stat/pass@1_high"),
+    "US dollars": ("run/cost",),
+    "flaky tasks": ("stat/flaky_tasks",),
+}
+"""Bar plots of the section `Results` by title: keys of the summary."""
+
+TABLE = "episodes"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument(
+    sync = parser.add_command(
+        "sync", _upload, about="upload the W&B runs of run directories", description=SYNC, epilog=SYNC_EXAMPLES
+    )
+    sync.add_argument(
         "paths", nargs="+", type=run_path, metavar="PATH", help=f"run directories, or folders of them; {MEANING}"
     )
-    parser.add_argument("--again", action="store_true", help="upload what was uploaded before, too")
+    sync.add_argument("--again", action="store_true", help="upload what was uploaded before, too")
+    dashboard = parser.add_command(
+        "dashboard",
+        _dashboard,
+        about="build a W&B workspace that shows a group of runs",
+        description=DASHBOARD,
+        epilog=DASHBOARD_EXAMPLES,
+    )
+    dashboard.add_argument("--entity", required=True, help="W&B user or team")
+    dashboard.add_argument("--project", default="ares_exp", help="W&B project (default %(default)s)")
+    dashboard.add_argument("--group", help="show only the runs of this group, such as the runs of a sweep")
+    dashboard.add_argument("--name", help="of the view (default: the group, or ares_exp)")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
+def _upload(arguments: argparse.Namespace) -> int:
     run_dirs = {found: _sessions(found) for path in arguments.paths for found in _run_dirs(path)}
     owed = {run_dir: _owed(run_dir, sessions, again=arguments.again) for run_dir, sessions in run_dirs.items()}
     whole = True
@@ -146,3 +222,64 @@ def _upload_files(run_dir: Path, identity: WandbIdentity, folder: Path) -> bool:
 
 def _mark(session: Path) -> Path:
     return session.with_name(session.name + SYNCED)
+
+
+def _dashboard(arguments: argparse.Namespace) -> int:
+    if find_spec("wandb_workspaces") is None:
+        raise UserError("A dashboard needs the package wandb-workspaces: `pip install 'ares-exp[dashboard]'`.")
+    with no_traces():
+        url = _save(arguments)
+    sys.stdout.write(f"{printable(url)}\n")
+    return EXIT_OK
+
+
+def _save(arguments: argparse.Namespace) -> str:
+    import wandb
+
+    wandb.setup(settings=wandb.Settings(silent=True))
+    logging.getLogger("wandb").setLevel(logging.CRITICAL)
+    try:
+        view = workspace(arguments.entity, arguments.project, group=arguments.group, name=arguments.name)
+        view.save()  # type: ignore[no-untyped-call]
+        return str(view.url)
+    except Exception as error:  # whatever W&B raises, its service is what it is about
+        raise UserError(
+            f"W&B did not take the view for {arguments.entity}/{arguments.project}: {type(error).__name__}: "
+            f"{' '.join(str(error).split())[:300]}. Look at WANDB_API_KEY, WANDB_BASE_URL, the entity and the project."
+        ) from None
+    finally:
+        wandb.teardown()
+
+
+def workspace(entity: str, project: str, *, group: str | None = None, name: str | None = None) -> Workspace:
+    """Returns the view, not saved yet."""
+    from wandb_workspaces import expr
+    from wandb_workspaces import workspaces as ws
+    from wandb_workspaces.reports.v2 import interface as wr
+
+    bars: list[Any] = [
+        wr.BarPlot(title=title, metrics=[wr.SummaryMetric(key) for key in keys]) for title, keys in BARS.items()
+    ]
+    table = wr.WeavePanelSummaryTable(table_name=TABLE, layout=wr.Layout(w=24, h=12))
+    lines = [
+        ws.Section(
+            name=section,
+            is_open=section != "Runner",
+            panels=[wr.LinePlot(title=title, x=axis, y=[*keys]) for title, (axis, keys) in plots.items()],
+        )
+        for section, plots in LINES.items()
+    ]
+    return ws.Workspace(
+        entity=entity,
+        project=project,
+        name=name or group or "ares_exp",
+        sections=[
+            ws.Section(name="Results", is_open=True, panels=bars),
+            *lines,
+            ws.Section(name="Trajectories", is_open=True, panels=[table]),
+        ],
+        runset_settings=ws.RunsetSettings(
+            filters=[expr.Metric("Group") == group] if group else "",
+            pinned_columns=["summary:stat/mean_reward", "summary:run/cost", "summary:run/planned"],
+        ),
+    )

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ares_exp.records.latest_run import MEANING, run_path
-from ares_exp.terminal.run_command import EXIT_OK
-from ares_exp.terminal.subcommands import run_module
+from ares_exp.terminal.run_command import EXIT_OK, run_module
 
 PROGRAM = "python -m ares_exp.ctl"
 EXIT_NOT_DONE = 1

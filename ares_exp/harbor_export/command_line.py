@@ -10,8 +10,7 @@ from pathlib import Path
 from ares_exp.errors import ConfigError
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.run_dir import SWEEP_RECORD
-from ares_exp.terminal.run_command import EXIT_OK
-from ares_exp.terminal.subcommands import run_module
+from ares_exp.terminal.run_command import EXIT_OK, run_module
 from ares_exp.terminal.terminal import count_of, printable
 
 PROGRAM = "python -m ares_exp.export_job"

@@ -10,8 +10,7 @@ import webbrowser
 from collections.abc import Sequence
 
 from ares_exp.records.latest_run import MEANING, OUTPUTS, run_path
-from ares_exp.terminal.run_command import EXIT_OK
-from ares_exp.terminal.subcommands import run_module
+from ares_exp.terminal.run_command import EXIT_OK, run_module
 
 PROGRAM = "python -m ares_exp.view"
 PORT = 7580

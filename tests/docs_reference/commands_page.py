@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 
 from ares_exp.cli.commands import COMMANDS
-from ares_exp.terminal.subcommands import Subcommands
+from ares_exp.terminal.run_command import parser_of
 from tests.docs_reference.markdown import GENERATED
 
 
@@ -43,7 +43,7 @@ def _all_words() -> Iterator[tuple[str, ...]]:
     yield ()
     for name, command in COMMANDS.items():
         yield (name,)
-        for below in command.commands if isinstance(command, Subcommands) else ():
+        for below in parser_of(command.module, "ares-exp").below:
             yield (name, below)
 
 

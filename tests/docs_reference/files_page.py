@@ -53,7 +53,7 @@ OTHERS: Mapping[str, str] = {
     "atif/": "of `collector=atif`",
     "parquet/": "of `collector=parquet`",
     "report.html": "of `ares-exp report RUN`",
-    "wandb/": "the W&B run; an offline one is uploaded by `ares-exp sync RUN`",
+    "wandb/": "the W&B run; an offline one is uploaded by `ares-exp wandb sync RUN`",
     ".hydra/": "Hydra's own records",
     "parts/": "of a run made by `ares-exp merge`: the records of each shard",
 }

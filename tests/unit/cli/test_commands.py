@@ -18,17 +18,13 @@ import pytest
 
 from ares_exp.cli.commands import COMMANDS
 from ares_exp.cli.main import main
-from ares_exp.terminal.subcommands import CommandModule, Subcommands
+from ares_exp.terminal.run_command import CommandModule, parser_of
 from tests.warm_start import warm_command
 
 SHORT = "import sys; sys.argv[0] = 'ares-exp'; from ares_exp.cli.main import main; sys.exit(main())"
 PROGRAMS = {"ares-exp": ["-c", SHORT], "python -m ares_exp": ["-m", "ares_exp"]}
 IN_PROCESSES_OF_ITS_OWN = "show"
 """One of the commands, which is called as a user calls it; the others are called in this process."""
-MODULES = [
-    *(one for command in COMMANDS.values() if isinstance(command, Subcommands) for one in command.commands.values()),
-    *(command for command in COMMANDS.values() if not isinstance(command, Subcommands)),
-]
 
 
 def process(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -47,16 +43,19 @@ def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *w
     return written.err
 
 
-@pytest.mark.parametrize("entry", MODULES, ids=lambda entry: entry.module)
-def test_every_command_is_a_module_with_texts_and_examples(entry: CommandModule) -> None:
+@pytest.mark.parametrize("entry", COMMANDS.values(), ids=COMMANDS)
+def test_every_command_has_texts_and_examples(entry: CommandModule) -> None:
     module = import_module(entry.module)
-    assert module.DESCRIPTION.strip().endswith(".")
-    assert "Examples:\n" in module.EPILOG
-    assert "\n  %(prog)s" in module.EPILOG
-    assert list(inspect.signature(module.add_arguments).parameters) == ["parser"]
-    assert list(inspect.signature(module.run).parameters) == ["arguments"]
-    assert entry.about[0].islower()
-    assert not entry.about.endswith(".")
+    parser = parser_of(entry.module, "PROGRAM")
+    for one in (parser, *parser.below.values()):
+        assert str(one.description).strip().endswith(".")
+        assert "Examples:\n" in str(one.epilog)
+        assert "\n  %(prog)s" in str(one.epilog)
+        act, about = (one.get_default(name) for name in ("act", "about")) if one is not parser else (None, entry.about)
+        act = act or vars(module).get("run")
+        assert parser.below if act is None else list(inspect.signature(act).parameters) == ["arguments"]
+        assert about[0].islower()
+        assert not about.endswith(".")
 
 
 def called(option: str, what: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -106,7 +105,7 @@ def test_help_may_stand_before_the_command() -> None:
         (["policy", "scripted"], "What is set has a `=`: `ares-exp policy=scripted`."),
         (["resume"], "What is set has a `=`: `ares-exp resume=…`."),
         (["run", "seed=1"], "A run needs no word: `ares-exp seed=1`."),
-        (["trajectories", "show"], "It is `ares-exp show` here."),
+        (["logs", "run"], "It is `ares-exp show` here."),
         (["resum"], "Did you mean `resume`?"),
         (["xyzzy"], f"Expected one of {', '.join(COMMANDS)}."),
     ],
@@ -155,7 +154,7 @@ def test_a_command_starts_without_hydra() -> None:
     [
         ["show"], ["diff", "old"], ["convert"], ["recover"], ["compare", "old"], ["sweeps"], ["merge", "out"],
         ["export"], ["snapshots", "list"], ["snapshots", "show"], ["snapshots", "verify"],
-        ["snapshots", "gc"], ["sync"],
+        ["snapshots", "gc"], ["wandb", "sync"],
     ],
     ids=" ".join,
 )  # fmt: skip

@@ -72,7 +72,7 @@ def test_what_a_run_tells_arrives(service: WandbService, tmp_path: Path) -> None
     assert [content for content in service.everything if SECRET.encode() in content] == []
 
     requests = len(service.asked)
-    assert main(["sync", str(tmp_path)]) == 0
+    assert main(["wandb", "sync", str(tmp_path)]) == 0
     assert len(service.asked) == requests, "the service has all of it"
 
 
@@ -98,9 +98,9 @@ def test_a_service_that_answers_nothing_but_errors_is_an_offline_run_to_be_uploa
     tracker.finish(SUMMARY)
     assert tracker.failures == 1
     assert "recording offline" in log[0]
-    assert tracker.place == f"W&B, offline; upload: ares-exp sync {tmp_path}"
+    assert tracker.place == f"W&B, offline; upload: ares-exp wandb sync {tmp_path}"
     service.mood = "well"
-    assert main(["sync", str(tmp_path)]) == 0
+    assert main(["wandb", "sync", str(tmp_path)]) == 0
     assert len(ServedRun(service).rows) == 1
 
 
@@ -164,7 +164,7 @@ def test_a_service_that_fails_in_the_middle_changes_nothing_but_a_warning(
                 service = stack.enter_context(contextlib.closing(WandbService()))
                 service.start()
             service.recover()
-            command = [sys.executable, "-m", "ares_exp", "sync", str(tmp_path / fate)]
+            command = [sys.executable, "-m", "ares_exp", "wandb", "sync", str(tmp_path / fate)]
             done = subprocess.run(command, env=reaching(service), capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
             recorded = ServedRun(service, fate)

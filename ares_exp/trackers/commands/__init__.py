@@ -1,1 +1,0 @@
-"""The commands `sync` and `dashboard`, for Weights & Biases."""
