@@ -17,7 +17,7 @@ from ares_exp.sweeps.report import SweepReport
 from ares_exp.sweeps.report_text import render_report
 from tests.unit.sweeps.recorded_job import record, result
 
-main = partial(COMMANDS["sweeps"].main, program="ares-exp sweeps")
+main = partial(COMMANDS["compare"].main, program="ares-exp compare")
 
 JOBS = tuple((f"seed={seed}", "name=x") for seed in range(5))
 
@@ -100,6 +100,8 @@ def test_what_people_read(sweep: Path) -> None:
 def test_the_command_line(
     sweep: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert main([str(sweep)]) == 0
+    assert "5 jobs: 1 complete, 1 incomplete, 1 failed, 2 not started" in capsys.readouterr().out
     assert main([str(sweep), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["best"] == "0"
     assert main([str(sweep / "0" / ".hydra")]) == 2

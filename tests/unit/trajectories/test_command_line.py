@@ -1,4 +1,4 @@
-"""`ares-exp show` and `ares-exp diff` as processes."""
+"""`ares-exp show` and `ares-exp compare` as processes."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ def command(*arguments: object, **environment: str) -> subprocess.CompletedProce
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("arguments", [("show",), ("diff", "x"), ("show", "x", "--nothing")])
+@pytest.mark.parametrize("arguments", [("show",), ("compare", "--nothing"), ("show", "x", "--nothing")])
 def test_a_wrong_command_line(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         run_word(arguments, "ares-exp")
@@ -62,7 +62,7 @@ def test_a_pipe_gets_no_colours_and_any_encoding_will_do(tmp_path: Path) -> None
 
 
 def test_it_starts_with_next_to_nothing() -> None:
-    for name in ("commands.show", "trajectories.commands.diff"):
+    for name in ("commands.show", "commands.compare"):
         load = f"import ares_exp.{name}, sys"
         done = subprocess.run(
             [sys.executable, "-c", f"{load}; print(sorted({set(HEAVY)} & set(sys.modules)))"],
