@@ -30,6 +30,5 @@ COMMANDS: Mapping[str, CommandModule] = {
     "wandb": CommandModule("upload what was recorded offline; create a workspace", "ares_exp.commands.wandb"),
     "clean": CommandModule("remove what killed runs left on this machine", "ares_exp.commands.clean"),
     "train": CommandModule("train the policy on the episodes of a run", "ares_exp.commands.train"),
-    "check-part": CommandModule("run a conformance suite on a part of your own", "ares_exp.testing.command_line"),
 }
 """By what is typed behind `ares-exp`."""
