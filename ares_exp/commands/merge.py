@@ -1,13 +1,32 @@
-"""`ares-exp merge OUT RUN RUN …`: makes one run directory of those of a run's shards."""
+"""The command `merge`: makes one run directory of the run directories of a run's shards, which are untrusted."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import re
+import shutil
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from ares_exp.config.hydra_setup import HYDRA_RECORDS
+from ares_exp.config.overrides import dotted_items, listed
+from ares_exp.errors import ConfigError
 from ares_exp.records.latest_run import MEANING, run_path
+from ares_exp.records.record_files import read_json_object, read_yaml
+from ares_exp.records.recorded_results import MAX_NUMBER, read_results
+from ares_exp.records.results import EpisodeResult
+from ares_exp.records.run_dir import RunDir, appearing, open_regular, sync_to_disk
+from ares_exp.records.run_summary import RunSummary
+from ares_exp.resume.recorded_run import is_recorded_run, recorded_config
+from ares_exp.resume.session import KEYS_THAT_MAY_CHANGE
+from ares_exp.terminal.exit_codes import INCOMPLETE
 from ares_exp.terminal.run_command import EXIT_OK
+from ares_exp.trajectories.episode_places import RUN_FILES, RUN_FOLDERS
 
 DESCRIPTION = """\
 Makes one run directory, OUT, of those of a run's shards. It holds every episode and trajectory, statistics over all of
@@ -22,6 +41,74 @@ Examples:
 
 Exit code 1: every RUN is in OUT, but episodes are missing or without a reward. Snapshots stay where they are.
 """
+PARTS = "parts"
+SHOWN = 5
+SELECTION = ("env.tasks", "env.exclude", "env.limit")
+MAY_DIFFER = (*SELECTION, *(key for key in KEYS_THAT_MAY_CHANGE if key not in ("attempts", "branches")))
+"""Keys in which shards may differ: the selection of tasks, and those that change no result."""
+
+_SHARD = re.compile(r"@(\d+)/(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One run directory.
+
+    Attributes:
+        run_dir: The directory.
+        config: As the run recorded it.
+        provenance: Likewise.
+        tasks: Its selected tasks, with digests where they are known.
+        lines: The whole lines of its `episodes.jsonl`.
+        results: What they say.
+        totals: Its `summary.json`; empty where its run was killed.
+    """
+
+    run_dir: RunDir
+    config: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+    tasks: Mapping[str, str | None]
+    lines: tuple[bytes, ...]
+    results: tuple[EpisodeResult, ...]
+    totals: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """All of them.
+
+    Attributes:
+        shards: In the order in which they were named.
+        warnings: What the user should know.
+    """
+
+    shards: tuple[Shard, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def tasks(self) -> dict[str, str | None]:
+        """The tasks of all."""
+        return {name: digest for shard in self.shards for name, digest in shard.tasks.items()}
+
+    def summary(self) -> RunSummary:
+        """Adds up the shards. They ran side by side, so the wall time is that of the longest one."""
+        rows = {line: result for shard in self.shards for line, result in zip(shard.lines, shard.results, strict=True)}
+        attempts, threshold = self.shards[0].config.get("attempts"), self.shards[0].config.get("reward_threshold")
+        totals = [shard.totals for shard in self.shards]
+        return RunSummary(
+            planned=len(self.tasks) * attempts if isinstance(attempts, int) else len(rows),
+            results=tuple(rows.values()),
+            interrupted=any(one.get("interrupted") is True for one in totals),
+            wall_sec=max(_number(one.get("wall_sec")) for one in totals),
+            recording_failures=int(sum(_number(one.get("recording_failures")) for one in totals)),
+            must_pass=any(one.get("must_pass") is True for one in totals),
+            unwritten_rows=int(sum(_number(one.get("unwritten_rows")) for one in totals)),
+            threshold=_number(threshold) if threshold is not None else 1.0,
+        )
+
+    def lines(self) -> list[bytes]:
+        """Collects the rows of all shards, each once."""
+        return list(dict.fromkeys(line for shard in self.shards for line in shard.lines))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,14 +124,258 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
-    from ares_exp.reporting.merge.merged_run import write_merged_run
-    from ares_exp.reporting.merge.shards import read_shards
     from ares_exp.reporting.summary import render_summary
-    from ares_exp.terminal.exit_codes import INCOMPLETE
 
-    shards = read_shards(arguments.runs, allowed=arguments.allow)
-    summary = write_merged_run(arguments.out, shards)
+    shards = _read_shards(arguments.runs, allowed=arguments.allow)
+    summary = _write_merged_run(arguments.out, shards)
     for warning in shards.warnings:
         sys.stderr.write(f"warning: {warning}\n")
     render_summary(summary, run_dir=arguments.out)
     return EXIT_OK if summary.complete else INCOMPLETE
+
+
+def _read_shards(paths: Sequence[Path], *, allowed: Sequence[str] = ()) -> Shards:
+    """Reads the run directories and checks that they belong together.
+
+    Args:
+        paths: The run directories.
+        allowed: Keys of the config, or beginnings of keys, that may differ.
+
+    Raises:
+        ConfigError: One is no run directory, or cannot be read; or they are not shards of one run.
+    """
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise ConfigError("Expected different run directories, got one of them twice.")
+    shards = [_read_shard(path) for path in paths]
+    first = shards[0]
+    for other in shards[1:]:
+        _check_same_config(first, other, (*MAY_DIFFER, *allowed))
+        _check_same_tasks(first, other)
+    _check_slots(shards)
+    return Shards(tuple(shards), tuple(_warnings(shards)))
+
+
+def _read_shard(path: Path) -> Shard:
+    if not path.is_dir() or not is_recorded_run(path):
+        raise ConfigError(f"Expected the directory of a run, got {path}: it has no episodes.jsonl.")
+    run_dir = RunDir(path)
+    try:
+        config = recorded_config(path)
+    except OSError as error:
+        raise ConfigError(f"Cannot read {run_dir.config}: {error.strerror}.") from None
+    provenance = _object(run_dir.provenance)
+    if provenance is None:
+        raise ConfigError(f"Cannot merge {path}: it has no provenance.json.")
+    tasks = provenance.get("tasks")
+    if isinstance(tasks, list):
+        tasks = dict.fromkeys(map(str, tasks))
+    if not isinstance(tasks, dict):
+        raise ConfigError(f"{run_dir.provenance} is broken: expected the names of the tasks.")
+    recorded = read_results(run_dir.episodes)
+    with open_regular(run_dir.episodes) as file:
+        lines = file.read(recorded.whole_bytes).splitlines(keepends=True)
+    if len(lines) != len(recorded.results):
+        raise ConfigError(f"{run_dir.episodes} changes while it is read: merge runs that have ended.")
+    return Shard(run_dir, config, provenance, tasks, tuple(lines), recorded.results, _object(run_dir.summary) or {})
+
+
+def _object(path: Path) -> dict[str, Any] | None:
+    """Reads the JSON object in a file; `None` if there is no file."""
+    try:
+        return read_json_object(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from None
+
+
+def _check_same_config(first: Shard, other: Shard, may_differ: Sequence[str]) -> None:
+    ours, theirs = dict(dotted_items(first.config)), dict(dotted_items(other.config))
+    differing = [
+        f"`{key}` is {ours.get(key, 'nothing')!r:.100} and {theirs.get(key, 'nothing')!r:.100}"
+        for key in dict.fromkeys([*ours, *theirs])
+        if ours.get(key) != theirs.get(key) and not any(key == one or key.startswith(f"{one}.") for one in may_differ)
+    ]
+    if differing:
+        more = f"; and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
+        raise ConfigError(
+            f"Expected shards of one run, but {first.run_dir.path} and {other.run_dir.path} were composed differently: "
+            f"{'; '.join(differing[:SHOWN])}{more}. Compare them with `ares-exp compare`, or allow what does "
+            "not matter with `--allow KEY`."
+        )
+
+
+def _check_same_tasks(first: Shard, other: Shard) -> None:
+    changed = [
+        name
+        for name, digest in other.tasks.items()
+        if digest is not None and first.tasks.get(name) is not None and first.tasks[name] != digest
+    ]
+    if changed:
+        raise ConfigError(
+            f"Expected the same tasks, but the files of {', '.join(changed[:SHOWN])} are not the same for "
+            f"{first.run_dir.path} and {other.run_dir.path}."
+        )
+
+
+def _check_slots(shards: Sequence[Shard]) -> None:
+    """Checks that no attempt was played in two of them; rows that are the same count once."""
+    owner: dict[tuple[str, int], tuple[Shard, set[bytes]]] = {}
+    for shard in shards:
+        own: dict[tuple[str, int], set[bytes]] = {}
+        for line, result in zip(shard.lines, shard.results, strict=True):
+            own.setdefault((result.task_name, result.attempt), set()).add(line)
+        for slot, lines in own.items():
+            other = owner.setdefault(slot, (shard, lines))
+            if other[1] != lines:
+                raise ConfigError(
+                    f"Expected every attempt in one run only, but attempt {slot[1]} of {slot[0]} was played in "
+                    f"{other[0].run_dir.path} and, with another result, in {shard.run_dir.path}. Leave one of them out."
+                )
+
+
+def _warnings(shards: Sequence[Shard]) -> Iterator[str]:
+    selectors = [json.dumps(_selector(shard)) for shard in shards]
+    named = {(int(index), int(count)) for text in selectors for index, count in _SHARD.findall(text)}
+    for count in sorted({count for _, count in named if count < 10_000}):
+        missing = [f"@{index}/{count}" for index in range(count) if (index, count) not in named]
+        if missing:
+            yield f"{len(missing)} of {count} shards are not among these: {', '.join(missing[:SHOWN])}."
+    versions = {str(shard.provenance.get("ares_exp_version")) for shard in shards}
+    if len(versions) > 1:
+        yield f"The shards were played by different versions of ares_exp: {', '.join(sorted(versions))}."
+    for shard in shards:
+        if not shard.totals:
+            path = shard.run_dir.path
+            yield f"{path} has not ended, or was killed: `ares-exp resume={path}`."
+
+
+def _selector(shard: Shard) -> Any:
+    env = shard.config.get("env")
+    return env.get("tasks") if isinstance(env, dict) else None
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and 0 <= value < MAX_NUMBER else 0.0
+
+
+def _write_merged_run(out: Path, shards: Shards) -> RunSummary:
+    """Writes the directory and returns its totals.
+
+    Raises:
+        ConfigError: There is something already, or it cannot be written.
+    """
+    from ares_exp.statistics.results_document import results_document
+
+    summary = shards.summary()
+    try:
+        with appearing(out) as place:
+            merged = RunDir(place)
+            merged.episodes.write_bytes(b"".join(shards.lines()))
+            for number, shard in enumerate(shards.shards):
+                _link_episodes(shard, merged, number)
+                _keep_records(shard, place / PARTS / str(number))
+            _write_records(shards, merged)
+            merged.write_json(merged.results, results_document(summary))
+            merged.write_json(merged.summary, {**summary.to_dict(), "warnings": list(shards.warnings)})
+            sync_to_disk(merged.episodes)
+    except OSError as error:
+        raise ConfigError(f"Cannot write {out}: {error.strerror or error}.") from None
+    return summary
+
+
+def _link_episodes(shard: Shard, merged: RunDir, number: int) -> None:
+    """Links trajectories and verifier outputs. A name that is taken gets the number of the shard."""
+    for name in (*RUN_FOLDERS, merged.files.name):
+        for source in _files(shard.run_dir.path / name):
+            target = merged.path / name / source.relative_to(shard.run_dir.path / name)
+            _link(source, target if not target.exists() else target.with_name(f"{number}-{target.name}"))
+    for name in RUN_FILES:
+        if _is_plain(shard.run_dir.path / name):
+            _append(shard.run_dir.path / name, merged.path / name)
+
+
+def _keep_records(shard: Shard, place: Path) -> None:
+    run_dir = shard.run_dir
+    for path in (run_dir.config, run_dir.provenance, run_dir.sessions, run_dir.summary, run_dir.results, run_dir.log):
+        if _is_plain(path):
+            _link(path, place / path.name)
+    for path in _files(run_dir.path / HYDRA_RECORDS):
+        _link(path, place / HYDRA_RECORDS / path.name)
+
+
+def _write_records(shards: Shards, merged: RunDir) -> None:
+    """Writes the config and the records of the first shard, with the tasks of all shards."""
+    first, names = shards.shards[0], list(shards.tasks)
+    merged.config.write_text(_yaml(_of_all(first.config, names)), encoding="utf-8")
+    provenance = {
+        **first.provenance,
+        "run_id": os.urandom(4).hex(),
+        "tasks": shards.tasks,
+        "merged_from": [
+            {
+                "path": str(shard.run_dir.path.resolve()),
+                "run_id": shard.provenance.get("run_id"),
+                "hostname": shard.provenance.get("hostname"),
+            }
+            for shard in shards.shards
+        ],
+    }
+    merged.write_json(merged.provenance, provenance)
+    source, target = first.run_dir.path / HYDRA_RECORDS, merged.path / HYDRA_RECORDS
+    if not _is_plain(source / "overrides.yaml") or not _is_plain(source / "hydra.yaml"):
+        return
+    target.mkdir()
+    overrides = read_yaml(source / "overrides.yaml")
+    if isinstance(overrides, list):
+        kept = [str(one) for one in overrides if str(one).partition("=")[0].lstrip("+~") not in SELECTION]
+        shutil.copyfile(source / "hydra.yaml", target / "hydra.yaml")
+        (target / "overrides.yaml").write_text(_yaml([*kept, f"env.tasks={listed(names)}"]), encoding="utf-8")
+    if _is_plain(source / "config.yaml") and isinstance(composed := read_yaml(source / "config.yaml"), dict):
+        (target / "config.yaml").write_text(_yaml(_of_all(composed, names)), encoding="utf-8")
+
+
+def _of_all(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Returns the config of a shard, with the tasks of all shards."""
+    env = config.get("env")
+    if not isinstance(env, Mapping):
+        return dict(config)
+    return {**config, "env": {**env, "tasks": list(names), "exclude": [], "limit": None}}
+
+
+def _yaml(data: Any) -> str:
+    import yaml
+
+    text: str = yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+    return text
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Lists the regular files below a folder; does not follow links, as they may lead anywhere."""
+    for path in sorted(folder.rglob("*")) if folder.is_dir() and not folder.is_symlink() else ():
+        if _is_plain(path):
+            yield path
+
+
+def _is_plain(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
+def _link(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.hardlink_to(source)
+    except OSError:  # another file system, or one without links
+        shutil.copy2(source, target)
+
+
+def _append(source: Path, target: Path) -> None:
+    """Appends the whole lines of a file; a compressed one as it is."""
+    data = source.open("rb")
+    with data, target.open("ab") as file:
+        if source.suffix == ".jsonl":
+            for line in data:
+                if line.endswith(b"\n"):
+                    file.write(line)
+        else:
+            shutil.copyfileobj(data, file)

@@ -29,7 +29,7 @@ FLOORS = (
     ("executors",),
     ("running", "harbor_export", "testing", "report", "ctl"),
     ("presets", "view"),
-    ("wrappers", "listing", "authoring"),
+    ("wrappers", "authoring"),
     ("gym", "cli"),
     ("scripting",),
     ("training",),

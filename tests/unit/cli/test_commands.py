@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 import re
-import runpy
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -58,28 +56,26 @@ def test_every_command_has_texts_and_examples(entry: CommandModule) -> None:
         assert not about.endswith(".")
 
 
-def called(option: str, what: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Calls the interpreter's `-c` or `-m` in this process."""
+def called(program: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Calls the program in this process."""
     out, err = StringIO(), StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         for name, value in {"COLUMNS": "1000", "NO_COLOR": "1", "PYTHON_COLORS": "0"}.items():
             patch.setenv(name, value)
         patch.setattr(sys, "path", [*sys.path])
-        patch.setattr(sys, "argv", [option, *words])
-        as_main = functools.partial(runpy.run_module, run_name="__main__", alter_sys=True)
-        play = as_main if option == "-m" else lambda text: exec(text, {})
+        patch.setattr(sys, "argv", ["ares_exp/__main__.py" if "-m" in program else program, *words])
         with pytest.raises(SystemExit) as ended:
-            play(what)
+            main()
     return subprocess.CompletedProcess(words, int(ended.value.code or 0), out.getvalue(), err.getvalue())
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_calls_itself_as_it_was_called(command: str) -> None:
-    call = process if command == IN_PROCESSES_OF_ITS_OWN else called
-    forms = {f"{program} {command}": [*words, command] for program, words in PROGRAMS.items()}
     texts = set()
-    for name, words in forms.items():
-        done = call(*words, "--help")
+    for program, words in PROGRAMS.items():
+        own_process = command == IN_PROCESSES_OF_ITS_OWN
+        done = process(*words, command, "--help") if own_process else called(program, command, "--help")
+        name = f"{program} {command}"
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith(f"usage: {name} [-h]")
         assert f"\n  {name}" in done.stdout.partition("Examples:")[2]
