@@ -174,9 +174,9 @@ def remove_with_mounts(directory: Path) -> None:
 
 
 def clean(env: dict[str, str]) -> str:
-    """Runs `python -m ares_exp.containers clean`."""
+    """Runs `python -m ares_exp clean`."""
     done = subprocess.run(
-        [sys.executable, "-m", "ares_exp.containers", "clean"],
+        [sys.executable, "-m", "ares_exp", "clean"],
         env=env,
         capture_output=True,
         text=True,

@@ -84,7 +84,7 @@ def _folders(path: Path) -> list[Path]:
     if not children and not _looks_like_a_task(path):
         raise ConfigError(
             f"Expected a task or a folder of tasks, but neither {path} nor a folder in it has a {TASK_TOML}. "
-            f"`ares-exp new-task {path / 'my-task'}` makes one."
+            f"`ares-exp task new {path / 'my-task'}` makes one."
         )
     return [path] if _looks_like_a_task(path) else children
 

@@ -68,11 +68,11 @@ def play_both(
     folder.mkdir(parents=True, exist_ok=True)
     listed = folder / TASK_LIST
     rows = [{"name": one.name, "path": str(one.path.resolve())} for one in tasks]
-    row = {"name": DATASET, "version": "1", "description": "What ares-exp check-task has played.", "tasks": rows}
+    row = {"name": DATASET, "version": "1", "description": "What ares-exp task check has run.", "tasks": rows}
     write_atomically(listed, json.dumps([row], indent=2))
     words = [*flags, "env=harbor", f"env.registry={quoted(str(listed))}", f"env.dataset={DATASET}"]
     words += [f"env.path={quoted(str(shared.resolve()))}" for shared in {one.shared for one in tasks} if shared]
-    words += ["name=check-task", *_unless_given("tracker=none", overrides), *overrides]
+    words += ["name=task-check", *_unless_given("tracker=none", overrides), *overrides]
     played: dict[str, PlayedRun] = {}
     try:
         for name, what in ((SOLUTION, "the solutions of"), (NOTHING, "an agent that does nothing, on")):

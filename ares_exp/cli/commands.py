@@ -1,35 +1,32 @@
-"""The commands of `ares-exp`: each is registered here, in one line, and imported when it is called.
+"""The commands of `ares-exp`, each in one line. Their modules are imported when they are called.
 
-A command is a module with what `ares_exp.terminal.subcommands.Command` asks for. The order is that of the help.
+The order is that of the help. `ares_exp.terminal.run_command` says what a module of a command has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ares_exp.agents.toolbox.command_line import SUBCOMMANDS as AGENTS
-from ares_exp.snapshots.commands.command_line import SUBCOMMANDS as SNAPSHOTS
-from ares_exp.terminal.subcommands import CommandModule, Runnable
-from ares_exp.trackers.commands.command_line import COMMANDS as OF_TRACKERS
-from ares_exp.trajectories.commands.command_line import COMMANDS as OF_TRAJECTORIES
+from ares_exp.terminal.run_command import CommandModule
 
-COMMANDS: Mapping[str, Runnable] = {
-    "train": CommandModule("train the policy on the episodes of a run", "ares_exp.cli.train"),
-    "new-task": CommandModule("make a small task, to be edited", "ares_exp.authoring.new_task"),
-    "check-task": CommandModule("tell whether the tests of tasks test", "ares_exp.authoring.check_task"),
-    "list": CommandModule("list what can be chosen, and the tasks of an environment", "ares_exp.listing.command_line"),
-    **OF_TRAJECTORIES,
-    "report": CommandModule("write one HTML file that shows a run", "ares_exp.report.command_line"),
+COMMANDS: Mapping[str, CommandModule] = {
+    "list": CommandModule("list what can be chosen, and the tasks of an environment", "ares_exp.commands.list"),
+    "task": CommandModule("make a task; check whether the tests of tasks test", "ares_exp.commands.task"),
+    "agents": CommandModule("list, install and remove the packages of agents", "ares_exp.commands.agents"),
+    "show": CommandModule("print an episode, or list the episodes of a run", "ares_exp.commands.show"),
+    "recover": CommandModule(
+        "finish what a killed run left, and save the good part of broken files",
+        "ares_exp.trajectories.commands.recover",
+    ),
+    "compare": CommandModule("compare runs, the jobs of a sweep, or two episodes", "ares_exp.commands.compare"),
     "view": CommandModule("show runs in the browser, live", "ares_exp.commands.view"),
-    "ctl": CommandModule("tell how a run does, and give it orders", "ares_exp.commands.ctl"),
-    "compare": CommandModule("tell whether runs differ by more than chance", "ares_exp.reporting.compare.command_line"),
-    "sweeps": CommandModule("print what a sweep adds up to", "ares_exp.sweeps.command_line"),
-    "merge": CommandModule("make one run of those of its shards", "ares_exp.reporting.merge.command_line"),
+    "report": CommandModule("write one HTML file that shows a run", "ares_exp.commands.report"),
     "export": CommandModule("write a run in another format: Parquet, training rows, …", "ares_exp.commands.export"),
-    "snapshots": SNAPSHOTS,
-    **OF_TRACKERS,
-    "clean": CommandModule("remove what dead runs of this machine left", "ares_exp.containers.clean"),
-    "agents": AGENTS,
-    "check-part": CommandModule("run a conformance suite on a part of your own", "ares_exp.testing.command_line"),
+    "ctl": CommandModule("show the status of a run, and send it orders", "ares_exp.commands.ctl"),
+    "snapshots": CommandModule("list, show, verify and remove snapshots", "ares_exp.commands.snapshots"),
+    "merge": CommandModule("merge the shards of a run into one run", "ares_exp.commands.merge"),
+    "wandb": CommandModule("upload what was recorded offline; create a workspace", "ares_exp.commands.wandb"),
+    "clean": CommandModule("remove what killed runs left on this machine", "ares_exp.commands.clean"),
+    "train": CommandModule("train the policy on the episodes of a run", "ares_exp.commands.train"),
 }
 """By what is typed behind `ares-exp`."""

@@ -15,11 +15,10 @@ HELP = {"--help", "-h"}
 PLAYS = ("run", "start", "play", "eval", "evaluate", "rollout", "exec")
 """What a run is called elsewhere; here it has no name."""
 OTHERS_CALL_IT = {
-    "help": "--help", "version": "--version", "ls": "list", "log": "show", "logs": "show", "trajectories": "show",
-    "trackers": "sync", "upload": "sync", "containers": "clean", "cleanup": "clean", "prune": "clean",
-    "gc": "snapshots gc", "testing": "check-part", "sweep": "-m",
+    "help": "--help", "version": "--version", "ls": "list", "log": "show", "logs": "show",
+    "upload": "wandb sync", "cleanup": "clean", "prune": "clean", "gc": "snapshots gc", "sweep": "-m",
 }  # fmt: skip
-"""Commands of other programs, and modules of this package, with what does here what they do there."""
+"""Commands of other programs, with the words that do the same here."""
 
 
 def run_word(argv: Sequence[str], program: str) -> int | None:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ares_exp.environment import MAIN_LANE
-from ares_exp.trajectories.commands.diff import step_marks
 from ares_exp.trajectories.commands.episode_printer import (
     as_text,
     asked_in,
@@ -19,6 +18,7 @@ from ares_exp.trajectories.commands.episode_printer import (
     piece_text,
 )
 from ares_exp.trajectories.commands.request_change import is_request, request_change
+from ares_exp.trajectories.divergence import step_marks
 from ares_exp.trajectories.records import AsideRecord, EpisodeTrajectory, StepRecord, command_to_dict, lane_of
 
 NOT_SHOWN = ("origin", "metadata")

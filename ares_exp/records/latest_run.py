@@ -2,7 +2,7 @@
 
 It is the run or the sweep below `outputs/` of the current directory that was begun last: by the first `began` in its
 `sessions.jsonl`, so that a resume, a look or a copy makes none newer. A sweep counts as one, its folder, begun when the
-first of its jobs was. What was never begun here, as a merged run, does not count, nor does what `ares-exp check-task`
+first of its jobs was. What was never begun here, as a merged run, does not count, nor does what `ares-exp task check`
 played.
 """
 
@@ -21,8 +21,8 @@ from ares_exp.terminal.terminal import printable
 
 LATEST = "latest"
 OUTPUTS = Path("outputs")
-CHECKS = OUTPUTS / "check-task"
-"""Where the runs of `ares-exp check-task` go."""
+CHECKS = OUTPUTS / "task-check"
+"""Where the runs of `ares-exp task check` go."""
 MEANING = f"`{LATEST}` is the one under {OUTPUTS}/ that was begun last"
 MAX_DEPTH = 4
 """How far below `outputs` runs are looked for."""
@@ -45,7 +45,7 @@ def run_path(text: str | Path) -> Path:
     if not begun:
         raise ConfigError(
             f"Expected a run or a sweep under {OUTPUTS}/ in {Path.cwd()}, as {MEANING}; found none, without "
-            "those of `check-task`. Name a run directory, or go to the folder where it was started."
+            "those of `task check`. Name a run directory, or go to the folder where it was started."
         )
     _, found = max(begun)
     sys.stderr.write(f"`{LATEST}` is {printable(str(found))}\n")

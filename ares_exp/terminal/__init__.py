@@ -1,4 +1,4 @@
-"""Text on a terminal: tables, subcommands, and the frame of the commands.
+"""Text on a terminal: tables, and the frame of the commands.
 
 Imports `errors` alone; everything above may import it.
 """

@@ -1,7 +1,7 @@
 """Conformance suites for parts that other packages write: classes that a test inherits, and `check_agent`.
 
 Imports the contracts and what plays an episode; imported by tests alone. The suites need pytest, the container's also
-pytest-asyncio in its mode `auto`. `python -m ares_exp.testing` runs one from the command line.
+pytest-asyncio in its mode `auto`. `pytest --ares-exp-part=PACKAGE:NAME` runs the suite of a class.
 
 | suite | what it is given |
 |---|---|

@@ -38,7 +38,7 @@ class WandbTracker(TrackerBase):
     and snapshots, as outputs.
 
     All files stay in the `wandb` folder of the run directory. An offline run is uploaded later, from here or wherever
-    the run directory was moved to, with `ares-exp sync <run directory>`. A resumed run continues
+    the run directory was moved to, with `ares-exp wandb sync <run directory>`. A resumed run continues
     its W&B run, and a run that the agent of a W&B sweep started is the one that the sweep waits for.
     """
 

@@ -10,10 +10,13 @@ import contextlib
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
-from ares_exp.report.command_line import main as report
+from ares_exp.cli.commands import COMMANDS
 from tests.browser.chromium import Page, chromium
+
+report = partial(COMMANDS["report"].main, program="ares-exp report")
 
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"

@@ -9,16 +9,16 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 import ares_exp
+from ares_exp.cli.commands import COMMANDS
 from ares_exp.pages import page as page_of
 from ares_exp.pages.episode_page import episode_page
-from ares_exp.report.command_line import main as report
-from ares_exp.reporting.compare.command_line import main as compare
 from ares_exp.running.control.orders import Order, write_order
 from ares_exp.running.control.status import read_status
 from ares_exp.trajectories.files.episode_file import dump_episode
@@ -27,6 +27,10 @@ from tests.browser.hostile import IN_BROWSERS, PAYLOADS, hostile_run
 from tests.unit.report.recorded import row, run_of
 from tests.unit.trajectories.chats import chat
 from tests.unit.view.served import served
+
+compare = partial(COMMANDS["compare"].main, program="ares-exp compare")
+
+report = partial(COMMANDS["report"].main, program="ares-exp report")
 
 pytestmark = [
     pytest.mark.once,

@@ -94,7 +94,7 @@ async def test_a_service_that_does_not_say_what_it_has(emulator: Emulator, servi
 async def clean(directory: Path, *arguments: str, **env: str) -> tuple[int | None, list[str], str]:
     """Runs the command; returns its exit code, what it says of sandboxes and of Daytona, and its stderr."""
     process = await asyncio.create_subprocess_exec(
-        *(*warm_command("ares_exp.containers", WITH_DAYTONA), "clean", *arguments),
+        *(*warm_command("ares_exp", WITH_DAYTONA), "clean", *arguments),
         env={**os.environ, "TMPDIR": str(directory), "DOCKER_HOST": "unix:///no/such.sock", **env},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -73,7 +73,7 @@ def start(code: str, *arguments: object) -> tuple[subprocess.Popen[str], str]:
 
 
 def clean(*options: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "ares_exp.containers", "clean", *options]
+    words = [sys.executable, "-m", "ares_exp", "clean", *options]
     done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
     assert done.stderr == ""
     return done

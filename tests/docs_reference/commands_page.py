@@ -10,24 +10,8 @@ import sys
 from collections.abc import Iterator
 
 from ares_exp.cli.commands import COMMANDS
-from ares_exp.terminal.subcommands import Subcommands
+from ares_exp.terminal.run_command import parser_of
 from tests.docs_reference.markdown import GENERATED
-
-MODULE_OF = {
-    "list": "list",
-    "show": "trajectories show",
-    "diff": "trajectories diff",
-    "recover": "trajectories recover",
-    "compare": "compare",
-    "sweeps": "sweeps",
-    "merge": "merge",
-    "snapshots": "snapshots",
-    "sync": "trackers sync",
-    "dashboard": "trackers dashboard",
-    "clean": "containers clean",
-    "check-part": "testing",
-}
-"""Commands that were modules alone once: what follows `python -m ares_exp.`; later commands have no such name."""
 
 
 def commands_page() -> str:
@@ -41,12 +25,6 @@ def commands_page() -> str:
     ]
     for words, text in helps:
         parts.append(f"\n{'#' * (1 + len(words))} {' '.join(words)}\n\n```text\n{text}```\n")
-    rows = "".join(f"| `ares-exp {name}` | `python -m ares_exp.{module}` |\n" for name, module in MODULE_OF.items())
-    parts.append(
-        "\n## Commands as modules\n\n"
-        "These commands can be called by their modules, too, as in earlier versions:\n\n"
-        f"| command | module |\n|---|---|\n{rows}"
-    )
     return "".join(parts)
 
 
@@ -65,7 +43,7 @@ def _all_words() -> Iterator[tuple[str, ...]]:
     yield ()
     for name, command in COMMANDS.items():
         yield (name,)
-        for below in command.commands if isinstance(command, Subcommands) else ():
+        for below in parser_of(command.module, "ares-exp").below:
             yield (name, below)
 
 

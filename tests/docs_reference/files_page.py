@@ -48,9 +48,9 @@ OTHERS: Mapping[str, str] = {
     "trajectories.jsonl": "of `collector=jsonl`",
     "activations/": "`<task>__<attempt>__<retry>/<answer>/<module>.npy`: hidden states, of `policy.activations`",
     "report.html": "of `ares-exp report RUN`",
-    "wandb/": "the W&B run; an offline one is uploaded by `ares-exp sync RUN`",
+    "wandb/": "the W&B run; an offline one is uploaded by `ares-exp wandb sync RUN`",
     ".hydra/": "Hydra's own records",
-    "parts/": "of a run made by `python -m ares_exp.merge`: the records of each shard",
+    "parts/": "of a run made by `ares-exp merge`: the records of each shard",
 }
 
 SWEEP: Mapping[str, str] = {

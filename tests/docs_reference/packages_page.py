@@ -7,7 +7,7 @@ from pathlib import Path
 
 import ares_exp
 from tests.docs_reference.markdown import GENERATED, plain, table
-from tests.unit.test_imports import COMMANDS, FLOORS
+from tests.unit.test_imports import FLOORS
 
 PACKAGE = Path(ares_exp.__file__).parent
 
@@ -18,7 +18,6 @@ def packages_page() -> str:
         (str(number), f"[`{name}`](../../{_path(name)})", *_said(name))
         for number, floor in enumerate(FLOORS)
         for name in floor
-        if name not in COMMANDS
     ]
     return (
         f"{GENERATED}# Packages\n\n"

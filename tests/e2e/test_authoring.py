@@ -1,4 +1,4 @@
-"""`ares-exp new-task` and `ares-exp check-task`, as an author of tasks uses them."""
+"""`ares-exp task new` and `ares-exp task check`, as an author of tasks uses them."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ WITHOUT_REWARD = "set -e\nread -r sum < /app/sum.txt\necho 1 > /logs/verifier/re
     "container", [pytest.param("local", marks=pytest.mark.local), pytest.param("docker", marks=pytest.mark.docker)]
 )
 def test_a_new_task_is_good(cli: Cli, tmp_path: Path, container: str) -> None:
-    made = cli("new-task", "tasks/my-task")
+    made = cli("task", "new", "tasks/my-task")
     assert made.returncode == 0, made.stderr
-    assert "ares-exp check-task tasks/my-task" in made.stdout
-    done = cli("check-task", "tasks/my-task", "--container", container, "--out", "checked", "--json")
+    assert "ares-exp task check tasks/my-task" in made.stdout
+    done = cli("task", "check", "tasks/my-task", "--container", container, "--out", "checked", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     [task] = json.loads(done.stdout)["tasks"]
     assert (task["good"], task["solution"], task["nothing"]) == (True, [1.0], [0.0])
     for run, policy in (("solution", "Oracle"), ("nothing", "Noop")):
         recorded = (tmp_path / "checked" / run / "config.yaml").read_text()
         assert f"{policy}Policy" in recorded
-    again = cli("new-task", "tasks/my-task")
+    again = cli("task", "new", "tasks/my-task")
     assert again.returncode == 2
     assert "has files. Choose another one." in again.stderr
 
@@ -43,7 +43,7 @@ def test_a_new_task_is_good(cli: Cli, tmp_path: Path, container: str) -> None:
 def make(cli: Cli, tmp_path: Path, **files: tuple[str, str]) -> None:
     """Makes new tasks, each with one file replaced."""
     for name, (file, text) in files.items():
-        assert cli("new-task", f"tasks/{name}").returncode == 0
+        assert cli("task", "new", f"tasks/{name}").returncode == 0
         (tmp_path / "tasks" / name / file).write_text(f"#!/usr/bin/env bash\n{text}")
 
 
@@ -78,7 +78,7 @@ def test_each_kind_of_fault_is_told(cli: Cli, tmp_path: Path) -> None:
         broken=("task.toml", "[agent]\ntimeout_sec = 'soon'\n"),
     )
     make_two_steps(tmp_path / "tasks" / "two")
-    done = cli("check-task", "tasks", "concurrency=2")
+    done = cli("task", "check", "tasks", "concurrency=2")
     assert done.returncode == 1, done.stderr
     told = " ".join(done.stdout.split())
     assert "sound 1.00 0.00 good" in told
@@ -104,7 +104,7 @@ def test_each_kind_of_fault_is_told(cli: Cli, tmp_path: Path) -> None:
 
     make(cli, tmp_path, halves=("tests/test.sh", "echo 0.5 > /logs/verifier/reward.txt\n"))
     some = ("tasks/wrong", "tasks/broken", "tasks/halves", "attempts=2", "reward_threshold=0.4", "--json")
-    as_json: dict[str, Any] = json.loads(cli("check-task", *some).stdout)
+    as_json: dict[str, Any] = json.loads(cli("task", "check", *some).stdout)
     faults = {task["name"]: [problem["fault"] for problem in task["problems"]] for task in as_json["tasks"]}
     assert faults == {"wrong": ["solution_fails"], "broken": ["invalid"], "halves": ["tests_do_not_test"]}
     [halves] = [task for task in as_json["tasks"] if task["name"] == "halves"]
@@ -128,19 +128,19 @@ def test_each_kind_of_fault_is_told(cli: Cli, tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_told_in_a_sentence(cli: Cli, tmp_path: Path, arguments: list[str], told: str) -> None:
-    assert cli("new-task", "tasks/a").returncode == 0
-    done = cli("check-task", *arguments, env={"DOCKER_HOST": "unix:///nowhere"})
+    assert cli("task", "new", "tasks/a").returncode == 0
+    done = cli("task", "check", *arguments, env={"DOCKER_HOST": "unix:///nowhere"})
     assert done.returncode == 2, done.stdout + done.stderr
     assert told in done.stderr
     assert "Traceback" not in done.stderr
-    assert not list(tmp_path.glob("outputs/check-task/*")), "nothing was played"
+    assert not list(tmp_path.glob("outputs/task-check/*")), "nothing was played"
 
 
 @pytest.mark.local
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
 def test_an_interrupted_check_leaves_nothing_running(cli: Cli, tmp_path: Path, number: signal.Signals) -> None:
     make(cli, tmp_path, slow=("solution/solve.sh", "sleep 300\n"))
-    command = [sys.executable, "-m", "ares_exp", "check-task", "tasks/slow", "--out", "checked"]
+    command = [sys.executable, "-m", "ares_exp", "task", "check", "tasks/slow", "--out", "checked"]
     with subprocess.Popen(
         command, cwd=tmp_path, env=SECRET_FREE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     ) as process:

@@ -78,8 +78,8 @@ def end(process: WarmProcess, number: signal.Signals) -> str:
 
 
 def clean(*words: str) -> str:
-    """Runs `python -m ares_exp.containers clean`."""
-    command = [*warm_command("ares_exp.containers", WITH_DAYTONA), "clean", *words]
+    """Runs `python -m ares_exp clean`."""
+    command = [*warm_command("ares_exp", WITH_DAYTONA), "clean", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     return done.stdout

@@ -70,13 +70,13 @@ def test_its_options_are_listed(run: Cli) -> None:
     text = asked.stdout
     assert "    nim                      The game of Nim against a cautious player (plugin nim)\n" in text
     assert "    nim_greedy               Wins at Nim by taking what it can (plugin nim)\n" in text
-    listed = json.loads(run("ares_exp.list", "--json").stdout)
+    listed = json.loads(run("ares_exp", "list", "--json").stdout)
     [env] = [row for row in listed["envs"] if row["name"] == "nim"]
     assert (env["tasks"], env["from"]) == (3, "plugin nim")
     [policy] = [row for row in listed["policies"] if row["name"] == "nim_greedy"]
     assert policy["description"] == "Wins at Nim by taking what it can"
     assert listed["plugins"][0]["package"] == "ares-nim 1.0"
-    tasks = json.loads(run("ares_exp.list", "tasks", "env=nim", "env.matches=[7,8]", "--json").stdout)
+    tasks = json.loads(run("ares_exp", "list", "tasks", "env=nim", "env.matches=[7,8]", "--json").stdout)
     assert tasks == {"tasks": [{"index": 0, "name": "nim_7"}, {"index": 1, "name": "nim_8"}]}
 
 

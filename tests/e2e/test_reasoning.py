@@ -84,7 +84,7 @@ def test_it_is_recorded_shown_exported_and_replayed(tmp_path: Path, endpoint: Lo
     assert replayed.returncode == 0, replayed.stderr
     assert json.loads((tmp_path / "replayed" / "replay.json").read_text())["score"] == 1.0
     assert thoughts(tmp_path, "replayed") == list(THOUGHTS)
-    assert command(tmp_path, "ares_exp", "diff", "run", "replayed").returncode == 0
+    assert command(tmp_path, "ares_exp", "compare", "run/write", "replayed/write").returncode == 0
 
 
 def rows_for_trainers(here: Path, out: str, *options: str) -> list[dict[str, Any]]:

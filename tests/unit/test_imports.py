@@ -29,17 +29,14 @@ FLOORS = (
     ("executors",),
     ("running", "harbor_export", "testing", "report"),
     ("presets",),
-    ("wrappers", "listing", "authoring"),
-    ("gym", "cli", "commands"),
+    ("wrappers", "authoring"),
+    ("gym", "cli"),
     ("scripting",),
     ("training",),
     ("commands",),
-    ("__main__", "compare", "merge", "list"),
+    ("__main__",),
 )
 """From the bottom to the top. A room imports only rooms of floors below its own; lazy and type-only imports count."""
-
-COMMANDS = ("compare", "merge", "list")
-"""Packages that keep a command's old name, with `__main__` alone."""
 
 TYPES_ONLY = {("errors", "llms"), ("environment", "snapshots")}
 """An exception carries the answer that was paid for, and names its type; so does the contract what is exported."""
@@ -125,8 +122,6 @@ def test_the_package_itself_is_imported_for_its_version_alone() -> None:
 
 def test_few_modules_lie_loose() -> None:
     assert len(list(PACKAGE.glob("*.py"))) <= 8
-    for name in COMMANDS:
-        assert sorted(path.name for path in (PACKAGE / name).glob("*.py")) == ["__init__.py", "__main__.py"]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +129,4 @@ def test_few_modules_lie_loose() -> None:
 )
 def test_every_folder_says_what_it_holds_and_who_imports_it(folder: Path) -> None:
     said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
-    if folder.name in COMMANDS:
-        assert f"python -m ares_exp.{folder.name}" in said
-    elif folder.name != "commands":
-        assert any(part.startswith("Imports ") for part in said.split("\n\n")[1:])
+    assert folder.name == "commands" or any(part.startswith("Imports ") for part in said.split("\n\n")[1:])

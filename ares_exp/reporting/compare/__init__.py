@@ -1,1 +1,1 @@
-"""`python -m ares_exp.compare RUN_A RUN_B …`: do these runs differ, or was it chance?"""
+"""`ares-exp compare RUN_A RUN_B …`: do these runs differ, or was it chance?"""

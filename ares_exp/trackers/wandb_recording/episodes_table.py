@@ -27,7 +27,7 @@ MAX_PAGES_BYTES = 128 * 2**20
 
 
 class EpisodePages:
-    """The pages of a run's trajectories: files in its `wandb` folder, which later sessions and `sync` find again."""
+    """The pages of a run's trajectories: files in its `wandb` folder, for later sessions and `wandb sync`."""
 
     def __init__(self, folder: Path) -> None:
         """Opens a folder of pages; it may not exist yet.

@@ -1,4 +1,4 @@
-"""The W&B run that records a run directory (`wandb/run.json`), so that resumed runs, branches and `sync` find it."""
+"""The W&B run that records a run directory (`wandb/run.json`), so that resumes, branches and `wandb sync` find it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The table of episodes and the artifacts of one session.
 
 Online, W&B asks the service before it takes a table or an artifact. So they have a thread of their own: where the
-service does not answer, the numbers still arrive on the disk. Offline they are only recorded, for `sync`.
+service does not answer, the numbers still arrive on the disk. Offline they are only recorded, for `wandb sync`.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ def _place(run: wandb.Run, run_dir: Path) -> str:
     if not run.offline:
         return f"W&B: {run.url}"
     shown = run_dir.relative_to(Path.cwd()) if run_dir.is_relative_to(Path.cwd()) else run_dir
-    return f"W&B, offline; upload: ares-exp sync {shlex.quote(str(shown))}"
+    return f"W&B, offline; upload: ares-exp wandb sync {shlex.quote(str(shown))}"
 
 
 def _is_endless(value: Any) -> bool:

@@ -72,7 +72,7 @@ def open_run(
         except Exception as error:
             report(
                 f"cannot be reached, recording offline in {info.run_dir / 'wandb'} instead (upload it later with "
-                f"`ares-exp sync {info.run_dir}`): {first_line(error)}"
+                f"`ares-exp wandb sync {info.run_dir}`): {first_line(error)}"
             )
             _end_service()
             for session in {*_online_sessions(info.run_dir)} - before:  # it says that the run has ended

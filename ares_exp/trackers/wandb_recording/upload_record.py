@@ -1,4 +1,4 @@
-"""The record of a W&B run's files (`wandb/upload.json`), from which `sync` uploads its table and its artifacts.
+"""The record of a W&B run's files (`wandb/upload.json`), from which `wandb sync` uploads its table and its artifacts.
 
 An offline run of W&B cannot take inputs, and notes the files of artifacts by absolute paths. So the table and the
 artifacts of an offline run are made when it is uploaded, from this record and the files of the run directory.

@@ -1,1 +1,1 @@
-"""The command line: `python -m ares_exp.trajectories`."""
+"""The commands on recorded episodes."""

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 import ares_exp
 from ares_exp.agents.installed.command import CommandAgentFactory
+from ares_exp.cli.words import run_word
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.errors import SnapshotUnsupportedError, UserError
@@ -26,11 +28,12 @@ from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.training.sampled_calls import lanes_of
 from ares_exp.trajectories import load
 from ares_exp.trajectories.atif.writer import to_atif
-from ares_exp.trajectories.commands.command_line import main as trajectories
 from ares_exp.trajectories.commands.request_change import request_change
 from tests.conftest import SECRET_FREE
 from tests.leaks import processes, wait_until
 from tests.loopback_endpoint import LoopbackEndpoint, Received, completion
+
+trajectories = partial(run_word, program="ares-exp")
 
 pytestmark = pytest.mark.local
 

@@ -11,13 +11,13 @@ import tarfile
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ares_exp.agents.toolbox import pinned as catalogue
-from ares_exp.agents.toolbox.command_line import main
 from ares_exp.agents.toolbox.installing import ensure, install
 from ares_exp.agents.toolbox.npm import NpmConfig
 from ares_exp.agents.toolbox.package import AgentPackage, Build, Wheels, this_machine
@@ -25,11 +25,14 @@ from ares_exp.agents.toolbox.pinned import PACKAGES, PYTHONS
 from ares_exp.agents.toolbox.placing import check_runs, fitting_build
 from ares_exp.agents.toolbox.store import AgentStore
 from ares_exp.agents.toolbox.wheels import requirement_lines
+from ares_exp.cli.commands import COMMANDS
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.errors import AgentInstallError, ToolboxError
 from ares_exp.filesystem.objects import ObjectStore
 from tests.npm_registry import NpmRegistry, pinned, tgz, tiny_package
+
+main = partial(COMMANDS["agents"].main, program="ares-exp agents")
 
 PROGRAM = b"#!/bin/sh\necho tiny 1.2.3\n"
 DATA = tgz({"bin/tiny": PROGRAM, "LICENSE": b"MIT\n", "voice/model": b"0" * 5000})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.authoring.new_task import FILES, IMAGE, TEMPLATE, make_task
+from ares_exp.commands.task import FILES, IMAGE, TEMPLATE, make_task
 from ares_exp.errors import ConfigError
 from ares_exp.tasks.harbor import load_task
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ares_exp.authoring.candidates import Candidate
-from ares_exp.authoring.check_task import _rewards
 from ares_exp.authoring.two_runs import NOTHING, SOLUTION, PlayedRun
 from ares_exp.authoring.verdict import Fault, TaskVerdict, _printed, judge
+from ares_exp.commands.task import _rewards
 from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome
 
 ERROR = ErrorInfo("AgentError", "ShellAgent failed: JSONDecodeError: Expecting value")

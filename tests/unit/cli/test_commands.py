@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
-import runpy
+import re
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -17,18 +16,13 @@ import pytest
 
 from ares_exp.cli.commands import COMMANDS
 from ares_exp.cli.main import main
-from ares_exp.terminal.subcommands import CommandModule, Subcommands
-from tests.docs_reference.commands_page import MODULE_OF
+from ares_exp.terminal.run_command import CommandModule, parser_of
 from tests.warm_start import warm_command
 
 SHORT = "import sys; sys.argv[0] = 'ares-exp'; from ares_exp.cli.main import main; sys.exit(main())"
 PROGRAMS = {"ares-exp": ["-c", SHORT], "python -m ares_exp": ["-m", "ares_exp"]}
 IN_PROCESSES_OF_ITS_OWN = "show"
 """One of the commands, which is called as a user calls it; the others are called in this process."""
-MODULES = [
-    *(one for command in COMMANDS.values() if isinstance(command, Subcommands) for one in command.commands.values()),
-    *(command for command in COMMANDS.values() if not isinstance(command, Subcommands)),
-]
 
 
 def process(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -47,46 +41,45 @@ def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *w
     return written.err
 
 
-@pytest.mark.parametrize("entry", MODULES, ids=lambda entry: entry.module)
-def test_every_command_is_a_module_with_texts_and_examples(entry: CommandModule) -> None:
+@pytest.mark.parametrize("entry", COMMANDS.values(), ids=COMMANDS)
+def test_every_command_has_texts_and_examples(entry: CommandModule) -> None:
     module = import_module(entry.module)
-    assert module.DESCRIPTION.strip().endswith(".")
-    assert "Examples:\n" in module.EPILOG
-    assert "\n  %(prog)s" in module.EPILOG
-    assert list(inspect.signature(module.add_arguments).parameters) == ["parser"]
-    assert list(inspect.signature(module.run).parameters) == ["arguments"]
-    assert entry.about[0].islower()
-    assert not entry.about.endswith(".")
+    parser = parser_of(entry.module, "PROGRAM")
+    for one in (parser, *parser.below.values()):
+        assert str(one.description).strip().endswith(".")
+        assert "Examples:\n" in str(one.epilog)
+        assert "\n  %(prog)s" in str(one.epilog)
+        act, about = (one.get_default(name) for name in ("act", "about")) if one is not parser else (None, entry.about)
+        act = act or vars(module).get("run")
+        assert parser.below if act is None else list(inspect.signature(act).parameters) == ["arguments"]
+        assert about[0].islower()
+        assert not about.endswith(".")
 
 
-def called(option: str, what: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Calls the interpreter's `-c` or `-m` in this process."""
+def called(program: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Calls the program in this process."""
     out, err = StringIO(), StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         for name, value in {"COLUMNS": "1000", "NO_COLOR": "1", "PYTHON_COLORS": "0"}.items():
             patch.setenv(name, value)
         patch.setattr(sys, "path", [*sys.path])
-        patch.setattr(sys, "argv", [option, *words])
-        as_main = functools.partial(runpy.run_module, run_name="__main__", alter_sys=True)
-        play = as_main if option == "-m" else lambda text: exec(text, {})
+        patch.setattr(sys, "argv", ["ares_exp/__main__.py" if "-m" in program else program, *words])
         with pytest.raises(SystemExit) as ended:
-            play(what)
+            main()
     return subprocess.CompletedProcess(words, int(ended.value.code or 0), out.getvalue(), err.getvalue())
 
 
-@pytest.mark.parametrize("command", MODULE_OF)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_calls_itself_as_it_was_called(command: str) -> None:
-    call = process if command == IN_PROCESSES_OF_ITS_OWN else called
-    forms = {f"{program} {command}": [*words, command] for program, words in PROGRAMS.items()}
-    module, *below = MODULE_OF[command].split()
-    forms[f"python -m ares_exp.{MODULE_OF[command]}"] = ["-m", f"ares_exp.{module}", *below]
     texts = set()
-    for name, words in forms.items():
-        done = call(*words, "--help")
+    for program, words in PROGRAMS.items():
+        own_process = command == IN_PROCESSES_OF_ITS_OWN
+        done = process(*words, command, "--help") if own_process else called(program, command, "--help")
+        name = f"{program} {command}"
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith(f"usage: {name} [-h]")
         assert f"\n  {name}" in done.stdout.partition("Examples:")[2]
-        texts.add(" ".join(done.stdout.replace(name, "PROGRAM").split()))
+        texts.add(" ".join(re.sub(rf"{name}\b", "PROGRAM", done.stdout).split()))
     assert len(texts) == 1
 
 
@@ -108,7 +101,7 @@ def test_help_may_stand_before_the_command() -> None:
         (["policy", "scripted"], "What is set has a `=`: `ares-exp policy=scripted`."),
         (["resume"], "What is set has a `=`: `ares-exp resume=…`."),
         (["run", "seed=1"], "A run needs no word: `ares-exp seed=1`."),
-        (["trajectories", "show"], "It is `ares-exp show` here."),
+        (["logs", "run"], "It is `ares-exp show` here."),
         (["resum"], "Did you mean `resume`?"),
         (["xyzzy"], f"Expected one of {', '.join(COMMANDS)}."),
     ],
@@ -155,9 +148,9 @@ def test_a_command_starts_without_hydra() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["show"], ["diff", "old"], ["recover"], ["compare", "old"], ["sweeps"], ["merge", "out"],
+        ["show"], ["recover"], ["compare"], ["compare", "old"], ["merge", "out"],
         ["export", "--to=jsonl"], ["snapshots", "list"], ["snapshots", "show"], ["snapshots", "verify"],
-        ["snapshots", "gc"], ["sync"],
+        ["snapshots", "gc"], ["wandb", "sync"],
     ],
     ids=" ".join,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`python -m ares_exp.containers clean` where there is no Docker engine and no Daytona service.
+"""`ares-exp clean` where there is no Docker engine and no Daytona service.
 
 `tests/docker` and `tests/daytona` have it with one.
 """
@@ -39,7 +39,8 @@ def clean(tmp_path: Path) -> Clean:
                 *(_alone(mounts) if missing("local") is None else ()),
                 sys.executable,
                 "-m",
-                "ares_exp.containers",
+                "ares_exp",
+                "clean",
                 *arguments,
             ],
             env={**NO_DAYTONA, "TMPDIR": str(tmp_path), "DOCKER_HOST": "unix:///no/such.sock", **variables},
@@ -61,7 +62,7 @@ def _alone(mounts: Sequence[str]) -> list[str]:
 
 
 def test_nothing_is_left(clean: Clean) -> None:
-    done = clean("clean")
+    done = clean()
     first, *rest = done.stdout.splitlines()
     assert first.startswith(NO_ENGINE)
     assert rest == ["No leftovers found."]
@@ -79,7 +80,7 @@ def test_leftovers_of_a_backend_of_ones_own(clean: Clean, tmp_path: Path) -> Non
         "    def find_leftovers(cls, *, images=False, snapshots=False):\n"
         "        yield Leftover('container', 'mine-1', 'run 7', True, None, lambda: '')\n"
     )
-    done = clean("clean", "--config-dir", str(tmp_path / "options"), PYTHONPATH=str(tmp_path))
+    done = clean("--config-dir", str(tmp_path / "options"), PYTHONPATH=str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     assert "mine-1  of run 7" in done.stdout
     assert "1 thing removed." in done.stdout
@@ -95,20 +96,20 @@ def test_directories_of_boxes(clean: Clean, tmp_path: Path) -> None:
     lock = os.open(held, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        shown = clean("clean", "--dry-run")
+        shown = clean("--dry-run")
         line = f"directory      {stale}  of process 123, made "
         kept = "kept       1 thing of process 456: it still runs, or cannot be looked at from here"
         assert shown.stdout.splitlines()[1].startswith(line)
         assert shown.stdout.splitlines()[2:] == [kept, "1 thing would be removed."]
         assert stale.exists()
-        done = clean("clean")
+        done = clean()
         assert done.stdout.splitlines()[1].startswith(line)
         assert done.stdout.splitlines()[2:] == [kept, "1 thing removed."]
         assert {path.name for path in tmp_path.iterdir()} == {held.name, "mine"}
     finally:
         os.close(lock)
-    assert clean("clean").stdout.splitlines()[2:] == ["1 thing removed."]
-    assert clean("clean").stdout.splitlines()[1:] == ["No leftovers found."]
+    assert clean().stdout.splitlines()[2:] == ["1 thing removed."]
+    assert clean().stdout.splitlines()[1:] == ["No leftovers found."]
 
 
 def test_build_locks(clean: Clean, tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ def test_build_locks(clean: Clean, tmp_path: Path) -> None:
         (directory / name).touch()
     with (directory / "held").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert "1 thing removed.\n" in clean("clean").stdout
+        assert "1 thing removed.\n" in clean().stdout
         assert [path.name for path in directory.iterdir()] == ["held"]
 
 
@@ -126,7 +127,7 @@ def test_build_locks(clean: Clean, tmp_path: Path) -> None:
 def test_what_cannot_be_removed(clean: Clean, tmp_path: Path) -> None:
     mount_point = tmp_path / "ares_exp-box-123-abc" / "mounted"
     mount_point.mkdir(parents=True)
-    done = clean("clean", mounts=("--tmpfs", str(mount_point)))
+    done = clean(mounts=("--tmpfs", str(mount_point)))
     _, found, total = done.stdout.splitlines()
     assert found.endswith(": something in it is still in use")
     assert (total, done.returncode) == ("0 of 1 thing removed.", 1)
@@ -140,23 +141,23 @@ def test_directories_that_a_container_closed_are_removed(clean: Clean, tmp_path:
         (box / name).mkdir(parents=True)
         (box / name / "file").touch()
         (box / name).chmod(mode)
-    done = clean("clean")
+    done = clean()
     assert (done.stdout.splitlines()[-1], done.returncode) == ("1 thing removed.", 0)
     assert not box.exists()
 
 
 def test_help(clean: Clean) -> None:
-    done = clean("clean", "--help")
+    done = clean("--help")
     assert done.returncode == 0
     for words in ("--dry-run", "--images", "is kept", "Exit codes: 0 "):
         assert " ".join(words.split()) in " ".join(done.stdout.split())
 
 
-@pytest.mark.parametrize("arguments", [[], ["tidy"], ["clean", "--force"], ["clean", "all"]])
+@pytest.mark.parametrize("arguments", [["--force"], ["all"]])
 def test_a_wrong_command_line(clean: Clean, arguments: list[str]) -> None:
     done = clean(*arguments)
     assert done.returncode == 2
-    assert done.stderr.startswith("usage: python -m ares_exp.containers")
+    assert done.stderr.startswith("usage: python -m ares_exp clean")
     assert "Traceback" not in done.stderr
 
 
@@ -173,11 +174,11 @@ def test_directories_of_killed_uploads(clean: Clean, tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True) as upload:
         assert upload.stdout is not None
         folder = Path(upload.stdout.readline().strip())
-        clean("clean")
+        clean()
         assert (folder / "log").exists(), "it is in use"
         upload.kill()
     assert (folder / "log").exists()
-    assert str(folder) in clean("clean").stdout
+    assert str(folder) in clean().stdout
     assert not folder.exists()
 
 
@@ -190,8 +191,8 @@ def test_caches_go_when_asked_for_and_not_in_use(clean: Clean, tmp_path: Path) -
         (folder / "outside").symlink_to(tmp_path / "outside")
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "mine").touch()
-    assert clean("clean", **caches).stdout.endswith("No leftovers found.\n")
-    said = clean("clean", "--cache", "--dry-run", **caches).stdout
+    assert clean(**caches).stdout.endswith("No leftovers found.\n")
+    said = clean("--cache", "--dry-run", **caches).stdout
     assert f"{tasks}  of no run: kept for the next run, 10" in said
     assert "2 things would be removed, up to 20" in said
 
@@ -208,11 +209,11 @@ def test_caches_go_when_asked_for_and_not_in_use(clean: Clean, tmp_path: Path) -
     with subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True) as player:
         assert player.stdout is not None
         assert player.stdout.readline() == "holds\n"
-        said = clean("clean", "--cache", **caches).stdout
+        said = clean("--cache", **caches).stdout
         player.kill()
     assert "1 thing of a process that uses it: it still runs" in said
     assert (tasks / "commits" / "k" / "pack").exists()
     assert [*swebench.iterdir()] == []
-    assert "1 thing removed." in clean("clean", "--cache", **caches).stdout
+    assert "1 thing removed." in clean("--cache", **caches).stdout
     assert [*tasks.iterdir()] == []
     assert (tmp_path / "outside" / "mine").exists()

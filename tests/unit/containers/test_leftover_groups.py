@@ -123,7 +123,7 @@ def test_clean_removes_them(runner: Runner) -> None:
 
 def test_clean_says_so() -> None:
     """In a pid namespace, for another run on this machine may remove it before `clean` does."""
-    script = '"$0" -c "$1" && exec "$0" -m ares_exp.containers clean'
+    script = '"$0" -c "$1" && exec "$0" -m ares_exp clean'
     env = {**os.environ, "DOCKER_HOST": "unix:///no/such.sock"}
     words = [*IN_PID_NAMESPACE, "sh", "-c", script, sys.executable, MAKE_ORPHAN]
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=True)

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from ares_exp.commands import clean
 from ares_exp.config.targets import find_part, option_targets
-from ares_exp.containers import clean
 from ares_exp.harbor_export.command_line import main as export
 from ares_exp.running.provenance import collect_provenance
+from ares_exp.terminal.run_command import run_module
 from ares_exp.wrappers.source_gym import container_factory
 from tests.installed_package import Site
 from tests.unit.harbor_export.recorded_run import record, tried
@@ -59,11 +60,11 @@ def test_it_is_found_by_its_option_and_by_its_class() -> None:
 
 
 def test_clean_asks_it_what_it_left(capsys: pytest.CaptureFixture[str]) -> None:
-    assert clean.main(["clean"]) == clean.EXIT_OK
+    assert run_module("ares_exp.commands.clean", [], "ares-exp clean") == clean.EXIT_OK
     said = capsys.readouterr().out
     assert "crater         c1  of run X\n" in said
     assert "Mars was left out. `moonbase.MarsFactory` is not to be had: the module `moonbase`" in said
-    assert clean.main(["clean", "--images"]) == clean.EXIT_REMAINS
+    assert run_module("ares_exp.commands.clean", ["--images"], "ares-exp clean") == clean.EXIT_REMAINS
     said = capsys.readouterr().out
     assert "The moon does not answer.\n" in said
     assert "crater" in said, "what was found before counts"

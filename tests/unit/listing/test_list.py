@@ -1,4 +1,4 @@
-"""`python -m ares_exp.list`: every option is there, and what is not known is no error."""
+"""`ares-exp list`: every option is there, and what is not known is no error."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ import json
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ares_exp.cli.commands import COMMANDS
+from ares_exp.commands import list as listing
+from ares_exp.commands.list import GROUP_OF
 from ares_exp.config.options import conf_dir, find_options
 from ares_exp.config.plugins import OPTION_GROUPS
-from ares_exp.listing import choices
-from ares_exp.listing.choices import GROUP_OF
-from ares_exp.listing.command_line import main
 from tests.installed_package import Site
+
+main = partial(COMMANDS["list"].main, program="ares-exp list")
 
 
 @pytest.fixture
@@ -135,7 +138,7 @@ def test_a_mistake_is_one_paragraph(arguments: list[str], message: str, capsys: 
 
 @pytest.mark.once
 def test_a_pipe_that_is_closed_early_is_no_traceback() -> None:
-    command = [sys.executable, "-m", "ares_exp.list"]
+    command = [sys.executable, "-m", "ares_exp", "list"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.close()
@@ -187,7 +190,7 @@ def test_plugins_that_print_or_fail_spoil_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "site" / "noisy" / "conf" / "env" / "stuck.yaml").unlink()
-    monkeypatch.setattr(choices, "COUNT_TIMEOUT_SEC", 100.0)
+    monkeypatch.setattr(listing, "COUNT_TIMEOUT_SEC", 100.0)
     assert main(["envs", "--json"]) == 0
     out, err = capsys.readouterr()
     tasks = {row["name"]: row["tasks"] for row in json.loads(out)["envs"]}
@@ -201,11 +204,11 @@ def test_plugins_that_print_or_fail_spoil_nothing(
 
 @pytest.mark.usefixtures("noisy")
 def test_a_plugin_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "COUNT_TIMEOUT_SEC", 0.05)
+    monkeypatch.setattr(listing, "COUNT_TIMEOUT_SEC", 0.05)
     [stuck] = [option for option in find_options("env") if option.name == "stuck"]
     said: list[str] = []
     try:
-        assert choices.count_tasks(stuck, [], said.append) is None
+        assert listing._count_tasks(stuck, [], said.append) is None
     finally:
         importlib.import_module("noisy").release.set()
         for thread in [one for one in threading.enumerate() if one.name == "count stuck"]:

@@ -19,7 +19,7 @@ from ares_exp.pages.episode_payload import episode_payload
 from ares_exp.pages.page import in_html, json_text, policy, script, style
 from ares_exp.pages.run_payload import ShownRun
 from ares_exp.statistics.results_document import results_document
-from ares_exp.trajectories.commands.diff import step_marks
+from ares_exp.trajectories.divergence import step_marks
 from ares_exp.trajectories.files.episode_file import dump_episode
 from ares_exp.trajectories.records import AsideRecord
 from tests.unit.report.recorded import row, run_of

@@ -55,9 +55,9 @@ def test_a_sweep_is_one_begun_with_its_first_job() -> None:
 
 def test_the_runs_of_a_check_do_not_count() -> None:
     run = begin("outputs/run", 100.0)
-    begin("outputs/check-task/2026-01-01/nothing", 200.0)
+    begin("outputs/task-check/2026-01-01/nothing", 200.0)
     assert run_path("latest") == run
-    mine = begin("outputs/mine/check-task", 300.0)
+    mine = begin("outputs/mine/task-check", 300.0)
     assert run_path("latest") == mine
 
 

@@ -6,20 +6,24 @@ import contextlib
 import json
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from ares_exp.cli.commands import COMMANDS
 from ares_exp.llms.response import LLMResponse
 from ares_exp.pages.chosen_episodes import in_order
 from ares_exp.pages.run_payload import ShownRun
 from ares_exp.records.results import Outcome
 from ares_exp.records.secrets import MASK
-from ares_exp.report.command_line import main
-from ares_exp.reporting.compare.command_line import main as compare
 from ares_exp.sweeps.report import SweepReport
 from tests.unit.report.recorded import data_of, row, run_of
 from tests.unit.trajectories.chats import chat, with_answer
+
+compare = partial(COMMANDS["compare"].main, program="ares-exp compare")
+
+main = partial(COMMANDS["report"].main, program="ares-exp report")
 
 ROWS = [
     row("easy", 0, 1.0),

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,17 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from ares_exp.cli.commands import COMMANDS
 from ares_exp.errors import SnapshotError, SnapshotMetadataError
 from ares_exp.filesystem.zstd import zstd
 from ares_exp.snapshots.checked_json import MAX_FILE_BYTES
-from ares_exp.snapshots.commands.command_line import main
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.snapshots.store import SnapshotStore
 from tests.examples import examples
 from tests.unit.snapshots.golden_store import GOLDEN
 from tests.unit.snapshots.stores import EPISODE, is_harmless
+
+main = partial(COMMANDS["snapshots"].main, program="ares-exp snapshots")
 
 STORE = SnapshotStore(GOLDEN)
 VALID = json.loads((STORE.path / f"{EPISODE}@3" / "snapshot.json").read_text())

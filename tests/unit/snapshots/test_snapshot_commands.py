@@ -1,20 +1,24 @@
-"""`python -m ares_exp.snapshots`."""
+"""`ares-exp snapshots`."""
 
 import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from ares_exp.cli.commands import COMMANDS
+from ares_exp.commands.snapshots import LEFT_OUT_WHERE_NARROW, list_columns
 from ares_exp.filesystem.delta import Entry
-from ares_exp.snapshots.commands.command_line import COMMANDS, main
-from ares_exp.snapshots.commands.list import LEFT_OUT_WHERE_NARROW, list_columns
 from ares_exp.snapshots.store import SnapshotStore
 from ares_exp.terminal.table import columns_that_fit
 from ares_exp.terminal.terminal import format_size
 from tests.unit.snapshots.stores import EPISODE, add, is_harmless
+
+NAMES = ("list", "show", "verify", "gc")
+main = partial(COMMANDS["snapshots"].main, program="ares-exp snapshots")
 
 HEAVY = ("rich", "numpy", "backports.zstd", "gymnasium", "hydra", "docker")
 
@@ -42,7 +46,7 @@ def failed(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) ->
 
 def command(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "ares_exp.snapshots", *map(str, arguments)],
+        [sys.executable, "-m", "ares_exp", "snapshots", *map(str, arguments)],
         capture_output=True, text=True, timeout=60, env={**os.environ, **environment}, check=False,
     )  # fmt: skip
 
@@ -229,20 +233,20 @@ def test_mistakes_are_told_in_one_paragraph(run_dir: Path, capsys: pytest.Captur
 def test_a_wrong_command_line(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
-    assert "usage: python -m ares_exp.snapshots" in capsys.readouterr().err
+    assert "usage: ares-exp snapshots" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", NAMES)
 def test_help_has_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main([name, "--help"])
-    assert f"Examples:\n  python -m ares_exp.snapshots {name} " in capsys.readouterr().out
+    assert f"Examples:\n  ares-exp snapshots {name} " in capsys.readouterr().out
 
 
 def test_as_a_process(run_dir: Path) -> None:
     done = command("--help")
     assert (done.returncode, done.stderr) == (0, "")
-    assert all(f"  {name} " in done.stdout for name in COMMANDS)
+    assert all(f"  {name} " in done.stdout for name in NAMES)
     assert command("verify", run_dir).returncode == 0
     assert command("verify", run_dir / "gone").returncode == 2
     listed = command("list", run_dir, TERM="xterm-256color", PYTHONIOENCODING="ascii")
@@ -255,7 +259,7 @@ def test_the_reader_of_a_pipe_may_leave(tmp_path: Path) -> None:
     add(store, "many", entries=entries)
     reading, writing = os.pipe()
     with subprocess.Popen(
-        [sys.executable, "-m", "ares_exp.snapshots", "show", str(tmp_path / "many"), "--files"],
+        [sys.executable, "-m", "ares_exp", "snapshots", "show", str(tmp_path / "many"), "--files"],
         stdout=writing,
         stderr=subprocess.PIPE,
         text=True,
@@ -268,13 +272,9 @@ def test_the_reader_of_a_pipe_may_leave(tmp_path: Path) -> None:
 
 
 def test_it_starts_with_next_to_nothing() -> None:
-    for name in ("command_line", *COMMANDS):
-        load = f"import ares_exp.snapshots.commands.{name}, sys"
-        done = subprocess.run(
-            [sys.executable, "-c", f"{load}; print(sorted({set(HEAVY)} & set(sys.modules)))"],
-            capture_output=True, text=True, check=True, timeout=60,
-        )  # fmt: skip
-        assert done.stdout == "[]\n", name
+    load = f"import ares_exp.commands.snapshots, sys; print(sorted({set(HEAVY)} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,22 @@ from __future__ import annotations
 
 import io
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from ares_exp.cli.commands import COMMANDS
 from ares_exp.errors import ConfigError
 from ares_exp.records.results import Outcome
-from ares_exp.sweeps.command_line import main
 from ares_exp.sweeps.failure_note import FailureNote
 from ares_exp.sweeps.job_folder import JobState
 from ares_exp.sweeps.plan import SweepPlan
 from ares_exp.sweeps.report import SweepReport
 from ares_exp.sweeps.report_text import render_report
 from tests.unit.sweeps.recorded_job import record, result
+
+main = partial(COMMANDS["compare"].main, program="ares-exp compare")
 
 JOBS = tuple((f"seed={seed}", "name=x") for seed in range(5))
 
@@ -97,6 +100,8 @@ def test_what_people_read(sweep: Path) -> None:
 def test_the_command_line(
     sweep: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert main([str(sweep)]) == 0
+    assert "5 jobs: 1 complete, 1 incomplete, 1 failed, 2 not started" in capsys.readouterr().out
     assert main([str(sweep), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["best"] == "0"
     assert main([str(sweep / "0" / ".hydra")]) == 2

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from ares_exp.commands.wandb import BARS, LINES, TABLE
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.running.monitoring.runner_monitor import RunnerMonitor
-from ares_exp.trackers.commands.dashboard import BARS, LINES, TABLE
 from tests.unit.trackers.served_run import ServedRun
 from tests.unit.trackers.tracked_run import RESULTS, patient_tracker, run_info
 from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, WandbService
@@ -22,7 +22,7 @@ pytestmark = LEAVES_FOLDERS
 
 def dashboard(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs the command in a process of its own: W&B reads its settings once."""
-    command = [sys.executable, "-m", "ares_exp.trackers", "dashboard", *arguments]
+    command = [sys.executable, "-m", "ares_exp", "wandb", "dashboard", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 

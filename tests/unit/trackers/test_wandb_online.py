@@ -9,19 +9,22 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from ares_exp.cli.words import run_word
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.tasks.task_set import SAMPLES
-from ares_exp.trackers.commands.command_line import main
 from ares_exp.trackers.wandb_tracker import WandbTracker
 from tests.leaks import processes, wait_until
 from tests.unit.trackers.served_run import ServedRun
 from tests.unit.trackers.tracked_run import RESULTS, SECRET, patient_tracker, run_info
 from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, WandbService
 from tests.unit.trajectories.chats import chat
+
+main = partial(run_word, program="ares-exp")
 
 SUMMARY = RunSummary(3, RESULTS, wall_sec=4.0)
 
@@ -69,7 +72,7 @@ def test_what_a_run_tells_arrives(service: WandbService, tmp_path: Path) -> None
     assert [content for content in service.everything if SECRET.encode() in content] == []
 
     requests = len(service.asked)
-    assert main(["sync", str(tmp_path)]) == 0
+    assert main(["wandb", "sync", str(tmp_path)]) == 0
     assert len(service.asked) == requests, "the service has all of it"
 
 
@@ -95,9 +98,9 @@ def test_a_service_that_answers_nothing_but_errors_is_an_offline_run_to_be_uploa
     tracker.finish(SUMMARY)
     assert tracker.failures == 1
     assert "recording offline" in log[0]
-    assert tracker.place == f"W&B, offline; upload: ares-exp sync {tmp_path}"
+    assert tracker.place == f"W&B, offline; upload: ares-exp wandb sync {tmp_path}"
     service.mood = "well"
-    assert main(["sync", str(tmp_path)]) == 0
+    assert main(["wandb", "sync", str(tmp_path)]) == 0
     assert len(ServedRun(service).rows) == 1
 
 
@@ -161,7 +164,7 @@ def test_a_service_that_fails_in_the_middle_changes_nothing_but_a_warning(
                 service = stack.enter_context(contextlib.closing(WandbService()))
                 service.start()
             service.recover()
-            command = [sys.executable, "-m", "ares_exp.trackers", "sync", str(tmp_path / fate)]
+            command = [sys.executable, "-m", "ares_exp", "wandb", "sync", str(tmp_path / fate)]
             done = subprocess.run(command, env=reaching(service), capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
             recorded = ServedRun(service, fate)

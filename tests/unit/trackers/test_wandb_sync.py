@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from ares_exp.cli.words import run_word
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.tasks.task_set import SAMPLES
-from ares_exp.trackers.commands.command_line import main
 from tests.unit.trackers.served_run import ServedRun
 from tests.unit.trackers.tracked_run import RESULTS, episode, patient_tracker, run_info
 from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, WandbService
 from tests.unit.trajectories.chats import chat
+
+main = partial(run_word, program="ares-exp")
 
 pytestmark = LEAVES_FOLDERS
 
@@ -49,7 +52,7 @@ def test_a_moved_run_directory_is_uploaded_whole_and_its_sessions_are_one_run(
     there.parent.mkdir()
     shutil.move(tmp_path / "here", there)
 
-    assert main(["sync", str(there)]) == 0
+    assert main(["wandb", "sync", str(there)]) == 0
     assert service.unknown == []
     assert {artifact.state for artifact in service.artifacts} == {"COMMITTED"}
     assert list(service.runs) == ["run-1"]
@@ -72,14 +75,14 @@ def test_a_moved_run_directory_is_uploaded_whole_and_its_sessions_are_one_run(
     assert "run-1" in said.out
     assert "ares_exp-wandb-" not in said.out + said.err, "names a folder that is removed"
     requests = len(service.asked)
-    assert main(["sync", str(there.parent)]) == 0
+    assert main(["wandb", "sync", str(there.parent)]) == 0
     assert "nothing to upload" in capfd.readouterr().out
     assert len(service.asked) == requests
 
 
 def test_a_resumed_session_is_uploaded_after_the_earlier_ones(service: WandbService, tmp_path: Path) -> None:
     play(tmp_path)
-    assert main(["sync", str(tmp_path)]) == 0
+    assert main(["wandb", "sync", str(tmp_path)]) == 0
     earlier = (*RESULTS, episode(4, 1.0))
     tracker = patient_tracker(mode="offline")
     tracker.start(run_info(tmp_path, resumed=True, earlier=earlier))
@@ -87,7 +90,7 @@ def test_a_resumed_session_is_uploaded_after_the_earlier_ones(service: WandbServ
     with (tmp_path / "episodes.jsonl").open("a") as rows:
         rows.write(json.dumps(episode(5, 1.0).to_dict()) + "\n")
     tracker.finish(RunSummary(5, (*earlier, episode(5, 1.0))))
-    assert main(["sync", str(tmp_path)]) == 0
+    assert main(["wandb", "sync", str(tmp_path)]) == 0
     recorded = ServedRun(service)
     assert [row["progress/finished"] for row in recorded.rows] == [1, 2, 3, 4, 5]
     steps = [row["_step"] for row in recorded.history]
@@ -105,12 +108,12 @@ def test_a_branch_uses_the_trajectories_of_its_parent_if_they_are_as_they_were(
     play(parent, "parent")
     for name in ("branch", "other"):
         play(tmp_path / name, name, parents=(parent,))
-    assert main(["sync", str(parent), str(tmp_path / "branch")]) == 0
+    assert main(["wandb", "sync", str(parent), str(tmp_path / "branch")]) == 0
     (used,) = [one for one in service.artifacts_of("trajectories") if one.run == "parent"]
     assert used.used_by == ["branch"]
     (parent / "trajectories" / "e1.json").write_text("something else")
     capfd.readouterr()
-    assert main(["sync", str(tmp_path / "other")]) == 1
+    assert main(["wandb", "sync", str(tmp_path / "other")]) == 1
     assert f"the trajectories of {parent}, from which it was branched, are left out" in capfd.readouterr().err
     assert not [one for one in service.everything if b"something else" in one]
     assert used.used_by == ["branch"]
@@ -125,7 +128,7 @@ def test_links_in_a_run_directory_are_not_followed(service: WandbService, tmp_pa
     for place in (page, tmp_path / "run" / "trajectories" / "e1.json", tmp_path / "run" / "wandb/task-set/tasks.json"):
         place.unlink()
         place.symlink_to(key)
-    assert main(["sync", str(tmp_path / "run")]) == 0
+    assert main(["wandb", "sync", str(tmp_path / "run")]) == 0
     assert not [one for one in service.everything if b"5f2c19d07a" in one]
 
 
@@ -134,7 +137,7 @@ def test_a_service_that_is_gone_is_exit_code_1(
 ) -> None:
     play(tmp_path)
     service.mood = "refusing"
-    assert main(["sync", str(tmp_path)]) == 1
+    assert main(["wandb", "sync", str(tmp_path)]) == 1
     assert "not uploaded" in capfd.readouterr().err
 
 
@@ -145,17 +148,17 @@ def test_a_broken_session_is_told(
     session = tmp_path / "wandb" / "offline-run-20260101_000000-x" / "run-x.wandb"
     session.parent.mkdir(parents=True)
     session.write_bytes(content)
-    assert main(["sync", str(tmp_path)]) == 1
+    assert main(["wandb", "sync", str(tmp_path)]) == 1
     assert f"not uploaded: {session}" in capfd.readouterr().err
 
 
 def test_a_broken_record_is_told(service: WandbService, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     play(tmp_path)
     (tmp_path / "wandb" / "upload.json").write_text('{"prepared": 3}')
-    assert main(["sync", str(tmp_path)]) == 2
+    assert main(["wandb", "sync", str(tmp_path)]) == 2
     assert "upload.json" in capfd.readouterr().err
 
 
 def test_a_place_without_a_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sync", str(tmp_path)]) == 2
+    assert main(["wandb", "sync", str(tmp_path)]) == 2
     assert "tracker=wandb" in capsys.readouterr().err

@@ -182,7 +182,7 @@ def test_an_unreachable_service_is_one_warning_and_an_offline_run(
     assert tracker.failures == 1
     (message,) = log
     assert "recording offline" in message
-    assert "ares-exp sync" in message
+    assert "ares-exp wandb sync" in message
     assert _offline_sessions(tmp_path / "run") == 1
     assert [file for file in _files_below(tmp_path) if SECRET.encode() in file.read_bytes()] == []
 

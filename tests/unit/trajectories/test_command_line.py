@@ -1,4 +1,4 @@
-"""`python -m ares_exp.trajectories` as a process."""
+"""`ares-exp show` and `ares-exp compare` as processes."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.trajectories.commands.command_line import COMMANDS, main
+from ares_exp.cli.words import run_word
 from tests.unit.trajectories.chats import chat, write
 
 HEAVY = ("rich", "pyarrow", "numpy", "backports.zstd", "gymnasium", "hydra")
@@ -15,30 +15,16 @@ HEAVY = ("rich", "pyarrow", "numpy", "backports.zstd", "gymnasium", "hydra")
 
 def command(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "ares_exp.trajectories", *map(str, arguments)],
+        [sys.executable, "-m", "ares_exp", *map(str, arguments)],
         capture_output=True, text=True, timeout=60, env={**os.environ, **environment},
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_has_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main([name, "--help"])
-    assert f"Examples:\n  python -m ares_exp.trajectories {name} " in capsys.readouterr().out
-
-
-def test_help_names_every_command() -> None:
-    done = command("--help")
-    assert done.returncode == 0
-    assert all(f"  {name} " in done.stdout for name in COMMANDS)
-    assert "Examples:" in done.stdout
-
-
-@pytest.mark.parametrize("arguments", [(), ("shwo",), ("show",), ("diff", "x"), ("show", "x", "--nothing")])
+@pytest.mark.parametrize("arguments", [("show",), ("compare", "--nothing"), ("show", "x", "--nothing")])
 def test_a_wrong_command_line(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        main(arguments)
-    assert "usage: python -m ares_exp.trajectories" in capsys.readouterr().err
+        run_word(arguments, "ares-exp")
+    assert f"usage: ares-exp {arguments[0]}" in capsys.readouterr().err
 
 
 def test_an_error_is_one_paragraph() -> None:
@@ -52,7 +38,7 @@ def test_the_reader_of_a_pipe_may_leave(tmp_path: Path) -> None:
     path = write(tmp_path / "e.json", chat(length=500))
     reading, writing = os.pipe()
     with subprocess.Popen(
-        [sys.executable, "-m", "ares_exp.trajectories", "show", str(path)],
+        [sys.executable, "-m", "ares_exp", "show", str(path)],
         stdout=writing,
         stderr=subprocess.PIPE,
         text=True,
@@ -76,8 +62,8 @@ def test_a_pipe_gets_no_colours_and_any_encoding_will_do(tmp_path: Path) -> None
 
 
 def test_it_starts_with_next_to_nothing() -> None:
-    for name in (None, "show", "diff", "recover"):
-        load = f"import ares_exp.trajectories.commands.{name or 'command_line'}, sys"
+    for name in ("commands.show", "commands.compare"):
+        load = f"import ares_exp.{name}, sys"
         done = subprocess.run(
             [sys.executable, "-c", f"{load}; print(sorted({set(HEAVY)} & set(sys.modules)))"],
             capture_output=True, text=True, check=True,
@@ -94,7 +80,7 @@ def test_what_is_left_out_is_told_once(tmp_path: Path) -> None:
 
 
 def test_a_name_that_no_file_can_have(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", "a" * 300]) == 2
+    assert run_word(["show", "a" * 300], "ares-exp") == 2
     assert capsys.readouterr().err == f"error: {'a' * 300}: File name too long.\n"
 
 
@@ -102,7 +88,7 @@ def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
     path = write(tmp_path / "e.json", chat())
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "ares_exp.trajectories", "show", str(path)],
+            [sys.executable, "-m", "ares_exp", "show", str(path)],
             stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (2, "error: Cannot write the output: No space left on device.\n")

@@ -1,29 +1,32 @@
-"""`python -m ares_exp.trajectories diff`: where two episodes part, and what is no difference."""
+"""`ares-exp compare EPISODE EPISODE`: the first difference, and what does not count."""
 
 import contextlib
 import io
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 
+from ares_exp.cli.words import run_word
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.records.results import ErrorInfo, Outcome
-from ares_exp.trajectories.commands.command_line import main
-from ares_exp.trajectories.commands.diff import find_divergence, step_marks
+from ares_exp.trajectories.divergence import find_divergence, step_marks
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
 from ares_exp.trajectories.request_diff import Difference, first_difference
 from tests.examples import examples
 from tests.unit.trajectories.chats import chat, said, with_step, write
 from tests.unit.trajectories.strategies import trajectories
 
+main = partial(run_word, program="ares-exp")
+
 
 def diff(tmp_path: Path, old: EpisodeTrajectory, new: EpisodeTrajectory, *more: str) -> tuple[int, str]:
     paths = write(tmp_path / "a.json", old), write(tmp_path / "b.json", new)
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        code = main(["diff", *map(str, paths), *more])
+        code = main(["compare", *map(str, paths), *more])
     return code, out.getvalue()
 
 
@@ -173,16 +176,18 @@ def test_nothing_commands_the_terminal(tmp_path: Path) -> None:
 
 def test_several_episodes_are_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "run" / "trajectories.jsonl", chat("a1"), chat("b2", start=2000.0))
-    assert main(["diff", str(path), str(path)]) == 2
+    assert main(["compare", str(path), str(path)]) == 2
     assert f"found 2 in {path}: name one, such as {path}/a1." in capsys.readouterr().err
     both = write(tmp_path / "both" / "trajectories.jsonl", chat("a__0"), chat("a__1")).parent / "a"
-    assert main(["diff", str(both), str(both)]) == 2
+    assert main(["compare", str(both), str(both)]) == 2
     assert f"found 2 in {both}: name one, such as {both}__0." in capsys.readouterr().err
-    (tmp_path / "empty").mkdir()
-    assert main(["diff", str(path / "a"), str(tmp_path / "empty")]) == 2
-    assert "found none" in capsys.readouterr().err
+    for wrong in ([str(path / "a")], [str(path / "a"), str(tmp_path / "run")], [str(path / "a")] * 3):
+        assert main(["compare", *wrong]) == 2
+        assert "Expected two or more runs, one sweep, or two episodes" in capsys.readouterr().err
+    assert main(["compare", str(path / "a"), str(path / "b"), "--json"]) == 2
+    assert "no `--json` for two episodes" in capsys.readouterr().err
     with contextlib.redirect_stdout(io.StringIO()):
-        assert main(["diff", str(tmp_path / "run" / "a"), str(path / "b")]) == 0
+        assert main(["compare", str(tmp_path / "run" / "a"), str(path / "b")]) == 0
 
 
 def test_requests_with_equal_texts_differ_in_the_rest() -> None:

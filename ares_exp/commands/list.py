@@ -1,0 +1,252 @@
+"""The command `list`: options, presets and tasks, and where each comes from."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from ares_exp.config.hydra_setup import compose_config
+from ares_exp.config.options import BUILT_IN, Option, find_options, print_problems
+from ares_exp.config.plugins import installed_plugins
+from ares_exp.config.targets import explain_target
+from ares_exp.environments.source import Report, make_source
+from ares_exp.errors import ConfigError, PresetError, UserError, close_matches
+from ares_exp.presets.configured_preset import ConfiguredPreset
+from ares_exp.tasks.task import Task
+from ares_exp.terminal.run_command import EXIT_OK
+from ares_exp.terminal.table import columns_that_fit, make_table
+from ares_exp.terminal.terminal import make_console, one_line, printable
+
+GROUP_OF: Mapping[str, str] = {
+    "envs": "env",
+    "agents": "agent",
+    "containers": "container",
+    "policies": "policy",
+    "wrappers": "wrapper",
+    "collectors": "collector",
+    "trackers": "tracker",
+    "snapshots": "snapshot",
+    "executors": "executor",
+    "scorers": "scorer",
+    "experiments": "experiment",
+}
+"""The sections that list a group's options."""
+WITHOUT_TARGET = ("experiment", "scorer")
+"""Groups with options that make nothing themselves."""
+PLUGINS = "plugins"
+COUNT_TIMEOUT_SEC = 10.0
+"""What counting the tasks of one environment may take: a plugin may do anything."""
+
+Row = dict[str, Any]
+
+TEXTS = ("name", "description", "from", "package", "file", "image", "agent", "verifier")
+LEAVE_OUT = ("file", "verifier", "memory", "cpus", "image")
+UNKNOWN = "?"
+CELL_CHARS = 200
+
+TASKS = "tasks"
+SECTIONS = (*GROUP_OF, PLUGINS, TASKS)
+DESCRIPTION = """\
+Lists what can be chosen, with a line on each and where it comes from: built in, from a plugin, or from a folder of your
+own. Of environments it says how many tasks they have, where that can be told without a network (else `?`).
+"""
+EPILOG = f"""\
+Examples:
+  %(prog)s                    everything
+  %(prog)s envs               the environments: presets of `ares_exp.make`, too
+  %(prog)s policies --json
+  %(prog)s tasks env=harbor env.path=path/to/tasks 'env.tasks=fix-*'
+
+Sections: {", ".join(SECTIONS)}.
+Exit codes: 0 listed; 2 the command line is wrong, or the tasks cannot be read.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of the command."""
+    parser.add_argument("section", nargs="?", metavar="SECTION", help="what to list; everything but tasks by default")
+    parser.add_argument("overrides", nargs="*", metavar="env=…", help="for `tasks`: as for a run")
+    parser.add_argument("--json", action="store_true", help="everything that is known, as JSON")
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="options of your own, as for a run")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code."""
+    asked = arguments.section
+    name = next((plural for plural, group in GROUP_OF.items() if group == asked), asked)
+    if name is not None and name not in SECTIONS:
+        raise ConfigError(
+            f"Expected one of {', '.join(SECTIONS)}, got {asked!r}.{close_matches(asked, [*SECTIONS])} Overrides go "
+            f"with `tasks`: ares-exp list tasks env=…"
+        )
+    if arguments.overrides and name != TASKS:
+        raise ConfigError(f"Only `tasks` takes overrides, got {' '.join(arguments.overrides)} for `{name}`.")
+    folders = [] if arguments.config_dir is None else [_folder(arguments.config_dir)]
+    print_problems(folders)
+    with redirect_stdout(sys.stderr):  # a plugin may print
+        if name == TASKS:
+            sections = {TASKS: _task_rows(arguments.overrides, _warn, config_dirs=folders)}
+        else:
+            chosen = [name] if name is not None else [one for one in SECTIONS if one != TASKS]
+            sections = {
+                one: _plugins() if one == PLUGINS else _options(GROUP_OF[one], folders, _warn) for one in chosen
+            }
+    if arguments.json:
+        sys.stdout.write(f"{json.dumps(sections, indent=2)}\n")
+    else:
+        _print_tables(sections)
+    return EXIT_OK
+
+
+def _folder(path: Path) -> Path:
+    if not path.is_dir():
+        raise ConfigError(f"Expected `--config-dir` to be a folder of options, found no such directory: {path}.")
+    return path.absolute()
+
+
+def _warn(sentence: str) -> None:
+    sys.stderr.write(f"warning: {printable(sentence)}\n")
+
+
+def _options(group: str, config_dirs: Sequence[Path], report: Callable[[str], None]) -> list[Row]:
+    rows: list[Row] = []
+    for option in find_options(group, config_dirs):
+        problem = None if option.origin == BUILT_IN else _problem_of(option)
+        if problem is not None:
+            report(f"`{group}={option.name}` ({option.origin}) cannot be used: {problem}")
+        row: Row = {"name": option.name}
+        if group == "env":
+            row["tasks"] = _count_tasks(option, config_dirs, report) if problem is None else None
+        rows.append(row | {"description": option.description, "from": option.origin, "file": str(option.path)})
+    return rows
+
+
+def _problem_of(option: Option) -> str | None:
+    """Returns why an option would be rejected, as far as its file and its class say; `None` if nothing is wrong."""
+    import yaml
+
+    try:
+        node = yaml.safe_load(option.path.read_text(encoding="utf-8")) or {}
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        return f"{option.path}: {' '.join(str(error).split())}"
+    if not isinstance(node, Mapping):
+        return f"{option.path}: expected `key: value` lines, got {type(node).__name__}."
+    target = node.get("_target_")
+    if isinstance(target, str):
+        why = explain_target(target)
+        return None if why is None else f"{option.path}: {why}"
+    if option.group in WITHOUT_TARGET or "defaults" in node:
+        return None
+    return f"{option.path} has no `_target_`: name the class that it makes."
+
+
+def _count_tasks(option: Option, config_dirs: Sequence[Path], report: Callable[[str], None]) -> int | None:
+    """Counts the tasks of an environment; `None` when it is not known. A call that fails or hangs is abandoned."""
+    preset = ConfiguredPreset(option.name, config_dirs=tuple(config_dirs))
+    found: list[int | BaseException | None] = []
+
+    def count() -> None:
+        try:
+            found.append(preset.count_tasks())
+        except PresetError:  # it lacks a value that only its user knows
+            found.append(None)
+        except BaseException as error:
+            found.append(error)
+
+    counting = threading.Thread(target=count, name=f"count {option.name}", daemon=True)
+    counting.start()
+    counting.join(COUNT_TIMEOUT_SEC)
+    result = found[0] if found else TimeoutError(f"it takes longer than {COUNT_TIMEOUT_SEC:g} s")
+    if not isinstance(result, BaseException):
+        return result
+    if option.origin != BUILT_IN:
+        kind = "" if isinstance(result, UserError) else f"{type(result).__name__}: "
+        said = " ".join(str(result).split())
+        report(f"The tasks of `env={option.name}` ({option.origin}) cannot be counted: {kind}{said}")
+    return None
+
+
+def _plugins() -> list[Row]:
+    return [
+        {"name": plugin.name, "package": plugin.package, "file": str(plugin.folder)}
+        for plugin in installed_plugins().plugins
+    ]
+
+
+def _task_rows(overrides: Sequence[str], report: Report, *, config_dirs: Sequence[Path] = ()) -> list[Row]:
+    """Returns the tasks that `env=… env.path=…` select, in order; the index is the index of `env.tasks=5`."""
+    source = make_source(compose_config(overrides, config_dirs=config_dirs))
+    names = source.load(report)
+    facts = {task.name: _facts(task) for task in source.tasks}
+    return [{"index": index, "name": name, **facts.get(name, {})} for index, name in enumerate(names)]
+
+
+def _facts(task: Task) -> Row:
+    """Stages with their limits, and image."""
+    spec = task.container_spec
+    return {
+        "stages": [
+            {
+                "name": stage.name,
+                "agent_timeout_sec": stage.agent_timeout_sec,
+                "verifier_timeout_sec": stage.verifier_timeout_sec,
+            }
+            for stage in task.stages
+        ],
+        "image": spec.docker_image or ("Dockerfile" if spec.context_dir is not None else None),
+        "cpus": spec.cpus,
+        "memory_mb": spec.memory_mb,
+    }
+
+
+def _print_tables(sections: Mapping[str, Sequence[Row]]) -> None:
+    """Prints each section under its name."""
+    console = make_console()
+    for name, rows in sections.items():
+        console.print(name, style="bold")
+        if not rows:
+            console.print("  none\n")
+            continue
+        columns = _task_columns(rows) if name == "tasks" else _option_columns(rows)
+        optional = [column for column in LEAVE_OUT if column in columns]
+        console.print(make_table(columns_that_fit(columns, console.width, leave_out=optional), texts=TEXTS))
+
+
+def _option_columns(rows: Sequence[Row]) -> dict[str, Sequence[str]]:
+    shown = [name for name in rows[0] if name != "file" or "package" in rows[0]]
+    return {name: [_cell(row[name]) for row in rows] for name in shown}
+
+
+def _task_columns(rows: Sequence[Row]) -> dict[str, Sequence[str]]:
+    columns: dict[str, Sequence[str]] = {
+        "index": [str(row["index"]) for row in rows],
+        "name": [one_line(row["name"]) for row in rows],
+    }
+    if not any("stages" in row for row in rows):
+        return columns
+    facts: dict[str, Callable[[Row], str]] = {
+        "stages": lambda row: str(len(row["stages"])),
+        "agent": lambda row: _limits(row, "agent_timeout_sec"),
+        "verifier": lambda row: _limits(row, "verifier_timeout_sec"),
+        "image": lambda row: _cell(row["image"]),
+        "cpus": lambda row: _cell(row["cpus"]),
+        "memory": lambda row: UNKNOWN if row["memory_mb"] is None else f"{row['memory_mb']} MiB",
+    }
+    for name, fact in facts.items():
+        columns[name] = [fact(row) if "stages" in row else UNKNOWN for row in rows]
+    return columns
+
+
+def _limits(row: Row, key: str) -> str:
+    """Formats the time limits of the stages, in their order."""
+    return " + ".join("none" if stage[key] is None else f"{stage[key]:g} s" for stage in row["stages"])
+
+
+def _cell(value: Any) -> str:
+    return UNKNOWN if value is None else one_line(f"{value:g}" if isinstance(value, float) else str(value), CELL_CHARS)

@@ -1,0 +1,343 @@
+"""The command `snapshots`: lists, shows and verifies snapshots, and removes snapshots that are not needed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ares_exp.errors import SnapshotMetadataError, UserError
+from ares_exp.filesystem.delta import Entry
+from ares_exp.filesystem.delta_encoding import get_delta
+from ares_exp.records.latest_run import MEANING, run_path
+from ares_exp.snapshots.chosen_snapshots import HELP, chosen_snapshot, chosen_snapshots, find_store
+from ares_exp.snapshots.garbage import GRACE_SEC
+from ares_exp.snapshots.snapshot import EnvironmentSnapshot
+from ares_exp.snapshots.snapshot_id import step_of
+from ares_exp.snapshots.store import SnapshotStore, in_order
+from ares_exp.terminal.run_command import EXIT_OK, CommandParser
+from ares_exp.terminal.table import columns_that_fit, make_table
+from ares_exp.terminal.terminal import collapsed, format_size, make_console, one_line, printable
+
+EXIT_DAMAGED = EXIT_SKIPPED = 1
+
+DESCRIPTION = "Lists, shows and verifies snapshots, and removes snapshots that are not needed."
+EPILOG = """\
+Examples:
+  %(prog)s list outputs/first                 the snapshots of a run
+  %(prog)s show outputs/first/hello__0__3f2a91bc@7 --files
+  %(prog)s verify outputs/first
+  %(prog)s gc outputs/first --keep 1 --dry-run
+
+`%(prog)s COMMAND --help` lists the options of each command.
+"""
+LIST = """\
+Lists snapshots, oldest first: how many policy answers had been applied (step), how many paths the container has changed
+(entries) and how large its changed files are (bytes), and what the episode was branched off (lineage).
+"""
+LIST_EXAMPLES = """\
+Examples:
+  %(prog)s outputs/first
+  %(prog)s outputs/first/hello__0
+
+Exit codes: 0 all could be read; 1 some could not; 2 the command line is wrong.
+"""
+SHOW = """\
+Tells what a snapshot holds: the episode, the last message that waits for an answer, and the files that the container
+has changed; and what of the container it does not hold, so that it is not there after restoring.
+"""
+SHOW_EXAMPLES = """\
+Examples:
+  %(prog)s outputs/first/hello__0__3f2a91bc@7
+  %(prog)s outputs/first/hello__0__3f2a91bc@7 --files
+  %(prog)s outputs/first/snapshots/hello__0__3f2a91bc@7/snapshot.json --full
+
+Exit codes: 0 all could be read; 1 part of it is damaged; 2 the command line is wrong, or there is no such snapshot.
+"""
+VERIFY = """\
+Reads everything that snapshots need, and compares it with what its name, their metadata and their checksums say.
+"""
+VERIFY_EXAMPLES = """\
+Examples:
+  %(prog)s outputs/first
+  %(prog)s outputs/first/hello__0__3f2a91bc@7
+
+Exit codes: 0 all are whole; 1 something is wrong; 2 the command line is wrong.
+"""
+GC = """\
+Removes contents that no snapshot needs any more, and what killed processes left. With --keep N it first removes all but
+the last N snapshots of each episode. A store in which a snapshot is being written is left alone.
+"""
+GC_EXAMPLES = """\
+Examples:
+  %(prog)s outputs/first
+  %(prog)s outputs/* --keep 1 --dry-run
+
+Exit codes: 0 done; 1 a store was left alone, as it is being written; 2 the command line is wrong, or a snapshot broken.
+"""
+LEFT_OUT_WHERE_NARROW = ("lineage", "task", "created", "entries", "bytes", "backend")
+"""The columns of a list that a terminal too narrow for all goes without, one after the other."""
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Declares the arguments of the command."""
+    command = parser.add_command("list", _list, about="list snapshots", description=LIST, epilog=LIST_EXAMPLES)
+    command.add_argument("paths", nargs="+", type=run_path, metavar="PATH", help=HELP)
+    command = parser.add_command(
+        "show", _show, about="show what a snapshot contains, and what it lacks", description=SHOW, epilog=SHOW_EXAMPLES
+    )
+    command.add_argument("path", type=run_path, metavar="SNAPSHOT", help=HELP)
+    command.add_argument("--files", action="store_true", help="list the changed files, with their kinds and sizes")
+    command.add_argument("--full", action="store_true", help="leave nothing out of the last message")
+    command = parser.add_command(
+        "verify",
+        _verify,
+        about="check that everything a snapshot needs exists and is undamaged",
+        description=VERIFY,
+        epilog=VERIFY_EXAMPLES,
+    )
+    command.add_argument("paths", nargs="+", type=run_path, metavar="PATH", help=HELP)
+    command.add_argument(
+        "--quick", action="store_true", help="see that the contents of files are there, do not read them"
+    )
+    command = parser.add_command(
+        "gc", _gc, about="remove old snapshots, and what no snapshot needs", description=GC, epilog=GC_EXAMPLES
+    )
+    command.add_argument(
+        "paths", nargs="+", type=run_path, metavar="PATH", help=f"run directories or snapshot stores; {MEANING}"
+    )
+    command.add_argument(
+        "--keep", type=_at_least_1, metavar="N", help="remove all but the last N snapshots of an episode"
+    )
+    command.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
+    command.add_argument(
+        "--grace", type=_seconds, default=GRACE_SEC, metavar="SEC",
+        help=f"leave what was written less than so many seconds ago (default {GRACE_SEC:g})",
+    )  # fmt: skip
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    snapshots, problems = [], []
+    for chosen in [chosen_snapshots(path) for path in arguments.paths]:
+        for name in chosen.ids:
+            try:
+                snapshots.append(chosen.store.get(name))
+            except SnapshotMetadataError as error:
+                problems.append(str(error))
+    console = make_console()
+    if snapshots:
+        fitting = columns_that_fit(list_columns(in_order(snapshots)), console.width, leave_out=LEFT_OUT_WHERE_NARROW)
+        console.print(make_table(fitting, texts=_TEXTS))
+    console.print(f"{len(snapshots)} snapshots")
+    for problem in problems:
+        sys.stderr.write(f"left out: {printable(problem)}\n")
+    return EXIT_DAMAGED if problems else EXIT_OK
+
+
+def list_columns(snapshots: Sequence[EnvironmentSnapshot]) -> dict[str, Sequence[str]]:
+    """Returns the cells of a list of snapshots by the names of their columns."""
+    return {name: [cell(snapshot) for snapshot in snapshots] for name, cell in _CELLS.items()}
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    snapshot = chosen_snapshot(arguments.path)
+    _print_metadata(snapshot)
+    code = EXIT_OK
+    for part in (_print_message, _print_files):
+        try:
+            part(snapshot, arguments)
+        except SnapshotMetadataError as error:
+            sys.stdout.flush()
+            sys.stderr.write(f"damaged: {printable(str(error))}\n")
+            code = EXIT_DAMAGED
+    return code
+
+
+def _print_metadata(snapshot: EnvironmentSnapshot) -> None:
+    limit = "" if snapshot.step_limit is None else f" of at most {snapshot.step_limit}"
+    resources = {name: value for name, value in snapshot.container_resources.items() if value is not None}
+    container, agent = snapshot.container, snapshot.agent
+    _line(f"Snapshot {snapshot.snapshot_id}")
+    _row("digest", snapshot.digest)
+    _row("taken", _moment(snapshot))
+    _row("task", f"{_task_name(snapshot)} ({one_line(snapshot.task_type)})")
+    _row("step", f"{snapshot.step_count}{limit}, after {snapshot.time_step['step_type']}")
+    _row(
+        "container",
+        f"{one_line(snapshot.container_type)}  {one_line(snapshot.container_image or '–')}  {_pairs(resources)}",
+    )
+    if container.get("workdir") is not None:
+        _row("workdir", one_line(container["workdir"]))
+    if container.get("env_names"):
+        _row("environment", one_line(", ".join(container["env_names"]), 1000))
+    _row("agent", f"{one_line(agent.get('factory', '–'))}  {_pairs(agent.get('options', {}))}")
+    _row("journal", f"{snapshot.journal_entries:,} entries")
+    if snapshot.episode:
+        _row("episode", _pairs(snapshot.episode))
+    if snapshot.lineage:
+        _row("lineage", _pairs(snapshot.lineage))
+    _row("written by", _pairs(snapshot.writer) or "–")
+    _line("Not captured, and so not there after restoring")
+    for name in ("processes", "not_captured"):
+        for item in container.get(name, ()):
+            _row("process" if name == "processes" else "", one_line(item if isinstance(item, str) else str(item), 200))
+
+
+def _print_message(snapshot: EnvironmentSnapshot, arguments: argparse.Namespace) -> None:
+    messages = snapshot.agent_messages
+    _line(f"Waits for an answer to {len(messages):,} messages, the last of which is")
+    for message in messages[-1:]:
+        content = message.get("content")
+        text = content if isinstance(content, str) else str(content)
+        _row(one_line(str(message.get("role", "–"))), "")
+        for line in collapsed(text, full=arguments.full):
+            _line(f"    {line}")
+
+
+def _print_files(snapshot: EnvironmentSnapshot, arguments: argparse.Namespace) -> None:
+    delta = get_delta(snapshot.object_store, snapshot.filesystem)
+    kinds = Counter(_kind(entry) for entry in delta.entries.values())
+    told = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items())) or "nothing"
+    _line(f"Changed since {one_line(delta.base)}: {told}; {format_size(snapshot.filesystem_bytes)} in files")
+    for note in [note for note in delta.notes if note not in snapshot.container.get("not_captured", ())]:
+        _row("note", one_line(note, 300))
+    if not arguments.files:
+        if delta.entries:
+            _row("", "--files lists them")
+        return
+    for path, entry in delta.entries.items():
+        size = f"{entry.size:>12,}" if entry.kind == "file" else " " * 12
+        target = f" -> {_name(entry.target)}" if entry.kind == "symlink" else ""
+        _line(f"  {_kind(entry):<16} {size}  {_name(path)}{target}")
+
+
+def _kind(entry: Entry) -> str:
+    if entry.kind == "whiteout":
+        return "deleted"
+    return "emptied directory" if entry.opaque else entry.kind
+
+
+def _name(path: str) -> str:
+    """Returns a path on one line, whatever is in its name."""
+    return printable(path).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def _row(name: str, text: str) -> None:
+    _line(f"  {name:<12} {text}".rstrip())
+
+
+def _line(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    damaged = count = 0
+    for chosen in [chosen_snapshots(path) for path in arguments.paths]:
+        for name in chosen.ids:
+            found = chosen.store.verify(name, deep=not arguments.quick)
+            count += 1
+            damaged += not found.ok
+            says = f"whole  {found.objects:,} objects, {format_size(found.bytes)}" if found.ok else "DAMAGED"
+            sys.stdout.write(f"{one_line(name)}  {says}\n")
+            sys.stdout.writelines(f"  {printable(line)}\n" for line in found.problems)
+    sys.stdout.write(f"{count - damaged} of {count} snapshots are whole.\n")
+    return EXIT_DAMAGED if damaged else EXIT_OK
+
+
+def _gc(arguments: argparse.Namespace) -> int:
+    code = EXIT_OK
+    for store in _stores(arguments.paths):
+        doomed = _beyond(store, arguments.keep)
+        if not arguments.dry_run:
+            for name in doomed:
+                store.delete(name)
+        freed = store.gc(grace_sec=arguments.grace, dry_run=arguments.dry_run, without=doomed)
+        where = printable(str(store.path))
+        for name in doomed:
+            sys.stdout.write(f"{'would remove' if arguments.dry_run else 'removed'} {where}/{name}\n")
+        if freed.skipped is not None:
+            sys.stderr.write(f"{printable(freed.skipped)}\n")
+            code = EXIT_SKIPPED
+            continue
+        sys.stdout.write(
+            f"{where}: {len(doomed)} snapshots, {freed.objects:,} objects of {format_size(freed.bytes)} and "
+            f"{freed.directories} leftovers {'would be removed' if arguments.dry_run else 'removed'}"
+            f"{f' (what is younger than {arguments.grace:g} s stays: --grace)' if arguments.grace else ''}.\n"
+        )
+    return code
+
+
+def _stores(paths: Sequence[Path]) -> list[SnapshotStore]:
+    """Returns the stores; paths without one are skipped if there are several (`outputs/*` names every run)."""
+    found = {path: find_store(path) for path in paths}
+    wrong = [path for path, store in found.items() if store is None and (len(found) == 1 or not path.is_dir())]
+    if wrong:
+        raise UserError(
+            f"Expected {printable(str(wrong[0]))} to be a snapshot store, or a run directory with `snapshots/` in it."
+        )
+    for path in (path for path, store in found.items() if store is None):
+        sys.stderr.write(f"{printable(str(path))} has no snapshots.\n")
+    return [store for store in found.values() if store is not None]
+
+
+def _beyond(store: SnapshotStore, keep: int | None) -> Sequence[str]:
+    if keep is None:
+        return []
+    episodes = sorted({found[0] for name in store.ids() if (found := step_of(name)) is not None})
+    return [name for episode in episodes for name in store.beyond(episode, keep)]
+
+
+def _at_least_1(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text[:9]) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text!r}")
+    return int(text[:9])
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"expected seconds, 0 or more, got {text!r}")
+    return value
+
+
+def _moment(snapshot: EnvironmentSnapshot) -> str:
+    """Returns when it was taken."""
+    return f"{datetime.fromisoformat(snapshot.created_at):%Y-%m-%d %H:%M:%S UTC}"
+
+
+def _task_name(snapshot: EnvironmentSnapshot) -> str:
+    """Returns the name of the task, as far as the snapshot says."""
+    return one_line(str(snapshot.task_data.get("name", "–")))
+
+
+def _came_from(snapshot: EnvironmentSnapshot) -> str:
+    """Returns its parent and branch; `–` for an episode played from its beginning."""
+    parent, branch = snapshot.lineage.get("parent"), snapshot.lineage.get("branch")
+    if parent is None:
+        return "–"
+    return one_line(f"{parent}{'' if branch is None else f' #{branch}'}")
+
+
+def _pairs(data: Any) -> str:
+    """Returns a mapping on one line."""
+    return "  ".join(f"{one_line(str(name))}={one_line(str(value))}" for name, value in data.items())
+
+
+_CELLS: Mapping[str, Callable[[EnvironmentSnapshot], str]] = {
+    "snapshot": lambda snapshot: snapshot.snapshot_id,
+    "step": lambda snapshot: str(snapshot.step_count),
+    "task": _task_name,
+    "backend": lambda snapshot: one_line(snapshot.container_type),
+    "created": _moment,
+    "entries": lambda snapshot: f"{snapshot.filesystem_entries:,}",
+    "bytes": lambda snapshot: format_size(snapshot.filesystem_bytes),
+    "lineage": _came_from,
+}
+_TEXTS = ("snapshot", "task", "backend", "lineage")

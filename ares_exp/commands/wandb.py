@@ -1,0 +1,285 @@
+"""The command `wandb`: uploads what was recorded offline, and builds a workspace, with Weights & Biases."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ares_exp.errors import UserError
+from ares_exp.records.latest_run import MEANING, run_path
+from ares_exp.records.recorded_results import read_results
+from ares_exp.records.run_dir import RunDir
+from ares_exp.terminal.run_command import EXIT_OK, CommandParser
+from ares_exp.terminal.terminal import printable
+from ares_exp.trackers.wandb_recording.identity import WandbIdentity, read_identity
+from ares_exp.trackers.wandb_recording.recording import FINISHED, WALL_SEC
+from ares_exp.trackers.wandb_recording.run_files import RunFiles
+from ares_exp.trackers.wandb_recording.service import first_line, no_traces, uploading
+from ares_exp.trackers.wandb_recording.upload_record import pages_of, read_upload_record
+
+if TYPE_CHECKING:
+    from wandb_workspaces.workspaces import Workspace
+
+EXIT_NOT_ALL = 1
+SYNCED = ".synced"
+"""W&B appends it to the name of a session's file for its mark that the session was uploaded."""
+
+DESCRIPTION = "Uploads what was recorded offline, and builds a workspace, with Weights & Biases."
+EPILOG = """\
+Examples:
+  %(prog)s sync outputs/first                 upload a run that was recorded offline
+  %(prog)s dashboard --entity my-team --project ares_exp
+
+`%(prog)s COMMAND --help` lists the options of each command.
+"""
+SYNC = """\
+Uploads the W&B runs that were recorded in run directories: the numbers by `wandb sync`, then the table of episodes and
+the artifacts from the files of the run directory, wherever it is now. The sessions of a resumed run become one W&B run.
+"""
+SYNC_EXAMPLES = """\
+Examples:
+  %(prog)s outputs/first
+  %(prog)s outputs/sweep         all runs of a sweep
+  %(prog)s outputs/first --again
+
+Exit codes: 0 all is uploaded; 1 something could not be; 2 the command line or a run directory is wrong.
+"""
+DASHBOARD = """\
+Builds a saved view of a W&B project that shows its runs, or one group of them: rewards with their intervals, progress
+against tries and against time, outcomes, costs, the table of episodes with readable trajectories, and the runner.
+"""
+DASHBOARD_EXAMPLES = """\
+Examples:
+  %(prog)s --entity my-team --project ares_exp
+  %(prog)s --entity my-team --group ares_exp/2026-01-31_12-00-00
+
+Needs the package wandb-workspaces (`pip install 'ares-exp[dashboard]'`) and WANDB_API_KEY; WANDB_BASE_URL for a server
+of your own. Exit codes: 0 done; 2 something is missing, or the service does not answer.
+"""
+
+LINES: Mapping[str, Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "Progress": {
+        "mean reward so far": (FINISHED, ("progress/mean_reward",)),
+        "mean reward over time": (WALL_SEC, ("progress/mean_reward",)),
+        "finished over time": (WALL_SEC, (FINISHED,)),
+        "outcomes": (
+            FINISHED,
+            ("outcome/completed", "outcome/truncated", "outcome/agent_error", "outcome/policy_error"),
+        ),
+    },
+    "Episodes": {
+        "reward": (FINISHED, ("episode/reward",)),
+        "steps": (FINISHED, ("episode/num_steps",)),
+        "seconds": (FINISHED, ("episode/duration_sec",)),
+        "tokens": (FINISHED, ("episode/prompt_tokens", "episode/generated_tokens")),
+        "US dollars": (FINISHED, ("episode/cost",)),
+    },
+    "Runner": {
+        "event loop lag": (WALL_SEC, ("system/loop_lag_sec",)),
+        "containers and queue": (WALL_SEC, ("system/containers", "system/queue")),
+        "memory": (WALL_SEC, ("system/rss_mb",)),
+    },
+}
+"""Line plots by section and title: the axis, and what is drawn."""
+
+BARS: Mapping[str, tuple[str, ...]] = {
+    "mean reward, errors as zero": ("stat/mean_reward", "stat/mean_reward_low", "stat/mean_reward_high"),
+    "pass@1": ("stat/pass@1", "stat/pass@1_low", "stat/pass@1_high"),
+    "US dollars": ("run/cost",),
+    "flaky tasks": ("stat/flaky_tasks",),
+}
+"""Bar plots of the section `Results` by title: keys of the summary."""
+
+TABLE = "episodes"
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Declares the arguments of the command."""
+    sync = parser.add_command(
+        "sync", _upload, about="upload the W&B runs of run directories", description=SYNC, epilog=SYNC_EXAMPLES
+    )
+    sync.add_argument(
+        "paths", nargs="+", type=run_path, metavar="PATH", help=f"run directories, or folders of them; {MEANING}"
+    )
+    sync.add_argument("--again", action="store_true", help="upload what was uploaded before, too")
+    dashboard = parser.add_command(
+        "dashboard",
+        _dashboard,
+        about="build a W&B workspace that shows a group of runs",
+        description=DASHBOARD,
+        epilog=DASHBOARD_EXAMPLES,
+    )
+    dashboard.add_argument("--entity", required=True, help="W&B user or team")
+    dashboard.add_argument("--project", default="ares_exp", help="W&B project (default %(default)s)")
+    dashboard.add_argument("--group", help="show only the runs of this group, such as the runs of a sweep")
+    dashboard.add_argument("--name", help="of the view (default: the group, or ares_exp)")
+
+
+def _upload(arguments: argparse.Namespace) -> int:
+    run_dirs = {found: _sessions(found) for path in arguments.paths for found in _run_dirs(path)}
+    owed = {run_dir: _owed(run_dir, sessions, again=arguments.again) for run_dir, sessions in run_dirs.items()}
+    whole = True
+    with no_traces() as folder:
+        missing = _sync([session for sessions in owed.values() for session in sessions], folder)
+        for session in missing:
+            sys.stderr.write(f"not uploaded: {printable(str(session))}\n")
+        for run_dir, sessions in owed.items():
+            identity = read_identity(run_dir)
+            is_owed = identity is not None and (arguments.again or not identity.uploaded)
+            if identity is not None and is_owed and missing.isdisjoint(sessions):
+                whole &= _upload_files(run_dir, identity, folder)
+            elif not sessions:
+                sys.stdout.write(f"{printable(str(run_dir))}: nothing to upload (--again uploads it once more)\n")
+    return EXIT_OK if whole and not missing else EXIT_NOT_ALL
+
+
+def _run_dirs(path: Path) -> list[Path]:
+    if _sessions(path):
+        return [path]
+    found = [folder for folder in sorted(path.glob("*")) if _sessions(folder)] if path.is_dir() else []
+    if not found:
+        raise UserError(
+            f"Expected {path} to be a run directory with a W&B run (`wandb/`), or a folder of those, found none. "
+            "Runs have one when they are played with `tracker=wandb`."
+        )
+    return found
+
+
+def _sessions(run_dir: Path) -> list[Path]:
+    """Returns the files of the sessions of a run, in their order."""
+    return sorted(
+        (path for path in (run_dir / "wandb").glob("*run-*/run-*.wandb") if not path.parent.is_symlink()),
+        key=lambda path: path.parent.name.removeprefix("offline-"),
+    )
+
+
+def _owed(run_dir: Path, sessions: Sequence[Path], *, again: bool) -> list[Path]:
+    """Returns the sessions that the service does not have."""
+    identity = read_identity(run_dir)
+    confirmed = () if identity is None else identity.confirmed
+    return [one for one in sessions if again or not (_mark(one).exists() or one.parent.name in confirmed)]
+
+
+def _sync(sessions: Sequence[Path], folder: Path) -> set[Path]:
+    """Uploads sessions by `wandb sync`; returns those of which it does not say that they were uploaded.
+
+    Args:
+        sessions: Their files.
+        folder: Where W&B's own logs are, which are removed at the end.
+    """
+    if sessions:
+        for session in sessions:
+            _mark(session).unlink(missing_ok=True)
+        sys.stdout.flush()
+        # Its output is for the user, but for the place of its log. It uploads the sessions of a W&B run in their order.
+        command = [sys.executable, "-m", "wandb", "sync", "--include-online", *map(os.fspath, sessions)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if str(folder) not in line:
+                    sys.stdout.write(line)
+                    sys.stdout.flush()
+    return {session for session in sessions if not _mark(session).exists()}
+
+
+def _upload_files(run_dir: Path, identity: WandbIdentity, folder: Path) -> bool:
+    """Uploads the table and the artifacts of a run; says whether they are whole."""
+    record = read_upload_record(run_dir)
+    if record is None:
+        return True
+    shown = printable(str(run_dir))
+    episodes = RunDir(run_dir).episodes
+    results = read_results(episodes).results if episodes.exists() else ()
+    try:
+        with uploading(identity, folder, exit_code=record.exit_code) as run:
+            files = RunFiles(run, run_dir, pages_of(run_dir))
+            changed = files.log_inputs(record)
+            files.log_rows(results)
+            files.table.flush()
+            files.log_outputs(record)
+            files.log_report(record)
+            steps = run.step
+    except Exception as error:  # whatever W&B raises
+        sys.stderr.write(f"{shown}: the table and the artifacts were not uploaded: {printable(first_line(error))}\n")
+        return False
+    replace(identity, steps=max(steps, identity.steps), uploaded=True).write(run_dir)
+    sys.stdout.write(f"{shown}: uploaded the table of {len(results)} episodes, and the artifacts\n")
+    for parent in changed:
+        sys.stderr.write(
+            f"{shown}: the trajectories of {printable(str(parent))}, from which it was branched, are left out: they "
+            "are not there any more, or have changed\n"
+        )
+    return not changed
+
+
+def _mark(session: Path) -> Path:
+    return session.with_name(session.name + SYNCED)
+
+
+def _dashboard(arguments: argparse.Namespace) -> int:
+    if find_spec("wandb_workspaces") is None:
+        raise UserError("A dashboard needs the package wandb-workspaces: `pip install 'ares-exp[dashboard]'`.")
+    with no_traces():
+        url = _save(arguments)
+    sys.stdout.write(f"{printable(url)}\n")
+    return EXIT_OK
+
+
+def _save(arguments: argparse.Namespace) -> str:
+    import wandb
+
+    wandb.setup(settings=wandb.Settings(silent=True))
+    logging.getLogger("wandb").setLevel(logging.CRITICAL)
+    try:
+        view = workspace(arguments.entity, arguments.project, group=arguments.group, name=arguments.name)
+        view.save()  # type: ignore[no-untyped-call]
+        return str(view.url)
+    except Exception as error:  # whatever W&B raises, its service is what it is about
+        raise UserError(
+            f"W&B did not take the view for {arguments.entity}/{arguments.project}: {type(error).__name__}: "
+            f"{' '.join(str(error).split())[:300]}. Look at WANDB_API_KEY, WANDB_BASE_URL, the entity and the project."
+        ) from None
+    finally:
+        wandb.teardown()
+
+
+def workspace(entity: str, project: str, *, group: str | None = None, name: str | None = None) -> Workspace:
+    """Returns the view, not saved yet."""
+    from wandb_workspaces import expr
+    from wandb_workspaces import workspaces as ws
+    from wandb_workspaces.reports.v2 import interface as wr
+
+    bars: list[Any] = [
+        wr.BarPlot(title=title, metrics=[wr.SummaryMetric(key) for key in keys]) for title, keys in BARS.items()
+    ]
+    table = wr.WeavePanelSummaryTable(table_name=TABLE, layout=wr.Layout(w=24, h=12))
+    lines = [
+        ws.Section(
+            name=section,
+            is_open=section != "Runner",
+            panels=[wr.LinePlot(title=title, x=axis, y=[*keys]) for title, (axis, keys) in plots.items()],
+        )
+        for section, plots in LINES.items()
+    ]
+    return ws.Workspace(
+        entity=entity,
+        project=project,
+        name=name or group or "ares_exp",
+        sections=[
+            ws.Section(name="Results", is_open=True, panels=bars),
+            *lines,
+            ws.Section(name="Trajectories", is_open=True, panels=[table]),
+        ],
+        runset_settings=ws.RunsetSettings(
+            filters=[expr.Metric("Group") == group] if group else "",
+            pinned_columns=["summary:stat/mean_reward", "summary:run/cost", "summary:run/planned"],
+        ),
+    )

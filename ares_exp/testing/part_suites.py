@@ -1,0 +1,87 @@
+"""Test classes for parts that are named on a command line."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from ares_exp.config.targets import import_target
+from ares_exp.errors import ConfigError
+from ares_exp.testing.agent_contract import factory_of
+
+METHODS: Mapping[str, Sequence[str]] = {
+    "environment": ("reset", "step", "close"),
+    "collector": ("begin_episode", "record_step", "end_episode"),
+    "tracker": ("start", "log_episode", "finish"),
+    "source": ("load", "make", "check"),
+    "container": ("preflight", "check", "__call__"),
+    "policy": ("__call__",),
+}
+"""The methods by which a class is recognised, by kind. A class that takes an `llm_client` is an agent."""
+FIXTURES = {"agent": "factory", "container": "factory"}
+"""The fixture that gives a suite its part, where it does not have the name of the kind."""
+
+
+def suites_of(parts: Sequence[str], options: Sequence[str]) -> ModuleType:
+    """Returns a module with a test class for each part.
+
+    Args:
+        parts: Names of classes, `package:Name` or `package.Name`.
+        options: Arguments of the classes, `name=value`; a value is YAML, and `{tmp}` a directory of the test.
+
+    Raises:
+        ConfigError: A part cannot be imported, or its kind is not recognised; or a package is missing.
+    """
+    module = ModuleType("part_suites")
+    for name in parts:
+        part = import_target(name.replace(":", "."))
+        suite = _suite(part, name, _values(options))
+        vars(module)[suite.__name__] = suite
+    return module
+
+
+def _suite(part: Any, name: str, options: Mapping[str, Any]) -> type:
+    kind = _kind_of(part, name)
+    if kind == "container" and find_spec("pytest_asyncio") is None:
+        raise ConfigError("The suite of containers needs pytest-asyncio: pip install pytest-asyncio.")
+    contract = vars(import_module(f"ares_exp.testing.{kind}_contract"))[f"{kind.capitalize()}Contract"]
+
+    def given(self: object, tmp_path: Path) -> Any:
+        values = {key: _in_folder(value, tmp_path) for key, value in options.items()}
+        return factory_of(part, values) if kind == "agent" else part(**values)
+
+    return type(f"Test{part.__name__}", (contract,), {FIXTURES.get(kind, kind): pytest.fixture(given)})
+
+
+def _kind_of(part: Any, name: str) -> str:
+    has: dict[str, Any] = {}
+    for base in reversed(part.__mro__) if inspect.isclass(part) else ():
+        has |= vars(base)
+    if any("llm_client" in inspect.signature(one).parameters for one in (part, has.get("__call__", part))):
+        return "agent"
+    for kind, methods in METHODS.items():
+        if all(callable(has.get(one)) for one in methods):
+            return kind
+    methods_of = "; ".join(f"{kind}: {', '.join(methods)}" for kind, methods in METHODS.items())
+    raise ConfigError(
+        f"Expected {name} to be the class of an agent, which takes an `llm_client`, or a class with the methods of a "
+        f"part ({methods_of}). For anything else, inherit the suite in a test file."
+    )
+
+
+def _values(options: Sequence[str]) -> dict[str, Any]:
+    import yaml
+
+    pairs = (option.partition("=") for option in options)
+    return {name: value if "{tmp}" in value else yaml.safe_load(value) for name, _, value in pairs}
+
+
+def _in_folder(value: Any, folder: Path) -> Any:
+    return value.replace("{tmp}", str(folder)) if isinstance(value, str) else value

@@ -1,0 +1,69 @@
+"""A pytest plugin: `pytest --ares-exp-part=my_package:MyContainer` runs the conformance suite of a part.
+
+pytest loads it wherever this package is installed, so it imports nothing until a part is given.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SUITES = Path(__file__).with_name("part_suites.py")
+"""Stands for the test module of the parts, which is made in memory."""
+_SUITES = pytest.StashKey[ModuleType]()
+_ASYNCIO = ("asyncio", "pytest_asyncio.plugin")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the options."""
+    group = parser.getgroup("ares_exp", "conformance suites of ares_exp")
+    group.addoption(
+        "--ares-exp-part",
+        action="append",
+        default=[],
+        metavar="PACKAGE:NAME",
+        help="run the suite of its kind on this class; may be given again",
+    )
+    group.addoption(
+        "--ares-exp-option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument of the class; {tmp} in a value is a directory of the test",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
+    """Adds the suites to what is collected, whatever their marks; a suite has tests that are coroutines."""
+    if early_config.known_args_namespace.ares_exp_part:
+        args += [str(SUITES), "-m", ""]
+        if any(map(early_config.pluginmanager.hasplugin, _ASYNCIO)):
+            args.append("--asyncio-mode=auto")
+        if (here := str(Path.cwd())) not in sys.path:  # as `python -m pytest`, and `ares-exp`
+            sys.path.append(here)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Imports the parts and makes their suites."""
+    if parts := session.config.getoption("ares_exp_part"):
+        from ares_exp.errors import UserError
+        from ares_exp.testing.part_suites import suites_of
+
+        try:
+            session.config.stash[_SUITES] = suites_of(parts, session.config.getoption("ares_exp_option"))
+        except UserError as error:
+            raise pytest.UsageError(str(error)) from error
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """Gives the suites as the content of their module."""
+    if module_path != SUITES or _SUITES not in parent.config.stash:
+        return None
+    module: pytest.Module = pytest.Module.from_parent(parent, path=module_path)
+    module.obj = parent.config.stash[_SUITES]
+    return module

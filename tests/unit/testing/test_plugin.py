@@ -1,0 +1,142 @@
+"""`pytest --ares-exp-part`: the suites on parts of one's own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, SECRET_FREE
+from tests.unit.environments.test_ares_adapter import stub as stub  # the fixture
+
+pytestmark = pytest.mark.once
+
+PLUGIN = "ares_exp.testing.plugin"
+PARTS = """
+from ares_exp.trackers.null_tracker import NullTracker
+from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
+
+class Fails(NullTracker):
+    def finish(self, summary):
+        if not summary.results:
+            raise ZeroDivisionError
+
+class Kept(JsonTrajectoryCollector):
+    def __init__(self, folder, number):
+        assert number == 3
+        super().__init__(folder)
+
+class Wheel:
+    pass
+"""
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Runs pytest in a project with tests, marks that leave tests out, and `my_parts.py`."""
+    (tmp_path / "my_parts.py").write_text(PARTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -m 'not slow'\nmarkers = slow\n")
+    (tmp_path / "test_mine.py").write_text("def test_mine():\n    assert False\n")
+
+    def run(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+        paths = f"{ROOT}:{path}" if path is not None else str(ROOT)
+        code = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"  # as `pytest`, without `.` in the path
+        plugins = ("-p", PLUGIN, "-p", "pytest_asyncio.plugin", "-p", "no:cacheprovider")
+        return subprocess.run(
+            [sys.executable, "-P", "-c", code, *plugins, "-v", *arguments],
+            cwd=tmp_path,
+            env={**SECRET_FREE, "PYTHONPATH": paths, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+
+    return run
+
+
+def rows(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    """The outcome of each test by `Class::test`."""
+    lines = (line.split()[:2] for line in done.stdout.splitlines() if "::Test" in line and line.endswith("%]"))
+    return {name.partition("::")[2]: outcome for name, outcome in lines}
+
+
+def test_installed_packages_have_the_plugin() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["pytest11"] == {"ares_exp": PLUGIN}
+
+
+def test_it_costs_next_to_nothing_where_no_part_is_given() -> None:
+    code = f"import {PLUGIN}, sys; print(sorted(one for one in sys.modules if one.startswith('ares_exp')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"{['ares_exp', 'ares_exp.testing', PLUGIN]}\n"
+
+
+def test_two_parts_and_why_one_fails(run: Run) -> None:
+    done = run("--ares-exp-part=my_parts:Fails", "--ares-exp-part=ares_exp.trackers.null_tracker:NullTracker")
+    assert done.returncode == 1, done.stdout + done.stderr
+    outcomes = rows(done)
+    assert outcomes["TestFails::test_it_records_a_run"] == "PASSED"
+    assert {name for name, outcome in outcomes.items() if outcome == "FAILED"} == {
+        "TestFails::test_a_run_without_episodes"
+    }
+    assert outcomes["TestNullTracker::test_a_run_without_episodes"] == "PASSED"
+    assert "my_parts.py:8: ZeroDivisionError" in done.stdout
+    assert "test_mine" not in done.stdout
+
+
+@pytest.mark.nightly
+def test_options_of_the_part(run: Run) -> None:
+    options = ("--ares-exp-option=folder={tmp}/x", "--ares-exp-option", "number=3")
+    done = run("--ares-exp-part=my_parts:Kept", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert rows(done)["TestKept::test_concurrent_episodes_are_kept_apart"] == "PASSED"
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("my_parts:Missing", "`my_parts.Missing` is not to be had: the module `my_parts`"),
+        (
+            "my_parts:Wheel",
+            "Expected my_parts:Wheel to be the class of an agent, which takes",
+        ),
+    ],
+)
+def test_a_part_that_has_no_suite_is_a_mistake(run: Run, part: str, message: str) -> None:
+    done = run(f"--ares-exp-part={part}")
+    assert done.returncode != 0
+    assert (done.stdout + done.stderr).count(message) == 1
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.nightly
+def test_an_agent_and_a_source(run: Run, stub: Path) -> None:
+    done = run("--ares-exp-part=ares_exp.agents.shell_agent:ShellAgentFactory")
+    assert done.returncode == 0, done.stdout
+    source = "--ares-exp-part=ares_exp.environments.ares.source:AresEnvironments"
+    done = run(source, "--ares-exp-option=preset=echo:0:3", path=stub)
+    assert done.returncode == 0, done.stdout
+    assert rows(done)["TestAresEnvironments::test_an_episode_begins"] == "PASSED"
+
+
+@pytest.mark.nightly
+def test_an_environment_of_another_package(run: Run) -> None:
+    path = ROOT / "tests" / "e2e" / "ares_nim"
+    done = run("--ares-exp-part=ares_nim.environment:Nim", "--ares-exp-option=matches=6", path=path)
+    assert done.returncode == 0, done.stdout
+    assert rows(done)["TestNim::test_no_step_before_the_first_reset"] == "PASSED"
+    assert rows(done)["TestNim::test_truncating"] == "SKIPPED"
+
+
+@pytest.mark.local
+def test_a_container_backend(run: Run) -> None:
+    done = run("--ares-exp-part=ares_exp.containers.local:LocalContainerFactory", "-k", "exit_code or protocols")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert rows(done)["TestLocalContainerFactory::test_follows_the_protocols"] == "PASSED"
