@@ -29,8 +29,8 @@ def _schema() -> None:
         ),
         (["experiment=smoke", "collector.output_dir=/x"], ["experiment=smoke", "collector.json.output_dir=/x"]),
         (
-            ["collector=parquet", "collector.output_dir=/x", "tracker.project=x"],
-            ["collector=parquet", "collector.parquet.output_dir=/x", "tracker.wandb.project=x"],
+            ["collector=jsonl", "collector.path=/x", "tracker.project=x"],
+            ["collector=jsonl", "collector.jsonl.path=/x", "tracker.wandb.project=x"],
         ),
         (["seed=1,2", "tracker.project=x"], ["seed=1,2", "tracker.wandb.project=x"]),
     ],
