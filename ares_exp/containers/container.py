@@ -336,7 +336,7 @@ class ContainerFactoryBase(ContainerFactory):
             with any other option set, it is restored only with a factory that the user gives. Default: empty.
         has_terminals: Whether its containers are `TerminalContainer`s. Default: no.
         has_doors: Whether its containers are `ServingContainer`s, which installed agents need. Default: no.
-        harbor_name: The backend's name in Harbor, for `export_job`. `None`, the default: the class is named instead.
+        harbor_name: The backend's name in Harbor, for exported jobs. `None`, the default: the class is named instead.
     """
 
     harmless_options: ClassVar[frozenset[str]] = frozenset()

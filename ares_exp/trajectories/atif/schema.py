@@ -2,13 +2,11 @@
 
 One schema serves all versions, as in Harbor, whose rules these are (https://harborframework.com/docs/trajectory-format):
 newer fields may stand under older version strings, and every object refuses keys that it does not know but has `extra`
-for them. Stricter than Harbor's: a number is a number, not a string of digits, and `check_atif` also wants as many
-log-probabilities as completion token ids.
+for them. Stricter than Harbor's: a number is a number, not a string of digits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
@@ -28,24 +26,8 @@ MAX_SHOWN_ERRORS = 3
 Extra = dict[str, Any] | None
 
 
-def check_atif(document: Any) -> None:
-    """Checks a parsed document against every rule of the format.
-
-    Raises:
-        TrajectoryFormatError: It breaks one; the message names the place.
-    """
-    validate_atif(document)
-    for where, metrics in _all_metrics(document, "steps"):
-        ids, logprobs = metrics.get("completion_token_ids"), metrics.get("logprobs")
-        if ids is not None and logprobs is not None and len(ids) != len(logprobs):
-            raise TrajectoryFormatError(
-                f"Expected a valid ATIF document, got one with {len(ids)} completion token ids and "
-                f"{len(logprobs)} logprobs at {where}."
-            )
-
-
 def validate_atif(document: Any) -> None:
-    """Checks a parsed document against the rules that Harbor enforces too.
+    """Checks a parsed document against the rules of the format.
 
     Raises:
         TrajectoryFormatError: It breaks one; the message names the place.
@@ -68,14 +50,6 @@ def _told(error: ValidationError) -> str:
         told.append(f"an error at {place}: {item['msg'].removeprefix('Value error, ')[:300]}")
     more = f"; and {len(found) - MAX_SHOWN_ERRORS} more" if len(found) > MAX_SHOWN_ERRORS else ""
     return "; ".join(told) + more
-
-
-def _all_metrics(document: Mapping[str, Any], where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for number, step in enumerate(document["steps"]):
-        if step.get("metrics"):
-            yield f"{where}.{number}.metrics", step["metrics"]
-    for number, inner in enumerate(document.get("subagent_trajectories") or ()):
-        yield from _all_metrics(inner, f"subagent_trajectories.{number}.{where}")
 
 
 def _iso_8601(text: str) -> str:

@@ -46,7 +46,7 @@ from ares_exp.trajectories.atif.messages import (
     step_of_message,
     with_own,
 )
-from ares_exp.trajectories.atif.schema import NEWEST_VERSION, Step, check_atif
+from ares_exp.trajectories.atif.schema import NEWEST_VERSION, Step, validate_atif
 from ares_exp.trajectories.files.line_file import write_lines
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, lane_of
 
@@ -74,14 +74,14 @@ def to_atif(trajectory: EpisodeTrajectory) -> tuple[dict[str, Any], list[str]]:
         only ever appends to its conversation. The sentences are the document's `notes`, too.
     """
     document, dropped = _AtifWriter(trajectory).write()
-    check_atif(document)
+    validate_atif(document)
     return document, dropped
 
 
-def write_atif(path: Path, trajectory: EpisodeTrajectory, *, sync: bool = True) -> list[str]:
+def write_atif(path: Path, trajectory: EpisodeTrajectory) -> list[str]:
     """Writes a document's file, which appears whole or not at all; returns the sentences of `to_atif`."""
     document, dropped = to_atif(trajectory)
-    write_lines(path, _lines(document), sync=sync)
+    write_lines(path, _lines(document))
     return dropped
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,10 @@ import pytest
 from ares_exp.commands.export import FORMATS
 from ares_exp.records.results import Outcome
 from ares_exp.terminal.subcommands import run_module
-from ares_exp.trajectories.atif.schema import check_atif
+from ares_exp.trajectories.atif.schema import validate_atif
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryCollector
+from ares_exp.trajectories.exports.exported_episodes import ExportedEpisodes
 from ares_exp.trajectories.files.jsonl_file import load_jsonl
 from ares_exp.trajectories.records import EpisodeTrajectory
 from tests.unit.trajectories.chats import chat, cut, ids, with_step, write
@@ -69,7 +71,7 @@ def test_atif_has_a_file_per_episode(run: Path, capsys: pytest.CaptureFixture[st
     files = sorted((run.parent / "out").iterdir())
     assert [path.name for path in files] == [f"{name}.atif.json" for name in ("board", "e0", "e1", "e2")]
     for path in files:
-        check_atif(json.loads(path.read_text()))
+        validate_atif(json.loads(path.read_text()))
     said = capsys.readouterr().out.splitlines()
     assert said[1] == "4 episodes."
     assert said[2].startswith("In 1 episode: Observations or actions that are no chat requests")
@@ -179,6 +181,16 @@ def test_a_run_gives_each_episode_once_and_what_a_killed_process_left(
     whole, lost = load_jsonl(tmp_path / "out.jsonl")
     assert (whole.episode_id, whole.steps) == ("a", steps)
     assert (lost.episode_id, lost.steps, lost.outcome) == ("b", steps[:2], Outcome.LOST)
+
+
+def episodes_in_memory() -> int:
+    gc.collect()
+    return sum(isinstance(thing, EpisodeTrajectory) for thing in gc.get_objects())
+
+
+def test_only_one_episode_is_in_memory(run: Path) -> None:
+    before = episodes_in_memory()
+    assert [episodes_in_memory() - before for _ in ExportedEpisodes(run)] == [1, 1, 1]
 
 
 def test_a_folder_of_runs_gives_an_episode_once(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from ares_exp.commands import clean
 from ares_exp.config.targets import find_part, option_targets
-from ares_exp.harbor_export.command_line import main as export
 from ares_exp.running.provenance import collect_provenance
 from ares_exp.terminal.run_command import run_module
 from ares_exp.wrappers.source_gym import container_factory
@@ -78,8 +77,9 @@ def test_the_gymnasium_wrappers_take_it_by_name() -> None:
 
 def test_an_export_has_harbors_name_of_it(tmp_path: Path) -> None:
     run = record(tmp_path / "run", [tried()], config={"container": {"_target_": "moonbase.MoonFactory"}})
-    assert export([str(run), "-o", str(tmp_path / "jobs")]) == 0
-    config = json.loads((tmp_path / "jobs" / "run" / "config.json").read_text())
+    words = [str(run), str(tmp_path / "job"), "--to", "harbor"]
+    assert run_module("ares_exp.commands.export", words, "ares-exp export") == 0
+    config = json.loads((tmp_path / "job" / "config.json").read_text())
     assert config["environment"]["type"] == "modal"
 
 

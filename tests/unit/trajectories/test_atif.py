@@ -10,7 +10,7 @@ from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCall
 from ares_exp.llms.wire import plain
 from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.tasks.prior_context import read_prior_context
-from ares_exp.trajectories.atif.schema import check_atif
+from ares_exp.trajectories.atif.schema import validate_atif
 from ares_exp.trajectories.atif.writer import NO_CHAT, PARTS, REWRITTEN, SURROGATES, to_atif, write_atif
 from ares_exp.trajectories.records import (
     EpisodeTrajectory,
@@ -96,7 +96,7 @@ def test_a_linear_episode_is_shown_without_a_break(trajectory: EpisodeTrajectory
 @given(trajectories())
 def test_any_episode_is_a_valid_document_with_all_its_actions(trajectory: EpisodeTrajectory) -> None:
     document, dropped = to_atif(trajectory)
-    check_atif(over_json(document))
+    validate_atif(over_json(document))
     assert document.get("notes", "") == " ".join(f"{what}." for what in dropped)
     actions = sum(step.action is not None for step in trajectory.steps)
     assert sum(step["source"] == "agent" and step.get("llm_call_count") != 0 for step in document["steps"]) == actions

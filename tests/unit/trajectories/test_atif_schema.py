@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from ares_exp.errors import TrajectoryFormatError
-from ares_exp.trajectories.atif.schema import VERSIONS, check_atif, validate_atif
+from ares_exp.trajectories.atif.schema import VERSIONS, validate_atif
 from tests.unit.trajectories.atif_examples import at, counting, smallest
 
 STEP: dict[str, Any] = {"step_id": 1, "source": "user", "message": "x"}
@@ -14,18 +14,18 @@ MP3 = {"media_type": "audio/mp3", "path": "a.mp3", "duration_sec": 1.5}
 
 @pytest.mark.parametrize("document", [smallest(), counting()])
 def test_the_examples_are_valid(document: dict[str, Any]) -> None:
-    check_atif(document)
+    validate_atif(document)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_version_may_have_every_field(version: str) -> None:
-    check_atif(counting() | {"schema_version": version})
+    validate_atif(counting() | {"schema_version": version})
 
 
 def test_a_missing_version_is_the_newest() -> None:
     document = counting()
     del document["schema_version"]
-    check_atif(document)
+    validate_atif(document)
 
 
 @pytest.mark.parametrize(
@@ -50,17 +50,18 @@ def test_a_missing_version_is_the_newest() -> None:
         ("steps.2.metrics.prompt_tokens", None),
         ("agent.tool_definitions", [{"anything": 1}]),
         ("final_metrics.total_steps", 77),
+        ("steps.2.metrics.logprobs", [-0.1]),
         ("subagent_trajectories", [INNER | {"trajectory_id": "root"}]),
     ],
 )
 def test_what_the_rules_allow(place: str, value: Any) -> None:
-    check_atif(at(counting(), place, value))
+    validate_atif(at(counting(), place, value))
 
 
 def test_tool_call_ids_may_repeat() -> None:
     document = counting()
     document["steps"][2]["tool_calls"] *= 2
-    check_atif(document)
+    validate_atif(document)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,6 @@ def test_tool_call_ids_may_repeat() -> None:
         ("steps.2.metrics.cost_usd", "0.1", "cost_usd"),
         ("steps.2.metrics.logprobs", [-0.1, None, -0.2], "logprobs.1"),
         ("steps.2.metrics.completion_token_ids", [21, 22.5, 23], "completion_token_ids.1"),
-        ("steps.2.metrics.logprobs", [-0.1], "3 completion token ids and 1 logprobs at steps.2.metrics"),
         ("final_metrics.total_steps", -1, "total_steps"),
         ("final_metrics.total_cost", 1, "total_cost"),
         ("subagent_trajectories", [smallest()], "`trajectory_id` that its siblings have not"),
@@ -130,7 +130,7 @@ def test_tool_call_ids_may_repeat() -> None:
 )
 def test_what_the_rules_forbid_is_told_with_its_place(place: str, value: Any, told: str) -> None:
     with pytest.raises(TrajectoryFormatError) as caught:
-        check_atif(at(counting(), place, value))
+        validate_atif(at(counting(), place, value))
     assert told in str(caught.value)
     assert len(str(caught.value)) < 1500
 
@@ -140,22 +140,13 @@ def test_what_a_document_must_have(missing: str) -> None:
     document = smallest()
     del document[missing]
     with pytest.raises(TrajectoryFormatError, match=missing):
-        check_atif(document)
+        validate_atif(document)
 
 
 @pytest.mark.parametrize("document", [None, [], "ATIF", 1, {}])
 def test_what_is_no_document(document: Any) -> None:
     with pytest.raises(TrajectoryFormatError, match="Expected a valid ATIF document"):
-        check_atif(document)
-
-
-def test_the_lengths_of_token_lists_are_our_rule_not_harbors() -> None:
-    document = at(counting(), "steps.2.metrics.logprobs", [-0.1])
-    validate_atif(document)
-    with pytest.raises(TrajectoryFormatError):
-        check_atif(document)
-    with pytest.raises(TrajectoryFormatError, match=r"at subagent_trajectories\.0\.steps\.2\.metrics"):
-        check_atif(smallest() | {"subagent_trajectories": [document]})
+        validate_atif(document)
 
 
 def test_trajectories_within_trajectories_without_end_are_refused() -> None:
@@ -163,4 +154,4 @@ def test_trajectories_within_trajectories_without_end_are_refused() -> None:
     for _ in range(100_000):
         document = smallest() | {"trajectory_id": "t", "subagent_trajectories": [document]}
     with pytest.raises(TrajectoryFormatError):
-        check_atif(document)
+        validate_atif(document)
