@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ares_exp.config.added_arguments import added_defaults
-from ares_exp.config.targets import explain_target
+from ares_exp.config.targets import added_defaults, explain_target, parameters_of
 from ares_exp.errors import ConfigError, close_matches
 from ares_exp.records.secrets import scrub
 
@@ -39,7 +37,7 @@ def instantiate_several(config: DictConfig, group: str) -> dict[str, Any]:
     """
     from omegaconf import OmegaConf
 
-    node = None if OmegaConf.is_missing(config, group) else config[group]
+    node = OmegaConf.select(config, group)
     if not node or not OmegaConf.is_dict(node) or "_target_" in node:
         return {group: instantiate_group(config, group)}
     return {str(name): _checked(group, instantiate_node(config, f"{group}.{name}")) for name in node}
@@ -62,8 +60,8 @@ def _without_added(config: DictConfig, group: str) -> DictConfig:
     """Returns the config without the arguments of a group's option that its class does not take."""
     from omegaconf import OmegaConf, open_dict
 
-    node = None if OmegaConf.is_missing(config, group) else config.get(group)
-    added = [name for name in added_defaults(group) if node is not None and OmegaConf.is_dict(node) and name in node]
+    node = OmegaConf.select(config, group)
+    added = [name for name in added_defaults(group) if OmegaConf.is_dict(node) and name in node]
     if not added:
         return config
     config = config.copy()
@@ -100,7 +98,6 @@ def instantiate_node(config: DictConfig, group: str) -> Any:
         raise ConfigError(f"No option is chosen for `{group}`: set `{group}=…`; `--help` lists them.")
     if not OmegaConf.is_dict(node) or "_target_" not in node:
         raise ConfigError(f"The option chosen for `{group}` has no `_target_`: name the class that it makes.")
-    node = OmegaConf.select(config, group)
     _refuse_agent_as_factory(group, node)
     try:
         return instantiate(node, _convert_="all")
@@ -133,11 +130,7 @@ def _refuse_agent_as_factory(group: str, node: DictConfig) -> None:
 
 def _unknown_argument(group: str, node: DictConfig) -> str | None:
     """What to say of an argument that the component does not take; `None` when it takes them all."""
-    from hydra.utils import get_object
-
-    try:
-        parameters = inspect.signature(get_object(node["_target_"])).parameters
-    except (ImportError, AttributeError, TypeError, ValueError):
+    if (parameters := parameters_of(str(node["_target_"]))) is None:
         return None
     takes = [name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
     unknown = [str(key) for key in node if not str(key).startswith("_") and key not in takes]

@@ -6,19 +6,14 @@ file, else what the constructor's docstring says of it.
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
-from ares_exp.config.added_arguments import ADDED_ARGUMENTS
 from ares_exp.config.options import ROOT_CONFIG, Option, conf_dir
-
-_SECTION = re.compile(r"^(?:Args|Attributes):\n((?: {4}.*\n?|\n)*)", re.MULTILINE)
-_IN_YAML = {"`None`": "`null`", "`True`": "`true`", "`False`": "`false`"}
+from ares_exp.config.targets import ADDED_ARGUMENTS, documented, option_defaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +52,13 @@ def arguments_of_node(name: str) -> list[Argument]:
 
 
 def _arguments_of(group: str, prefix: str, settings: Mapping[str, Any], comments: Mapping[str, str]) -> list[Argument]:
-    from ares_exp.config.option_files import option_defaults
-
     target = settings.get("_target_")
     own = {name: value for name, value in settings.items() if not name.startswith("_")}
     if not isinstance(target, str):
         return list(_arguments(own, prefix, comments, {}))
-    added = {name: argument.prose for name, argument in ADDED_ARGUMENTS.get(group, {}).items()}
+    added = {name: prose for name, (_, prose) in ADDED_ARGUMENTS.get(group, {}).items()}
     defaults = {**option_defaults(group, target, is_partial=bool(settings.get("_partial_"))), **own}
-    return list(_arguments(defaults, prefix, comments, {**added, **_documented(target)}))
+    return list(_arguments(defaults, prefix, comments, {**added, **documented(target)}))
 
 
 def _arguments(
@@ -112,24 +105,6 @@ def _comments(text: str) -> dict[str, str]:
         path = [*(item for item in path if item[0] < indent), (indent, match[2])]
         if match[3]:
             found[".".join(name for _, name in path)] = match[3]
-    return found
-
-
-def _documented(target: str) -> dict[str, str]:
-    """Reads the descriptions of arguments in the docstrings of a class or function."""
-    try:
-        made: Any = resolve_name(target)
-    except Exception:  # the import of anybody's module may raise anything
-        return {}
-    kinds = reversed(made.__mro__) if inspect.isclass(made) else ()
-    objects = [one for kind in kinds for one in (kind, vars(kind).get("__init__"))] or [made]
-    found: dict[str, str] = {}
-    for section in (text for one in objects for text in _SECTION.findall(inspect.getdoc(one) or "")):
-        for entry in re.split(r"\n(?= {4}\S)", section.rstrip()):
-            names, _, said = entry.strip().partition(":")
-            for python, yaml in _IN_YAML.items():
-                said = said.replace(python, yaml)
-            found |= {name.strip(" *"): " ".join(said.split()) for name in names.split(",")}
     return found
 
 

@@ -6,12 +6,8 @@ stands in one place, a file holds what differs, and every argument is there to b
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from hydra.core.config_search_path import ConfigSearchPath
@@ -19,19 +15,15 @@ from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-from ares_exp.config.added_arguments import SCORER, added_defaults
 from ares_exp.config.options import ROOT_CONFIG, SCHEME, conf_dir, folder_url
 from ares_exp.config.plugins import PROVIDER, installed_plugins
 from ares_exp.config.schema import MADE_NODES
+from ares_exp.config.targets import NO_VALUE, option_defaults
 from ares_exp.errors import ConfigError
 from ares_exp.records.record_files import MAX_YAML_BYTES
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-NO_VALUE = "???"
-"""OmegaConf's mark of a required value."""
-AGENT = "agent"
 
 _PACKAGE = re.compile(r"^#\s*@package\s+(\S+)\s*$", re.MULTILINE)
 _HEADER_CHARS = 512
@@ -162,62 +154,3 @@ def _completed(option: DictConfig, *, group: str) -> DictConfig:
         if OmegaConf.is_missing(option, key):  # it has to be given, though the constructor has a default
             completed[key] = NO_VALUE
     return cast("DictConfig", completed)
-
-
-def option_defaults(group: str, target: str, *, is_partial: bool = False) -> dict[str, Any]:
-    """Returns the defaults of an option's arguments: those of what it names, and those that its group adds.
-
-    Args:
-        group: The option's group.
-        target: What it names.
-        is_partial: Whether a part of the arguments comes when it is called. That of an agent comes by name, and has no
-            defaults; of others it is not known which.
-    """
-    if is_partial:
-        known = constructor_defaults(target) if group == AGENT else {}
-        return {name: value for name, value in known.items() if value != NO_VALUE}
-    given = _of_the_call(target) if group == SCORER else ()
-    own = {name: value for name, value in constructor_defaults(target).items() if name not in given}
-    return {**own, **added_defaults(group)}
-
-
-def _of_the_call(target: str) -> tuple[str, ...]:
-    """Returns the arguments of a function that is a scorer itself which each call gives it: episode and container."""
-    try:
-        made = resolve_name(target)
-        return () if inspect.isclass(made) else tuple(inspect.signature(made).parameters)[:2]
-    except Exception:  # the import of anybody's module may raise anything
-        return ()
-
-
-def constructor_defaults(target: str) -> dict[str, Any]:
-    """Returns the defaults of a constructor's arguments, `???` for required ones.
-
-    Leaves out arguments whose defaults no config can hold, such as a clock.
-
-    Args:
-        target: Dotted name of a class or function. If it cannot be imported there are no defaults: instantiating it
-            explains why.
-    """
-    try:
-        parameters = inspect.signature(resolve_name(target)).parameters.values()
-    except Exception:  # the import of anybody's module may raise anything
-        return {}
-    named = [one for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    defaults = {one.name: NO_VALUE if one.default is one.empty else _plain(one.default) for one in named}
-    return {name: value for name, value in defaults.items() if value is not ...}
-
-
-def _plain(value: Any) -> Any:
-    """Converts a default to a config value; `...` if no config can hold it."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
-    if isinstance(value, Mapping):
-        held = {str(key): _plain(item) for key, item in value.items()}
-        return ... if any(item is ... for item in held.values()) else held
-    if isinstance(value, list | tuple | set | frozenset):
-        items = [_plain(item) for item in value]
-        return ... if any(item is ... for item in items) else items
-    if isinstance(value, str):
-        return str(value)
-    return value if value is None or isinstance(value, bool | int | float) else ...

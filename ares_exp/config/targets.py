@@ -1,15 +1,17 @@
-"""The classes that the options of a group name in `_target_`, plugins included.
+"""The classes that options name in `_target_`: their import, and the arguments of their constructors.
 
-The options are the only table of backends and agents: code that needs one by name looks here. Names from anywhere else
-are never imported.
+The options, those of plugins included, are the only table of backends and agents: code that needs one by name looks
+here. Names from any other place are never imported. No other module reads a constructor.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import inspect
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from pkgutil import resolve_name
@@ -21,7 +23,44 @@ from ares_exp.config.parts import import_name
 from ares_exp.config.plugins import OPTION_FOLDERS, installed_plugins
 from ares_exp.errors import ConfigError, close_matches
 
+_SECTION = re.compile(r"^(?:Args|Attributes):\n((?: {4}.*\n?|\n)*)", re.MULTILINE)
+_IN_YAML = {"`None`": "`null`", "`True`": "`true`", "`False`": "`false`"}
 _CLASS = re.compile(r"""_target_["']?\s*:\s*["']?([\w.]+)""")
+NO_VALUE = "???"
+"""OmegaConf's mark of a required value."""
+AGENT = "agent"
+SCORER = "scorer"
+"""The group of scorers."""
+
+
+ADDED_ARGUMENTS: Mapping[str, Mapping[str, tuple[Any, str]]] = {
+    "env": {
+        "scorers": (
+            None,
+            "further scorers: functions `[package.module.function]`, or scorers by name (docs/scoring.md)",
+        ),
+        "verifier_weight": (1.0, "weight of the environment's own reward next to the rewards of the scorers"),
+    },
+    SCORER: {
+        "name": (None, "name of its rewards; null: the name of the function or class"),
+        "weight": (1.0, "weight in the episode's reward; 0: recorded only"),
+        "timeout_sec": (600.0, "time limit of the scoring of one episode in seconds"),
+    },
+}
+"""Arguments that the run takes, not the class: default and meaning, by group and name."""
+
+
+def added_defaults(group: str) -> dict[str, Any]:
+    """Returns the defaults of the arguments that a group's options have in addition to those of their classes."""
+    return {name: default for name, (default, _) in ADDED_ARGUMENTS.get(group, {}).items()}
+
+
+def parameters_of(target: str) -> Mapping[str, inspect.Parameter] | None:
+    """Reads the parameters of a class or function; `None` if it cannot be imported, or does not show them."""
+    try:
+        return inspect.signature(resolve_name(target)).parameters
+    except Exception:  # the import of a third-party module may raise anything
+        return None
 
 
 def option_targets(group: str, config_dirs: Sequence[Path] = ()) -> dict[str, str]:
@@ -110,3 +149,74 @@ def find_part(group: str, name: str) -> Any:
                 if import_name(part := import_target(target)) == name:
                     return part
     return None
+
+
+def option_defaults(group: str, target: str, *, is_partial: bool = False) -> dict[str, Any]:
+    """Returns the defaults of an option's arguments: those of what it names, and those that its group adds.
+
+    Args:
+        group: The option's group.
+        target: What it names.
+        is_partial: Whether a part of the arguments comes when it is called. That of an agent comes by name, and has no
+            defaults; of others it is not known which.
+    """
+    if is_partial:
+        known = constructor_defaults(target) if group == AGENT else {}
+        return {name: value for name, value in known.items() if value != NO_VALUE}
+    given = _of_the_call(target) if group == SCORER else ()
+    own = {name: value for name, value in constructor_defaults(target).items() if name not in given}
+    return {**own, **added_defaults(group)}
+
+
+def _of_the_call(target: str) -> tuple[str, ...]:
+    """Returns the arguments that each call gives to a function that is a scorer itself: episode and container."""
+    parameters = parameters_of(target)
+    return () if parameters is None or inspect.isclass(resolve_name(target)) else tuple(parameters)[:2]
+
+
+def constructor_defaults(target: str) -> dict[str, Any]:
+    """Returns the defaults of a constructor's arguments, `???` for required ones.
+
+    Leaves out arguments whose defaults no config can hold, such as a clock.
+
+    Args:
+        target: Dotted name of a class or function. If it cannot be imported there are no defaults: instantiating it
+            explains why.
+    """
+    parameters = (parameters_of(target) or {}).values()
+    named = [one for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    defaults = {one.name: NO_VALUE if one.default is one.empty else _plain(one.default) for one in named}
+    return {name: value for name, value in defaults.items() if value is not ...}
+
+
+def _plain(value: Any) -> Any:
+    """Converts a default to a config value; `...` if no config can hold it."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    if isinstance(value, Mapping):
+        held = {str(key): _plain(item) for key, item in value.items()}
+        return ... if any(item is ... for item in held.values()) else held
+    if isinstance(value, list | tuple | set | frozenset):
+        items = [_plain(item) for item in value]
+        return ... if any(item is ... for item in items) else items
+    if isinstance(value, str):
+        return str(value)
+    return value if value is None or isinstance(value, bool | int | float) else ...
+
+
+def documented(target: str) -> dict[str, str]:
+    """Reads the descriptions of arguments in the docstrings of a class or function."""
+    try:
+        made: Any = resolve_name(target)
+    except Exception:  # the import of anybody's module may raise anything
+        return {}
+    kinds = reversed(made.__mro__) if inspect.isclass(made) else ()
+    objects = [one for kind in kinds for one in (kind, vars(kind).get("__init__"))] or [made]
+    found: dict[str, str] = {}
+    for section in (text for one in objects for text in _SECTION.findall(inspect.getdoc(one) or "")):
+        for entry in re.split(r"\n(?= {4}\S)", section.rstrip()):
+            names, _, said = entry.strip().partition(":")
+            for python, yaml in _IN_YAML.items():
+                said = said.replace(python, yaml)
+            found |= {name.strip(" *"): " ".join(said.split()) for name in names.split(",")}
+    return found

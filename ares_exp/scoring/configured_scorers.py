@@ -9,9 +9,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ares_exp.config.added_arguments import SCORER, added_defaults
 from ares_exp.config.instantiate import instantiate_node
-from ares_exp.config.targets import import_target
+from ares_exp.config.targets import SCORER, added_defaults, import_target
 from ares_exp.errors import ConfigError
 from ares_exp.scoring.call import ConfiguredScorer
 from ares_exp.scoring.scores import REWARD

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ares_exp.config.explain import suggest_key
 from ares_exp.config.hydra_setup import set_up_hydra
-from ares_exp.config.known_keys import suggest_key
 
 MODELS = "`policy=anthropic` or `policy=openai` or another one"
 
