@@ -76,19 +76,18 @@ class Lanes:
             key: What the client named the conversation; empty where it names none.
             asked: Digests of the request.
         """
-        lane = self._of_key(request, key, asked) if key else _longest(self._lanes, asked)
+        if key:  # a call without tools is another lane than a conversation with tools
+            named = [lane for lane in self._lanes if lane.key == key]
+            fitting = [lane for lane in named if lane.has_tools <= bool(request.tools)]
+            lane = _longest(fitting, asked) or _longest(named, asked) or next(iter(fitting), None)
+        else:
+            lane = _longest(self._lanes, asked)
         if lane is None:
             lane = Lane(self._new_name(request, asked.fingerprint), key, bool(request.tools), asked)
             self._lanes.append(lane)
         lane.last = asked
         lane.has_tools = lane.has_tools or bool(request.tools)
         return lane
-
-    def _of_key(self, request: LLMRequest, key: str, asked: Canonical) -> Lane | None:
-        """Finds the lane of that name. A call without tools beside a conversation with tools is another lane."""
-        lanes = [lane for lane in self._lanes if lane.key == key]
-        fitting = [lane for lane in lanes if lane.has_tools <= bool(request.tools)]
-        return _longest(fitting, asked) or _longest(lanes, asked) or next(iter(fitting), None)
 
     def _new_name(self, request: LLMRequest, digest: str) -> str:
         is_side = not request.tools and (self._offers_tools or any(lane.has_tools for lane in self._lanes[:1]))
@@ -104,11 +103,13 @@ class Lanes:
 
 def _longest(lanes: Sequence[Lane], asked: Canonical) -> Lane | None:
     """Finds the lane whose last request is the longest beginning of the one that is asked."""
-    begun = [lane for lane in lanes if _may_continue(asked, lane.last) and asked.continues(lane.last)]
-    return max(begun, key=lambda lane: len(lane.last.messages), default=None)
-
-
-def _may_continue(asked: Canonical, earlier: Canonical) -> bool:
-    """Looks at one message: most conversations differ in the last one."""
-    length = len(earlier.messages)
-    return len(asked.messages) >= length and (not length or asked.messages[length - 1] == earlier.messages[-1])
+    longest: Lane | None = None
+    for lane in lanes:
+        length = len(lane.last.messages)
+        if len(asked.messages) < length or (longest is not None and length <= len(longest.last.messages)):
+            continue
+        if length and asked.messages[length - 1] != lane.last.messages[-1]:
+            continue  # one comparison is enough for most conversations: they differ in the last message
+        if asked.continues(lane.last):
+            longest = lane
+    return longest

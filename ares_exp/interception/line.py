@@ -15,18 +15,20 @@ A call whose client has gone is kept until the agent asks something else in that
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
+import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ares_exp.interception.keys import is_key, new_key
 from ares_exp.interception.lanes import Lane, Lanes
 from ares_exp.interception.turn import LineClosedError, Turn
 from ares_exp.llms.canonical import canonical
 from ares_exp.llms.request import LLMClient, LLMRequest, Origin
 from ares_exp.llms.response import LLMResponse
+from ares_exp.records.secrets import EPISODE_KEY_PREFIX
 
 KEEPALIVE_SEC = 10.0
 SideCalls = Literal["observe", "answer"]
@@ -71,7 +73,7 @@ class Line:
     """The line of one episode.
 
     Attributes:
-        key: What its requests have to bear.
+        key: The secret that its requests must have. Its form is masked in all records.
         keepalive_sec: After how many seconds, each time, a client that waits is sent something.
     """
 
@@ -96,7 +98,7 @@ class Line:
             offers_tools: As of `Lanes`; matters for such calls alone.
         """
         self.keepalive_sec = keepalive_sec
-        self.key = new_key()
+        self.key = f"{EPISODE_KEY_PREFIX}{secrets.token_hex(24)}"
         self._llm_client = llm_client
         self._lane_headers = tuple(lane_headers)
         self._forward_sampling = forward_sampling
@@ -116,8 +118,8 @@ class Line:
         return LineReport(self._requests, self._retries, lanes, tuple(sorted(self._dropped)), self._asides)
 
     def opens_for(self, key: str | None) -> bool:
-        """Whether `key` is the line's."""
-        return is_key(key, self.key)
+        """Returns whether `key` is the line's key, in a time that does not depend on it."""
+        return hmac.compare_digest((key or "").encode(errors="replace"), self.key.encode())
 
     def ask(self, request: LLMRequest, headers: Mapping[str, str]) -> Turn:
         """Takes a request: makes a call of it, or finds the call that it asks for again.
@@ -132,42 +134,26 @@ class Line:
         if self._is_closed:
             raise LineClosedError
         self._requests += 1
-        asked, key = canonical(request), self._key_of(headers)
-        digest = asked.fingerprint
-        if (turn := self._asked_again(digest, key, headers)) is not None:
-            self._retries += 1
-            return turn
+        asked = canonical(request)
+        key = next((value for name in self._lane_headers if (value := headers.get(name))), MAIN_KEY)
+        key = key if self._lane_headers else ""
+        is_retry = headers.get(RETRY_HEADER, "0").strip() not in ("", "0")
+        for lane in self._lanes:
+            turn = lane.turns.get(asked.fingerprint) if lane.key == key else None
+            if turn is not None and (is_retry or not turn.is_delivered):
+                self._retries += 1
+                return turn
         lane = self._lanes.find(request, key, asked)
-        self._leave_behind(lane)
-        self._name_losses(request)
-        turn = lane.turns[digest] = self._call(request, lane)
-        return turn
-
-    def _key_of(self, headers: Mapping[str, str]) -> str:
-        """Returns what the client named the conversation; empty for clients that name none."""
-        if not self._lane_headers:
-            return ""
-        return next((value for name in self._lane_headers if (value := headers.get(name))), MAIN_KEY)
-
-    def _asked_again(self, digest: str, key: str, headers: Mapping[str, str]) -> Turn | None:
-        """Finds the call that a request asks for again."""
-        says_so = headers.get(RETRY_HEADER, "0").strip() not in ("", "0")
-        turns = (turn for lane in self._lanes if lane.key == key and (turn := lane.turns.get(digest)) is not None)
-        return next((turn for turn in turns if says_so or not turn.is_delivered), None)
-
-    def _leave_behind(self, lane: Lane) -> None:
-        """Forgets the calls of a lane that goes on, and gives up the one that nobody waits for any more."""
         for digest, turn in list(lane.turns.items()):
-            if not turn.waiting:
+            if not turn.waiting:  # the agent has moved on, and no client waits any more
                 turn.call.cancel()
                 del lane.turns[digest]
-
-    def _name_losses(self, request: LLMRequest) -> None:
-        """Logs, once each, what of a request is not carried."""
         origin = request.origin
         if origin is not None and (new := set(origin.dropped) - self._dropped):
             self._dropped |= new
-            _logger.info("Left out of what the agent asks (%s): %s.", origin.wire, ", ".join(sorted(new)))
+            _logger.info("Left out of the agent's requests (%s): %s.", origin.wire, ", ".join(sorted(new)))
+        turn = lane.turns[asked.fingerprint] = self._call(request, lane)
+        return turn
 
     def _call(self, request: LLMRequest, lane: Lane) -> Turn:
         is_aside = self._marks_asides and lane.is_side

@@ -16,9 +16,12 @@ import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn, Protocol, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, TypeVarTuple
 
 from ares_exp.errors import EpisodeStateError, NondeterministicCallError
+
+if TYPE_CHECKING:
+    from ares_exp.journal.runtime import AgentRuntime
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
@@ -26,49 +29,6 @@ _Ts = TypeVarTuple("_Ts")
 
 MAX_CALLBACKS = 200_000
 """So many callbacks may follow each other without the agent waiting for the world: some tenths of a second."""
-
-
-class LoopOwner(Protocol):
-    """The owner of the loop: carries out whatever depends on the world outside."""
-
-    def set_timer(self, handle: asyncio.TimerHandle) -> None:
-        """Has `AgentLoop.run_soon(handle)` and a pump follow when its time has come."""
-        ...
-
-    def drop_timer(self, handle: asyncio.TimerHandle) -> None:
-        """Drops a timer that was cancelled."""
-        ...
-
-    def run_in_thread(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> asyncio.Future[Any]:
-        """Runs a function outside the loop; returns a future of the loop's."""
-        ...
-
-    def report(self, context: dict[str, Any]) -> None:
-        """Reports an exception that is awaited nowhere."""
-        ...
-
-    def note_refusal(self, error: NondeterministicCallError) -> None:
-        """Notes an operation that the loop refused, in whatever thread; `error` is raised there."""
-        ...
-
-
-class _NoOwner:
-    """The owner of a loop whose agent has ended: nothing is carried out any more."""
-
-    def set_timer(self, handle: asyncio.TimerHandle) -> None:
-        """Its time never comes."""
-
-    def drop_timer(self, handle: asyncio.TimerHandle) -> None:
-        """Does nothing: no timer is set."""
-
-    def run_in_thread(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> NoReturn:
-        raise EpisodeStateError("The agent phase is over: no more threads.")
-
-    def report(self, context: dict[str, Any]) -> None:
-        """Does nothing: the episode has ended."""
-
-    def note_refusal(self, error: NondeterministicCallError) -> None:
-        """As `report`."""
 
 
 class AgentLoop(asyncio.AbstractEventLoop):
@@ -81,11 +41,12 @@ class AgentLoop(asyncio.AbstractEventLoop):
         tasks: Its tasks that are still referenced.
     """
 
-    def __init__(self, owner: LoopOwner) -> None:
+    def __init__(self, owner: AgentRuntime) -> None:
+        """Keeps the owner, which carries out everything that depends on the world outside."""
         self.now = 0.0
         self.is_pumping = False
         self.ran_away = False
-        self._owner: LoopOwner = owner
+        self._owner: AgentRuntime | None = owner
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
         self._ready: deque[asyncio.Handle] = deque()
 
@@ -127,8 +88,8 @@ class AgentLoop(asyncio.AbstractEventLoop):
                 asyncio._enter_task(outer, outer_task)
 
     def let_go(self) -> None:
-        """Releases the agent that has ended, so that all its objects are freed at once."""
-        self._owner = _NoOwner()
+        """Releases the agent that has ended, so that all its objects are freed at once. Nothing is carried out now."""
+        self._owner = None
 
     def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
         """Closes an asynchronous generator that the agent has dropped half read; the loop outside would, otherwise."""
@@ -165,11 +126,13 @@ class AgentLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.TimerHandle:
         """As any event loop."""
         handle = asyncio.TimerHandle(when, callback, args, self, context)
-        self._owner.set_timer(handle)
+        if self._owner is not None:
+            self._owner.set_timer(handle)
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        self._owner.drop_timer(handle)
+        if self._owner is not None:
+            self._owner.drop_timer(handle)
 
     def time(self) -> float:
         """Seconds since the agent began, as of the last completion."""
@@ -187,6 +150,8 @@ class AgentLoop(asyncio.AbstractEventLoop):
 
     def run_in_executor(self, executor: Any, func: Callable[[*_Ts], _T], *args: *_Ts) -> asyncio.Future[_T]:
         """Runs a function, which has to be pure, in a thread; `executor` has no effect."""
+        if self._owner is None:
+            raise EpisodeStateError("The agent phase is over: no more threads.")
         return self._owner.run_in_thread(func, args)
 
     def is_running(self) -> bool:
@@ -212,7 +177,8 @@ class AgentLoop(asyncio.AbstractEventLoop):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """As any event loop."""
-        self._owner.report(context)
+        if self._owner is not None:
+            self._owner.report(context)
 
     default_exception_handler = call_exception_handler
 
@@ -231,7 +197,8 @@ def _refusal(name: str) -> Callable[..., NoReturn]:
             "`deterministic = False` on its factory; its episodes cannot be run again then, only be restored from a "
             "state that it gives itself (`StatefulAgent`)."
         )
-        self._owner.note_refusal(error)
+        if self._owner is not None:
+            self._owner.note_refusal(error)
         raise error
 
     return refuse

@@ -374,36 +374,36 @@ class AgentRuntime:
             call.work.cancel()
 
     def set_timer(self, handle: asyncio.TimerHandle) -> None:
-        """As `LoopOwner`."""
+        """Makes `AgentLoop.run_soon(handle)` and a pump follow when its time has come."""
         assert self._agent_loop is not None
         call = self._ask("timer", round(handle.when() - self._agent_loop.now, 6))
         call.handle = handle
         self._timers[id(handle)] = call
 
     def drop_timer(self, handle: asyncio.TimerHandle) -> None:
-        """As `LoopOwner`."""
+        """Drops a timer that was cancelled."""
         call = self._timers.pop(id(handle), None)
         if call is not None:
             self._give_up(call)
 
     def run_in_thread(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> asyncio.Future[Any]:
-        """As `LoopOwner`. When the agent is run again, so is the function, at the point where it had ended."""
+        """Runs a function outside the loop; returns a future of the loop.
 
-        def perform() -> Awaitable[Any]:
-            return asyncio.to_thread(function, *arguments)
-
+        When the agent is run again, so is the function, at the point where it had ended.
+        """
+        perform = functools.partial(asyncio.to_thread, function, *arguments)
         call = self._ask("thread", _name_of(function), perform, lambda _: function(*arguments))
         assert call.future is not None
         call.future.add_done_callback(lambda future: self._give_up(call) if future.cancelled() else None)
         return call.future
 
     def report(self, context: dict[str, Any]) -> None:
-        """As `LoopOwner`."""
+        """Reports an exception that no task awaits."""
         if not self._closed:
             self._outer.call_exception_handler(context)
 
     def note_refusal(self, error: NondeterministicCallError) -> None:
-        """As `LoopOwner`."""
+        """Notes an operation that the loop refused, in any thread; the loop raises `error` there."""
         self.refused = self.refused or error
         self._outer.call_soon_threadsafe(self._on_change)
 

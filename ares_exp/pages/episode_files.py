@@ -38,7 +38,9 @@ def episode_files(run_dir: Path, episode_id: str) -> list[dict[str, Any]]:
         return []
     try:
         for name, folder, file in _files(root, episode_id):
-            told = _read(folder, file, left) if _is_shown(name) else _size(folder, file)
+            *folders, last = name.split("/")
+            is_shown = last in SHOWN_NAMES or any(one in SHOWN_FOLDERS for one in folders)
+            told = _read(folder, file, left) if is_shown else _size(folder, file)
             if told is not None:
                 left -= len(told.get("text", ""))
                 found.append({"name": name, **told})
@@ -59,11 +61,6 @@ def _files(root: int, episode_id: str) -> Iterator[tuple[str, int, str]]:
                     yield os.path.normpath(f"{path}/{name}"), inner, name
     except (OSError, UnicodeEncodeError):  # half a surrogate pair names no folder
         return
-
-
-def _is_shown(name: str) -> bool:
-    *folders, last = name.split("/")
-    return last in SHOWN_NAMES or any(folder in SHOWN_FOLDERS for folder in folders)
 
 
 def _size(folder: int, name: str) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ares_exp.pages.episode_payload import episode_payload
-from ares_exp.pages.page import pack, whole_page
+from ares_exp.pages.page import pack, packed_block, page_foot, page_head
 from ares_exp.pages.run_payload import payload_of
 from ares_exp.trajectories.records import EpisodeTrajectory
 
@@ -31,4 +31,5 @@ def episode_page(trajectory: EpisodeTrajectory, *, threshold: float = 1.0) -> st
         "blocks": {trajectory.episode_id: BLOCK},
     }
     payload = payload_of([run], only=trajectory.episode_id)
-    return "".join(whole_page(trajectory.episode_id, payload, {BLOCK: pack(episode_payload(trajectory))}))
+    steps = packed_block(BLOCK, pack(episode_payload(trajectory)))
+    return f"{page_head(trajectory.episode_id)}{steps}{page_foot(payload)}"

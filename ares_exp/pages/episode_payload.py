@@ -19,7 +19,7 @@ from ares_exp.trajectories.commands.episode_printer import (
 )
 from ares_exp.trajectories.commands.request_change import is_request, request_change
 from ares_exp.trajectories.divergence import step_marks
-from ares_exp.trajectories.records import AsideRecord, EpisodeTrajectory, StepRecord, command_to_dict, lane_of
+from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, command_to_dict, lane_of
 
 NOT_SHOWN = ("origin", "metadata")
 """Fields of a request that are no settings."""
@@ -102,7 +102,10 @@ class _Steps:
         if step.commands:
             data["commands"] = [command_to_dict(command) for command in step.commands]
         if step.asides:
-            data["asides"] = [_aside(one) for one in step.asides]
+            data["asides"] = [
+                {"lane": lane_of(one.request), "asked": asked_in(one), "reply": _reply(one.answer)}
+                for one in step.asides
+            ]
         return data
 
     def _request(self, position: int) -> dict[str, Any]:
@@ -117,7 +120,9 @@ class _Steps:
             data["base"] = change.base
         settings = [one for one in change.settings if one[0] not in NOT_SHOWN]
         if settings:
-            data["settings"] = [[name, *map(_setting, values)] for name, *values in settings]
+            data["settings"] = [
+                [name, *(None if value is None else as_text(value) for value in values)] for name, *values in settings
+            ]
         return data
 
     def _edit(self, sign: str, message: Mapping[str, Any], reply: str) -> list[Any]:
@@ -131,10 +136,6 @@ class _Steps:
         if number == len(self.messages):
             self.messages.append({"role": str(message.get("role")), "text": message_text(message)})
         return number
-
-
-def _aside(aside: AsideRecord) -> dict[str, Any]:
-    return {"lane": lane_of(aside.request), "asked": asked_in(aside), "reply": _reply(aside.answer)}
 
 
 def _reply(action: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,7 +154,3 @@ def _piece(piece: Any) -> dict[str, Any]:
     if isinstance(piece, Mapping) and piece.keys() == {"id", "name", "arguments"}:
         return {"kind": "call", "name": as_text(piece["name"]), "text": as_text(piece["arguments"], indent=2)}
     return {"kind": "data", "text": as_text(piece, indent=2)}
-
-
-def _setting(value: Any) -> str | None:
-    return None if value is None else as_text(value)

@@ -11,7 +11,7 @@ import base64
 import hashlib
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -67,24 +67,21 @@ def policy(*, connect: str = "'none'") -> str:
 
 def page_head(title: str, *, connect: str = "'none'") -> str:
     """Returns the beginning of a page; blocks of data and `page_foot` follow."""
+    shown = " ".join("".join(char if char.isprintable() else " " for char in title).split())[:200]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(policy(connect=connect))}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="referrer" content="no-referrer"><meta name="color-scheme" content="light dark">\n'
-        f"<title>{escape(as_title(title))}</title>\n<style>{style()}</style></head>\n"
+        f"<title>{escape(shown)}</title>\n<style>{style()}</style></head>\n"
         '<body><div id="page"><noscript>This page needs JavaScript; it loads nothing from elsewhere.</noscript></div>\n'
     )
 
 
 def page_foot(payload: Mapping[str, Any]) -> str:
     """Returns the end of a page, with the payload that it shows."""
-    return f"{block('payload', json_text(payload))}<script>{script()}</script></body></html>\n"
-
-
-def block(name: str, text: str) -> str:
-    """Returns a block of JSON, which no browser runs or reads as HTML."""
-    return f'<script type="application/json" id="{escape(name)}">{in_html(text)}</script>\n'
+    data = in_html(json_text(payload))
+    return f'<script type="application/json" id="payload">{data}</script>\n<script>{script()}</script></body></html>\n'
 
 
 def packed_block(name: str, packed: str) -> str:
@@ -108,19 +105,6 @@ def in_html(text: str) -> str:
     for char in "<>&\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")
     return text
-
-
-def as_title(text: str) -> str:
-    """Returns text in one line, for the title of a page."""
-    return " ".join("".join(char if char.isprintable() else " " for char in text).split())[:200]
-
-
-def whole_page(title: str, payload: Mapping[str, Any], blocks: Mapping[str, str]) -> Iterator[str]:
-    """Yields a page whose packed blocks are all at hand."""
-    yield page_head(title)
-    for name, packed in blocks.items():
-        yield packed_block(name, packed)
-    yield page_foot(payload)
 
 
 def _finite(value: Any) -> Any:

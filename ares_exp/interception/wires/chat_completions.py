@@ -89,8 +89,10 @@ class ChatCompletionsWire:
         """Reads a request."""
         losses = Losses()
         rest, sampling = take(typed(body, "the request", Mapping), SAMPLING)
-        _refuse_choices(sampling)
+        if sampling.get("n", 1) != 1:
+            raise WireFormatError(f"Expected `n` to be 1, got {shorten(sampling['n'])}: a policy gives one answer")
         rest, options = take(rest, ["stream_options"])
+        stream_options = optional(options, "stream_options", Mapping) or {}
         messages = [_unmarked(check_message(message), losses) for message in required(rest, "messages", list)]
         rest = {**rest, "messages": messages, **_tools(rest, losses)}
         request = request_from_body(rest, strict=False, report=losses)
@@ -103,7 +105,7 @@ class ChatCompletionsWire:
             prefix="chatcmpl-",
             sampling=sampling,
             losses=losses,
-            wants_usage=_wants_usage(options),
+            wants_usage=bool(optional(stream_options, "include_usage", bool)),
         )
 
     def whole(self, asked: Asked, response: LLMResponse) -> bytes:
@@ -143,16 +145,6 @@ class ChatCompletionsWire:
     def error_event(self, asked: Asked, message: str, keepalives: int) -> bytes:
         """Writes the chunk that clients take for an error, and the end."""
         return event({"error": error_object(500, message)}) + b"data: [DONE]\n\n"
-
-
-def _refuse_choices(sampling: Mapping[str, Any]) -> None:
-    if sampling.get("n", 1) != 1:
-        raise WireFormatError(f"Expected `n` to be 1, got {shorten(sampling['n'])}: a policy gives one answer")
-
-
-def _wants_usage(options: Mapping[str, Any]) -> bool:
-    given = optional(options, "stream_options", Mapping) or {}
-    return bool(optional(given, "include_usage", bool))
 
 
 def _tools(body: Mapping[str, Any], losses: Losses) -> dict[str, Any]:

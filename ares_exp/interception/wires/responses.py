@@ -150,7 +150,7 @@ def _lifecycle(asked: Asked, status: str, number: int) -> bytes:
 
 def _item_events(item: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the types and fields of the events that make up an item."""
-    begun = {**item, **{name: _nothing(item[name]) for name in ("arguments", "input", "summary") if name in item}}
+    begun = {**item, **{name: type(item[name])() for name in ("arguments", "input", "summary") if name in item}}
     if item["type"] == "message":
         begun["content"] = []
     if "status" in item:
@@ -159,10 +159,6 @@ def _item_events(item: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]
     for kind, fields in _content_events(item):
         yield f"response.{kind}", {"item_id": item["id"], **fields}
     yield "response.output_item.done", {"item": item}
-
-
-def _nothing(value: Any) -> Any:
-    return "" if isinstance(value, str) else []
 
 
 def _content_events(item: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

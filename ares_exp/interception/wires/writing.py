@@ -41,23 +41,19 @@ def with_call_ids(asked: Asked, response: LLMResponse) -> LLMResponse:
     """
     if not any(isinstance(piece, ToolCallData) for piece in response.data):
         return response
-    used = set(_used_ids(asked))
+    used = {
+        call["id"]
+        for message in asked.request.messages
+        for call in message.get("tool_calls") or ()
+        if isinstance(call, Mapping) and isinstance(call.get("id"), str)
+    }
     data = []
     for piece in response.data:
         if isinstance(piece, ToolCallData):
-            piece = replace(piece, id=_free_id(used) if piece.id in used | {""} else piece.id)
+            if piece.id in used or not piece.id:
+                # Not made of another id: Claude Code takes `X_2` for a copy of `X`, and loses its result.
+                free = next(name for number in count(len(used)) if (name := f"call-{number}") not in used)
+                piece = replace(piece, id=free)
             used.add(piece.id)
         data.append(piece)
     return replace(response, data=data)
-
-
-def _free_id(used: set[str]) -> str:
-    """Returns a new id. It is not made of another: Claude Code takes `X_2` for a copy of `X`, and loses its result."""
-    return next(name for number in count(len(used)) if (name := f"call-{number}") not in used)
-
-
-def _used_ids(asked: Asked) -> Iterator[str]:
-    for message in asked.request.messages:
-        for call in message.get("tool_calls") or ():
-            if isinstance(call, Mapping) and isinstance(call.get("id"), str):
-                yield call["id"]

@@ -38,7 +38,7 @@ class Owner:
 
 def new_loop() -> tuple[AgentLoop, Owner]:
     owner = Owner()
-    return AgentLoop(owner), owner  # type: ignore[abstract]
+    return AgentLoop(owner), owner  # type: ignore[abstract, arg-type]
 
 
 def pump(loop: AgentLoop) -> None:
