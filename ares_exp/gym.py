@@ -10,13 +10,14 @@ The part before the colon makes Gymnasium import this module, so no other import
 ares_exp.gym` somewhere, `"ares_exp/Harbor-v0"` alone is enough. The ids:
 
 - `ares_exp/Harbor-v0`: Harbor tasks, from a folder (`path=`), a registry (`registry=`, `dataset=`) or git (`repo=`,
-  `git_url=`). These options, and all others, are those of `env=harbor`, beside the arguments of
-  `ares_exp.wrappers.source_gym.SourceGym`; so it is with the two that follow.
+  `git_url=`). These options, and all others, are those of `env=harbor`, in addition to the arguments of
+  `ares_exp.wrappers.PresetGym`. The two ids that follow work in the same way.
 - `ares_exp/SWEBench-v0`: `dataset="rows.jsonl", container="docker"`.
 - `ares_exp/TwentyQuestions-v0`: without a container.
-- `ares_exp/Preset-v0`: `preset="harbor:0"`, whatever `ares_exp.make` takes.
+- `ares_exp/Preset-v0`: `preset="harbor:0"`, whatever `ares_exp.make` takes, with the options of its `env`.
 
-Vector environments, by `gymnasium.make_vec` or from `functools.partial(HarborGym, path=…)`: `SyncVectorEnv` plays one
+Vector environments, by `gymnasium.make_vec` or from
+`functools.partial(PresetGym, preset="harbor", path=…)`: `SyncVectorEnv` plays one
 environment after the other, `AsyncVectorEnv` each in a process of its own. The latter needs `shared_memory=False`, as
 shared memory cannot hold chat requests (`make_vec(…, vector_kwargs={"shared_memory": False})`). `reset(seed=s)` gives
 the environments the seeds s, s+1, …; without one they all play the same tasks. What happens at the end of an episode:
@@ -33,20 +34,23 @@ from __future__ import annotations
 
 import gymnasium
 
-IDS = {
-    "ares_exp/Harbor-v0": "ares_exp.wrappers.harbor_gym:HarborGym",
-    "ares_exp/SWEBench-v0": "ares_exp.wrappers.swebench_gym:SweBenchGym",
-    "ares_exp/TwentyQuestions-v0": "ares_exp.wrappers.twenty_questions_gym:TwentyQuestionsGym",
-    "ares_exp/Preset-v0": "ares_exp.wrappers.preset_gym:PresetGym",
+IDS: dict[str, dict[str, str]] = {
+    "ares_exp/Harbor-v0": {"preset": "harbor"},
+    "ares_exp/SWEBench-v0": {"preset": "swebench"},
+    "ares_exp/TwentyQuestions-v0": {"preset": "twenty_questions"},
+    "ares_exp/Preset-v0": {},
 }
-"""Environment ids and the classes behind them."""
+"""Environment ids and their arguments of `PresetGym`."""
+
+
+ENTRY_POINT = "ares_exp.wrappers.preset_gym:PresetGym"
 
 
 def register() -> None:
     """Registers the ids of this package with Gymnasium; may be called more than once."""
-    for one, entry_point in IDS.items():
+    for one, arguments in IDS.items():
         if one not in gymnasium.registry:
-            gymnasium.register(one, entry_point=entry_point, nondeterministic=True)
+            gymnasium.register(one, entry_point=ENTRY_POINT, nondeterministic=True, kwargs=arguments)
 
 
 register()

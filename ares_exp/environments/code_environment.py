@@ -46,11 +46,11 @@ from ares_exp.environment import (
 from ares_exp.environments.agent_host import AgentHost, TimeIsUpError
 from ares_exp.environments.collect_on_abort import collect_on_abort
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.environments.episode_setup import EpisodeSetup
 from ares_exp.environments.hosted_agent import AgentState
 from ares_exp.environments.past_stage import PastStage, results_of, verdict_of
 from ares_exp.environments.phase_clock import PhaseClock
 from ares_exp.environments.scoring import Scoring
+from ares_exp.environments.source import EpisodeParts
 from ares_exp.environments.task_choice import choose_task
 from ares_exp.errors import (
     AgentExitError,
@@ -72,8 +72,6 @@ from ares_exp.tasks.task import Stage, Task, Verdict
 
 if TYPE_CHECKING:
     from ares_exp.environments.playing_again import EpisodeStart
-    from ares_exp.environments.restoring import Continuation
-    from ares_exp.environments.source import EpisodeParts
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
 
@@ -142,13 +140,14 @@ class CodeEnvironment(EnvironmentBase):
         if not tasks:
             raise ConfigError("Expected at least one task for the environment, got none.")
         self._tasks = list(tasks)
-        self._setup = self.setup = EpisodeSetup(
-            as_container_factory(container_factory),
-            as_agent_factory(code_agent_factory),
-            limits or EpisodeLimits(),
-            provide_solution,
-            output_dir,
-            side_calls,
+        self._setup = self.setup = EpisodeParts(
+            container_factory=as_container_factory(container_factory),
+            code_agent_factory=as_agent_factory(code_agent_factory),
+            limits=limits or EpisodeLimits(),
+            seed=seed,
+            provide_solution=provide_solution,
+            output_dir=output_dir,
+            side_calls=side_calls,
         )
         self._random = random.Random(seed)
         self._env_seed = seed
@@ -365,7 +364,7 @@ class CodeEnvironment(EnvironmentBase):
         )
         continuation = Continuation(found, task=task)
         await asyncio.to_thread(lambda: continuation.task)
-        environment = cls._going_on(setup, continuation)
+        environment = cls.for_episode(continuation.task, replace(setup, start_from=continuation))
         if start:
             await environment.reset()
         return environment
@@ -387,21 +386,7 @@ class CodeEnvironment(EnvironmentBase):
         if n < 1:
             raise ConfigError(f"Expected fork() to make at least 1 environment, got {n}.")
         with self._waiting_for_an_action("fork()") as time_step:
-            return await fork_episode(self, time_step, n, self._going_on, diversify=diversify)
-
-    @classmethod
-    def _going_on(cls, setup: EpisodeSetup, continuation: Continuation) -> Self:
-        """An environment whose first `reset()` goes on with an episode."""
-        return cls(
-            [continuation.task],
-            container_factory=setup.container_factory,
-            code_agent_factory=setup.code_agent_factory,
-            limits=setup.limits,
-            provide_solution=setup.provide_solution,
-            output_dir=setup.output_dir,
-            start_from=continuation,
-            side_calls=setup.side_calls,
-        )
+            return await fork_episode(self, time_step, n, diversify=diversify)
 
     @property
     def past_steps(self) -> Sequence[PastStep]:
@@ -574,23 +559,19 @@ class CodeEnvironment(EnvironmentBase):
             await container.set_network(stage.agent_network)  # until its end; a failing phase ends the container
         self._refuse_if_released()
         is_journaled = self.setup.code_agent_factory.deterministic
-        journal = Journal(time.time(), self._stage_seed) if is_journaled else None
+        number = len(self.past_stages)
+        seed = zlib.crc32(f"{self.seed}/{number}".encode()) if number else self.seed
+        journal = Journal(time.time(), seed) if is_journaled else None
         host = self.host = self._make_host(container, journal)
         with self.clock.during("agent"), self._unless_released():
             host.start(
                 self.setup.code_agent_factory,
                 stage.instruction,
                 timeout_sec=self.setup.limits.time.agent(stage),
-                context=self._context(len(self.past_stages)),
+                context=self._context(number),
             )
             await host.first_request()
         return host
-
-    @property
-    def _stage_seed(self) -> int:
-        """Seed of what the stage's agent draws."""
-        number = len(self.past_stages)
-        return self.seed if not number else zlib.crc32(f"{self.seed}/{number}".encode())
 
     def _context(self, stage: int) -> AgentContext:
         """What the agent of that stage is given besides its instruction; the oracle needs none of it.

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from ares_exp.cancellation import finish
 from ares_exp.containers.owned_directory import OwnedDirectory, short_lived_directory
 from ares_exp.environment import TimeStep
-from ares_exp.environments.episode_setup import EpisodeSetup
 from ares_exp.environments.exporting import export_episode
 from ares_exp.environments.restoring import Continuation
 from ares_exp.errors import SnapshotError, SnapshotUnsupportedError
@@ -24,12 +23,7 @@ EnvironmentT = TypeVar("EnvironmentT", bound="CodeEnvironment")
 
 
 async def fork_episode(
-    episode: CodeEnvironment,
-    time_step: TimeStep[LLMRequest],
-    n: int,
-    make: Callable[[EpisodeSetup, Continuation], EnvironmentT],
-    *,
-    diversify: bool,
+    episode: EnvironmentT, time_step: TimeStep[LLMRequest], n: int, *, diversify: bool
 ) -> list[EnvironmentT]:
     """Makes environments that wait where the episode waits; see `CodeEnvironment.fork`.
 
@@ -37,7 +31,6 @@ async def fork_episode(
         episode: Their starting point.
         time_step: The pending one.
         n: How many, at least 1.
-        make: Makes one, not reset yet.
         diversify: Whether their agents draw different values.
     """
     factory = episode.setup.code_agent_factory
@@ -60,19 +53,14 @@ async def fork_episode(
                 "step": episode.step_count,
                 "branch": branch,
             }
-            seed = _seed_of(snapshot.snapshot_id, branch) if diversify else None
-            made.append(
-                make(
-                    _setup_of(episode.setup, f"{snapshot.snapshot_id}-{branch}"),
-                    Continuation(
-                        snapshot,
-                        task=episode.task,
-                        lineage=lineage,
-                        new_seed=seed,
-                        on_release=shared.give_up,
-                    ),
-                )
+            seed = _seed_of(parent, branch) if diversify else None
+            if (files := episode.setup.output_dir) is not None:
+                files = files.with_name(f"{files.name}-fork-{parent}-{branch}")
+            continuation = Continuation(
+                snapshot, task=episode.task, lineage=lineage, new_seed=seed, on_release=shared.give_up
             )
+            parts = replace(episode.setup, output_dir=files, start_from=continuation)
+            made.append(type(episode).for_episode(episode.task, parts))
         async with asyncio.TaskGroup() as resets:
             for environment in made:
                 resets.create_task(environment.reset())
@@ -114,13 +102,6 @@ def _directory() -> OwnedDirectory:
 
 async def _close_all(environments: Sequence[CodeEnvironment]) -> None:
     await asyncio.gather(*(environment.close() for environment in environments), return_exceptions=True)
-
-
-def _setup_of(setup: EpisodeSetup, name: str) -> EpisodeSetup:
-    """Copies the setup, with a separate directory for the verifier's files."""
-    if setup.output_dir is None:
-        return setup
-    return replace(setup, output_dir=setup.output_dir.with_name(f"{setup.output_dir.name}-fork-{name}"))
 
 
 def _seed_of(snapshot_id: str, branch: int) -> int:

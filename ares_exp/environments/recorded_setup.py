@@ -12,7 +12,7 @@ from ares_exp.config.targets import find_part, import_target, option_targets
 from ares_exp.containers.container import ContainerFactory, ContainerFactoryBase, as_container_factory
 from ares_exp.environments.episode_facts import EpisodeFacts
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.environments.episode_setup import EpisodeSetup
+from ares_exp.environments.source import EpisodeParts
 from ares_exp.errors import (
     ConfigError,
     SnapshotMetadataError,
@@ -35,7 +35,7 @@ def recorded_setup(
     output_dir: Path | None,
     *,
     is_task_given: bool,
-) -> EpisodeSetup:
+) -> EpisodeParts:
     """Sets an episode up from the given parts and, for the others, from the record.
 
     A file decides nothing that reaches this machine: a network, and variables for a task's solution, have to be given.
@@ -49,12 +49,13 @@ def recorded_setup(
         raise SnapshotUnsupportedError(
             f"{snapshot.snapshot_dir}: its episode had the task's solution and the variables for it: give `task`."
         )
-    return EpisodeSetup(
+    return EpisodeParts(
         as_container_factory(container_factory or _recorded_container_factory(snapshot)),
         as_agent_factory(code_agent_factory or _recorded_agent_factory(snapshot)),
         limits or facts.limits(),
-        facts.provide_solution,
-        output_dir,
+        seed=0,
+        provide_solution=facts.provide_solution,
+        output_dir=output_dir,
     )
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ares_exp.agents.code_agent import as_agent_factory
+from ares_exp.agents.code_agent import CodeAgent, as_agent_factory
+from ares_exp.config.added_arguments import added_defaults
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.instantiate import instantiate_group
 from ares_exp.config.options import find_options, log_problems
+from ares_exp.config.targets import import_target
 from ares_exp.containers.container import as_container_factory
 from ares_exp.environment import Environment
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.environments.source import EpisodeParts
+from ares_exp.environments.source import EpisodeParts, as_source
 from ares_exp.errors import PresetError
 from ares_exp.presets.preset_id import Selector
 from ares_exp.presets.task_sampling_environment import TaskSamplingEnvironment
@@ -61,32 +64,40 @@ class ConfiguredPreset:
 
     Attributes:
         env: Option of the `env` group.
-        agent: Option of the `agent` group; `None` for the default one.
+        agent: Option of the `agent` group, or a factory of agents; `None` for the default option.
         overrides: Further overrides, as on the command line: `env.path=…`, `agent.command_timeout_sec=…`.
         config_dirs: The user's folders of options, as with `--config-dir`.
+        options: Values of the option of `env`, as Python objects.
+        limits: Limits of an episode.
+        seed: Seed of the choice of tasks.
+        provide_solution: Whether the task's solution goes into the container.
     """
 
     env: str
-    agent: str | None = None
+    agent: str | Callable[..., CodeAgent] | None = None
     overrides: tuple[str, ...] = ()
     config_dirs: tuple[Path, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    limits: EpisodeLimits = field(default_factory=EpisodeLimits)
+    seed: int = 0
+    provide_solution: bool = False
 
     @property
     def name(self) -> str:
         """`env`, or `env-agent`."""
-        return self.env if self.agent is None else f"{self.env}-{self.agent}"
+        return f"{self.env}-{self.agent}" if isinstance(self.agent, str) else self.env
 
     def get_info(self) -> EnvironmentInfo:
         """Returns name, description and number of tasks; counts the tasks if that takes no network."""
         described = {option.name: option.description for option in find_options("env", self.config_dirs)}
         description = described.get(self.env, "")
-        with_agent = f"{description}; agent {self.agent}" if self.agent is not None else description
+        with_agent = f"{description}; agent {self.agent}" if isinstance(self.agent, str) else description
         return EnvironmentInfo(self.name, with_agent, self._count())
 
     def get_env(
         self, *, selector: Selector, container_factory: ContainerFactory, tracker: Tracker | None = None
     ) -> Environment:
-        """Makes the environment, with no limits but those of the tasks. Reads the task set.
+        """Makes the environment. Reads the task set.
 
         Args:
             selector: Picks tasks by their names.
@@ -99,10 +110,16 @@ class ConfiguredPreset:
         log_problems(self.config_dirs)
         config = self._compose()
         source = self._source(config)
-        agents = as_agent_factory(instantiate_group(config, "agent"))
+        chosen = self.agent if callable(self.agent) else instantiate_group(config, "agent")
         names = selector(source.load(logger.warning))
         source.keep(names)
-        parts = EpisodeParts(as_container_factory(container_factory), agents, EpisodeLimits(), seed=0)
+        parts = EpisodeParts(
+            as_container_factory(container_factory),
+            as_agent_factory(chosen),
+            self.limits,
+            seed=self.seed,
+            provide_solution=self.provide_solution,
+        )
         environment = TaskSamplingEnvironment(source, names, parts)
         if tracker is None:
             return environment
@@ -117,17 +134,17 @@ class ConfiguredPreset:
             Exception: Whatever a source raises, a plugin's among them.
         """
         source = self._source(self._compose())
-        return len(source.load(_ignore)) if source.loads_offline else None
+        return len(source.load(lambda warning: None)) if source.loads_offline else None
 
     def _compose(self) -> DictConfig:
-        agent = [f"agent={self.agent}"] if self.agent is not None else []
+        agent = [f"agent={self.agent}"] if isinstance(self.agent, str) else []
         return compose_config([f"env={self.env}", *agent, *self.overrides], config_dirs=self.config_dirs)
 
     def _source(self, config: DictConfig) -> SourceBase:
         from omegaconf import OmegaConf
 
         node: Any = config.env
-        missing = sorted(OmegaConf.missing_keys(node))
+        missing = sorted(OmegaConf.missing_keys(node) - {f"env.{name}" for name in self.options})
         if missing:
             needed = " ".join(f"{key}=…" for key in missing)
             given = ", ".join(f'"{key}=…"' for key in missing)
@@ -136,7 +153,12 @@ class ConfiguredPreset:
                 f"Run `ares-exp env={self.env} {needed}`, or register a preset that says it: "
                 f'`register_preset("NAME", ConfiguredPreset("{self.env}", overrides=({given},)))`.'
             )
-        return make_scored_source(config)
+        if not self.options:
+            return make_scored_source(config)
+        values: Any = OmegaConf.to_container(node, resolve=True)
+        added = {"_target_", *added_defaults("env")}
+        arguments = {key: value for key, value in values.items() if key not in added} | dict(self.options)
+        return as_source(import_target(values["_target_"])(**arguments))
 
     def _count(self) -> int | None:
         try:
@@ -144,7 +166,3 @@ class ConfiguredPreset:
         except (Exception, SystemExit) as error:  # a plugin's source may raise anything: the others are counted
             logger.debug("The tasks of %s cannot be counted: %s", self.name, error)
             return None
-
-
-def _ignore(warning: str) -> None:
-    """Drops a warning: a caller that counts wants only the number."""

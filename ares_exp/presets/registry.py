@@ -80,7 +80,7 @@ def make(
         UserError: Its options are wrong, or its task set cannot be read.
     """
     asked = PresetId.parse(preset_id)
-    spec = _find(asked.name)
+    spec = find_preset(asked.name)
     if container_factory is None:
         from ares_exp.containers.local import LocalContainerFactory
 
@@ -187,10 +187,11 @@ class _FunctionSpec:
 
 def _info(name: str) -> EnvironmentInfo:
     """Returns a spec's description, under the name that `make` takes."""
-    return replace(_find(name).get_info(), name=name)
+    return replace(find_preset(name).get_info(), name=name)
 
 
-def _find(name: str) -> EnvironmentSpec:
+def find_preset(name: str) -> EnvironmentSpec:
+    """Returns a preset. Raises `PresetLookupError` when there is none of that name."""
     spec = _registered[name] if name in _registered else _configured_preset(name)
     if spec is not None:
         return spec

@@ -143,7 +143,10 @@ class Experiment:
         earlier = earlier or PreviousSessions()
         trainer = self._parts.trainer
         self._planned = planned = [] if trains(trainer) else planned_episodes(self._parts, self._settings, task_names)
-        self._recorder.results = self._earlier_results(earlier, planned)
+        asked = {one.slot for one in planned}
+        self._recorder.results = [
+            result for result in earlier.results if trains(trainer) or (result.task_name, result.attempt) in asked
+        ]
         for result in self._recorder.results:
             if result.reward is None and result.outcome not in UNFINISHED:
                 slot = result.task_name, result.attempt
@@ -174,13 +177,6 @@ class Experiment:
         summary = self._summarise(self._num_planned(), earlier.wall_sec + time.monotonic() - began)
         await asyncio.to_thread(self._recorder.write_totals, summary, self.warnings)
         return summary
-
-    def _earlier_results(self, earlier: PreviousSessions, planned: Sequence[PlannedEpisode]) -> list[EpisodeResult]:
-        """Returns those of the plan; all of them where a trainer makes the plan as it goes."""
-        if trains(self._parts.trainer):
-            return list(earlier.results)
-        asked = {one.slot for one in planned}
-        return [result for result in earlier.results if (result.task_name, result.attempt) in asked]
 
     async def _train(self, trainer: Trainer, task_names: Sequence[str], earlier: PreviousSessions) -> None:
         self._trained = PlayedOnRequest(
@@ -337,7 +333,11 @@ class Experiment:
             )
             failure = await self._maker.run(
                 episode,
-                is_ended=lambda: self._scheduler.interrupted or episode.is_cancelled or self._is_dismissed(planned),
+                is_ended=lambda: (
+                    self._scheduler.interrupted
+                    or episode.is_cancelled
+                    or (self._trained is not None and self._trained.is_cancelled(planned.slot))
+                ),
             )
             if isinstance(failure, asyncio.CancelledError):
                 failure = self._ended_by or failure
@@ -345,9 +345,6 @@ class Experiment:
             if self._trained is not None:
                 self._trained.tried(episode)
             return episode.retry
-
-    def _is_dismissed(self, planned: PlannedEpisode) -> bool:
-        return self._trained is not None and self._trained.is_cancelled(planned.slot)
 
     def _next(self, episode: RunningEpisode, result: EpisodeResult, failure: BaseException | None) -> Retry | None:
         """Returns the retry that follows this try, if any."""
@@ -390,7 +387,11 @@ class Experiment:
             failure = await self._recorder.cause(failure)
             if episode.result is not None:  # recorded meanwhile
                 return
-        result = episode.result = self._recorder.result_of(episode, failure)
+        if episode.is_unkept and self._storage.failure is not None:
+            result = episode.to_unrecorded(self._storage.failure)
+        else:
+            result = episode.to_result(failure)
+        episode.result = result
         episode.retry = self._next(episode, result, failure)
         del self._running[result.episode_id]
         result = await self._recorder.write(episode, result)

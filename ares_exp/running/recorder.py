@@ -74,12 +74,6 @@ class Recorder:
             await asyncio.to_thread(self._storage.probe)
         return self._storage.failure or failure
 
-    def result_of(self, episode: RunningEpisode, failure: BaseException | None) -> EpisodeResult:
-        """Makes the row of an episode that has ended; of one that a resume repeats, if its trajectory is not kept."""
-        if episode.is_unkept and self._storage.failure is not None:
-            return episode.to_unrecorded(self._storage.failure)
-        return episode.to_result(failure)
-
     async def write(self, episode: RunningEpisode, result: EpisodeResult) -> EpisodeResult:
         """Writes the row, and gives it to the tracker. Returns it as it was written."""
         self.failures += episode.collector_failures

@@ -156,7 +156,11 @@ class RunningEpisode(EpisodeEvents):
         """
         planned, usage, report = self.planned, self.usage, report or self.report()
         limit, note = report.truncated_by, report.limit_note
-        outcome, error, reward = ending(self.last or self._last_step(), failure, limit=limit, note=note)
+        last = self.last
+        if last is None and self.environment is not None:  # it may have been reached when its caller was cancelled
+            shown = self.environment.time_step
+            last = shown if shown is not None and shown.step_type == "LAST" else None
+        outcome, error, reward = ending(last, failure, limit=limit, note=note)
         waited = {"rate_limit": self.waited_sec, "paused": self.held_sec}
         waited = {phase: seconds for phase, seconds in waited.items() if seconds}
         return EpisodeResult(
@@ -191,11 +195,6 @@ class RunningEpisode(EpisodeEvents):
             format_errors=report.format_errors,
             agent=report.agent_facts,
         )
-
-    def _last_step(self) -> TimeStep[Any] | None:
-        """The LAST step that the environment reached although its caller never got it (it was cancelled meanwhile)."""
-        time_step = self.environment.time_step if self.environment is not None else None
-        return time_step if time_step is not None and time_step.step_type == "LAST" else None
 
     def _replayed(self) -> Replayed | None:
         earlier = self.planned.earlier

@@ -9,53 +9,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ares_exp.environment import EnvironmentWrapper, MinimalEnvironment, PendingRequest, TimeStep
-from ares_exp.wrappers.async_gym import AsyncGymWrapper, GymStep
-from ares_exp.wrappers.episode_info import EpisodeInfo
+from ares_exp.wrappers.async_gym import AsyncGymWrapper
 
 if TYPE_CHECKING:
     from ares_exp.wrappers.gym_in_thread import GymInThread
 
 
-class AwaitableGym(Protocol):
-    """A Gymnasium face whose methods are awaited."""
-
-    @property
-    def environment(self) -> MinimalEnvironment:
-        """The environment behind it."""
-        ...
-
-    async def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[Any, EpisodeInfo]:
-        """Starts an episode: observation and info."""
-        ...
-
-    async def step(self, action: Any) -> GymStep:
-        """Applies `action`: observation, reward, terminated, truncated, info."""
-        ...
-
-    async def close(self) -> None:
-        """Closes the environment behind it."""
-        ...
-
-    async def __aenter__(self) -> Any:
-        """Enters the environment behind it."""
-        ...
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Leaves the environment behind it."""
-        ...
-
-
 class GymDriver(EnvironmentWrapper):
     """Plays through a Gymnasium face, and gives the environment's own time steps back."""
 
-    def __init__(self, gym: AwaitableGym) -> None:
+    def __init__(self, gym: AsyncGymWrapper | GymInThread) -> None:
         """Takes over `gym`: the driver closes it."""
         super().__init__(gym.environment)
         self._gym = gym
@@ -114,11 +80,7 @@ def drive_sync_gym(environment: MinimalEnvironment) -> GymDriver:
     The environment then runs on the wrapper's event loop, not on the caller's: what it shares with other environments
     must not be bound to a loop.
     """
-    return ThreadedGymDriver(_gym_in_thread(environment))
-
-
-def _gym_in_thread(environment: MinimalEnvironment) -> GymInThread:
     from ares_exp.wrappers.gym import GymWrapper
     from ares_exp.wrappers.gym_in_thread import GymInThread
 
-    return GymInThread(GymWrapper(environment))
+    return ThreadedGymDriver(GymInThread(GymWrapper(environment)))

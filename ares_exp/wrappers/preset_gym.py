@@ -1,22 +1,101 @@
-"""`PresetGym`: any preset of the registry as a `gymnasium.Env`. It is what `ares_exp/Preset-v0` makes."""
+"""`PresetGym`: any preset as a `gymnasium.Env`, from plain arguments. All ids of this package make it."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Concatenate, Literal, ParamSpec
 
 import pydantic
 
-from ares_exp.containers.container import ContainerFactory
-from ares_exp.presets.registry import make
+from ares_exp.agents.code_agent import CodeAgent
+from ares_exp.config.targets import import_target, option_targets
+from ares_exp.containers.container import ContainerFactory, ContainerFactoryBase, as_container_factory
+from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.errors import ConfigError, PresetError, UserError, close_matches
+from ares_exp.presets.configured_preset import ConfiguredPreset
+from ares_exp.presets.preset_id import PresetId
+from ares_exp.presets.registry import find_preset
+from ares_exp.tasks.time_limits import TimeLimits
+from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import TrajectoryCollector
+from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.wrappers.gym import GymWrapper
-from ares_exp.wrappers.source_gym import container_factory, explained
+
+P = ParamSpec("P")
+AtLeastOne = Annotated[int, pydantic.Field(ge=1)]
+Positive = Annotated[float, pydantic.Field(gt=0)]
+
+
+def container_factory(value: Any) -> ContainerFactoryBase:
+    """Converts the argument `container` to a factory, for pydantic.
+
+    Raises:
+        ValueError: The value names no container factory.
+    """
+    if isinstance(value, ContainerFactory):
+        return as_container_factory(value)
+    targets = option_targets("container")
+    if value not in targets:
+        names = ", ".join(map(repr, targets))
+        raise ValueError(f"expected {names} or a container factory, got {value!r:.80}")
+    return as_container_factory(import_target(targets[value])())
+
+
+def _checked_agent(value: Any) -> Any:
+    names = option_targets("agent")
+    if value is None or callable(value) or (isinstance(value, str) and value in names):
+        return value
+    raise ValueError(f"expected {', '.join(map(repr, names))} or a factory of agents, got {value!r:.80}")
+
+
+def _explained(init: Callable[Concatenate[PresetGym, P], None]) -> Callable[Concatenate[PresetGym, P], None]:
+    """Turns pydantic's report on wrong arguments into one paragraph."""
+
+    @functools.wraps(init)
+    def checked(self: PresetGym, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            init(self, *args, **kwargs)
+        except PresetError:
+            raise
+        except UserError as error:  # names the keys of `env`, which are arguments here: `path=` for `env.path=`
+            error.args = tuple(re.sub(r"\benv\.(?=[a-z])", "", str(one)) for one in error.args)
+            raise
+        except pydantic.ValidationError as error:
+            problems = [_problem(item, kwargs) for item in error.errors(include_url=False)]
+            said = "; ".join(problems)
+            end = "" if said.endswith(("?", ".")) else "."
+            preset = kwargs.get("preset", "PresetGym")
+            raise ConfigError(f"{preset} cannot be made: {said}{end}") from None
+
+    return checked
+
+
+def _problem(item: Any, given: Mapping[str, Any]) -> str:
+    text = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "unexpected_keyword_argument":
+        name = str(item["loc"][-1])
+        target = option_targets("env").get(str(given.get("preset", "")))
+        makers: list[Any] = [PresetGym, *([import_target(target)] if target is not None else [])]
+        known = [argument for make in makers for argument in inspect.signature(make).parameters]
+        return f"there is no argument `{name}`.{close_matches(name, known)}"
+    got = "" if "got " in text or item["type"].startswith("missing") else f" (got {item['input']!r:.80})"
+    return f"`{'.'.join(map(str, item['loc']))}`: {text}{got}"
 
 
 class PresetGym(GymWrapper):
-    """Plays what `ares_exp.make` makes: options of `env`, those of plugins included, and registered presets."""
+    """Runs the tasks of a preset; see `GymWrapper`.
 
-    @explained
+    Making one reads the task set and starts nothing. The first `reset` checks that the container backend works and can
+    run the tasks. `functools.partial(PresetGym, preset="harbor", path=…)` is a factory that can be pickled, for worker
+    processes.
+    """
+
+    @_explained
     @pydantic.validate_call(config=pydantic.ConfigDict(arbitrary_types_allowed=True))
     def __init__(
         self,
@@ -24,22 +103,76 @@ class PresetGym(GymWrapper):
         *,
         preset: str,
         container: Annotated[str | ContainerFactory, pydantic.PlainValidator(container_factory)] = "local",
+        agent: Annotated[str | Callable[..., CodeAgent] | None, pydantic.PlainValidator(_checked_agent)] = None,
+        step_limit: AtLeastOne | None = None,
+        token_limit: AtLeastOne | None = None,
+        cost_limit: Positive | None = None,
+        agent_timeout_sec: Positive | None = None,
+        verify_on_truncation: bool = True,
+        provide_solution: bool = False,
+        seed: int = 0,
+        trajectory_dir: Path | None = None,
         collector: TrajectoryCollector | None = None,
         render_mode: Literal["ansi"] | None = None,
         allow_running_loop: bool = False,
+        **options: Any,
     ) -> None:
         """Reads the task set; starts nothing.
 
         Args:
-            preset: `name`, or with a selector `name:5`, `name:0:10`, `name@2/8`; see `ares_exp.make`.
-            container: An option of the `container` group (`"local"`, `"docker"`), or a factory with options of your
-                own.
-            collector: Keeps every episode.
+            preset: What `ares_exp.make` takes: an option of `env` or a registered preset, perhaps with a selector:
+                `name:5`, `name:0:10`, `name@2/8`. All arguments from `agent` to `seed`, and `options`, are only for
+                options of `env`.
+            container: An option of the `container` group (`"local"`, `"docker"`), or a custom factory, which stays
+                yours to close.
+            agent: An option of the `agent` group (`"shell"`, `"tools"`), or a factory of code agents; `None` for the
+                default.
+            step_limit: LLM responses after which the verifier scores the current state, and the episode is truncated.
+                Gymnasium's `max_episode_steps` cuts it without a verdict.
+            token_limit: The same for prompt and generated tokens of an episode.
+            cost_limit: The same for US dollars of an episode.
+            agent_timeout_sec: Replaces the tasks' own limit on the agent.
+            verify_on_truncation: Whether a truncated episode is scored.
+            provide_solution: Whether the task's solution goes into the container (for an oracle).
+            seed: Seed of the choice of tasks until `reset(seed=…)` sets another.
+            trajectory_dir: Keeps every episode as a JSON file there.
+            collector: Keeps every episode in another way.
             render_mode: `"ansi"`: `render()` gives the last exchange as text.
             allow_running_loop: Whether calls inside a running event loop may block it. For notebooks.
+            options: Values of the option of `env`.
 
         Raises:
+            ConfigError: An argument has a wrong value, or nothing is selected.
             ValueError, LookupError, UserError: As `ares_exp.make`.
         """
-        environment = make(preset, container_factory=container_factory(container), trajectory_collector=collector)
+        if trajectory_dir is not None and collector is not None:
+            raise ConfigError("Expected `trajectory_dir` or `collector`, got both. A collector knows its own place.")
+        asked = PresetId.parse(preset)
+        spec = find_preset(asked.name)
+        limits = EpisodeLimits(
+            steps=step_limit,
+            tokens=token_limit,
+            cost=cost_limit,
+            time=TimeLimits(agent_timeout_sec=agent_timeout_sec),
+            verify_on_truncation=verify_on_truncation,
+        )
+        if isinstance(spec, ConfiguredPreset):
+            spec = replace(
+                spec,
+                agent=spec.agent if agent is None else agent,
+                options=options,
+                limits=limits,
+                seed=seed,
+                provide_solution=provide_solution,
+            )
+        elif options or agent is not None or limits != EpisodeLimits() or seed or provide_solution:
+            raise ConfigError(
+                f"Expected only `container`, `collector` and `render_mode` with the preset `{asked.name}`, which was "
+                "registered in Python: its function takes nothing else."
+            )
+        environment = spec.get_env(selector=asked, container_factory=container_factory(container))
+        if trajectory_dir is not None:
+            collector = JsonTrajectoryCollector(trajectory_dir)
+        if collector is not None:
+            environment = TrajectoryCollectingEnvironment(environment, collector)
         super().__init__(environment, render_mode=render_mode, allow_running_loop=allow_running_loop)

@@ -14,7 +14,7 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from ares_exp import EpisodeTrajectory, LLMResponse
-from ares_exp.wrappers import HarborGym, TextAction, TextObservation
+from ares_exp.wrappers import PresetGym, TextAction, TextObservation
 from tests.leaks import processes, wait_until
 
 pytestmark = pytest.mark.local
@@ -141,7 +141,7 @@ def test_an_episode_cut_by_gymnasium_ends_at_the_next_reset_and_at_close(tasks, 
 
 
 def test_closing_in_mid_step(tasks, sleepers):
-    env, outcome = HarborGym(path=tasks, tasks="a"), []
+    env, outcome = PresetGym(preset="harbor", path=tasks, tasks="a"), []
 
     def step():
         try:
@@ -194,7 +194,7 @@ def test_in_a_thread(tasks, sleepers):
     rewards = []
 
     def play():
-        with HarborGym(path=tasks, tasks="a") as env:
+        with PresetGym(preset="harbor", path=tasks, tasks="a") as env:
             env.reset()
             env.step(said("touch /app/done"))
             rewards.append(env.step(SUBMIT)[1])
@@ -211,7 +211,7 @@ def test_in_a_thread(tasks, sleepers):
     "context", [fork, *(pytest.param(one, marks=pytest.mark.nightly) for one in ("spawn", "forkserver"))]
 )
 def test_in_worker_processes(tasks, sleepers, context, tmp_path):
-    factory = functools.partial(HarborGym, path=tasks, trajectory_dir=tmp_path / "kept")
+    factory = functools.partial(PresetGym, preset="harbor", path=tasks, trajectory_dir=tmp_path / "kept")
     envs = AsyncVectorEnv([factory] * 2, shared_memory=False, context=context, autoreset_mode=AutoresetMode.SAME_STEP)
     try:
         envs.reset(seed=1)
@@ -231,7 +231,9 @@ def test_in_worker_processes(tasks, sleepers, context, tmp_path):
 
 @pytest.mark.parametrize("context", [fork, pytest.param("spawn", marks=pytest.mark.nightly)])
 def test_workers_that_are_ended_the_hard_way(tasks, sleepers, context):
-    envs = AsyncVectorEnv([functools.partial(HarborGym, path=tasks)] * 2, shared_memory=False, context=context)
+    envs = AsyncVectorEnv(
+        [functools.partial(PresetGym, preset="harbor", path=tasks)] * 2, shared_memory=False, context=context
+    )
     envs.reset()
     envs.step((sleepers.leave, sleepers.leave))
     assert sleepers.are(2)

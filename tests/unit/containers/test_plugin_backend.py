@@ -11,7 +11,7 @@ from ares_exp.commands import clean
 from ares_exp.config.targets import find_part, option_targets
 from ares_exp.running.provenance import collect_provenance
 from ares_exp.terminal.run_command import run_module
-from ares_exp.wrappers.source_gym import container_factory
+from ares_exp.wrappers.preset_gym import container_factory
 from tests.installed_package import Site
 from tests.unit.harbor_export.recorded_run import record, tried
 

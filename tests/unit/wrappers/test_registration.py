@@ -17,9 +17,8 @@ from ares_exp.errors import ConfigError, EpisodeStateError, TaskError
 from ares_exp.llms.response import LLMResponse
 from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector
-from ares_exp.wrappers import HarborGym
+from ares_exp.wrappers import PresetGym
 from ares_exp.wrappers.gym import GymWrapper
-from ares_exp.wrappers.source_gym import SourceGym
 from tests.swebench_rows import make_repository, make_row, write_rows
 
 ID = "ares_exp/Harbor-v0"
@@ -40,7 +39,7 @@ def test_gymnasium_needs_no_import_but_its_own():
         "print(env.spec.id, type(env.unwrapped).__name__, len(env.unwrapped.environment.task_names))\n"
         "env.close()"
     )
-    assert said == f"{ID} HarborGym 1"
+    assert said == f"{ID} PresetGym 1"
 
 
 def test_registering_imports_neither_tasks_nor_containers():
@@ -61,7 +60,7 @@ def test_the_names_of_the_wrappers_all_resolve():
         "AsyncGymWrapper",
         "EpisodeInfo",
         "GymWrapper",
-        "HarborGym",
+        "PresetGym",
         "TextAction",
         "TextObservation",
         "wrap_as_gym",
@@ -78,7 +77,7 @@ def test_the_entry_point_registers():
     register = found.load()
     register()
     register()  # again is no mistake, and no warning
-    assert gymnasium.spec(ID).entry_point == "ares_exp.wrappers.harbor_gym:HarborGym"
+    assert gymnasium.spec(ID).kwargs == {"preset": "harbor"}
 
 
 def test_every_id_has_its_class():
@@ -130,7 +129,7 @@ def test_rows_of_swebench(tmp_path):
 @pytest.mark.parametrize(
     ("id_", "arguments", "said"),
     [
-        ("SWEBench-v0", {}, r"SweBenchGym cannot be made: `dataset`: Missing required keyword only argument\.$"),
+        ("SWEBench-v0", {}, "needs a value for `env.dataset`"),
         ("TwentyQuestions-v0", {"questions": 0}, r"`questions`: .*greater than or equal to 1 \(got 0\)"),
         ("Preset-v0", {}, r"`preset`: Missing required keyword only argument\.$"),
         ("Preset-v0", {"preset": "swebench"}, "needs a value for `env.dataset`"),
@@ -146,7 +145,7 @@ def test_a_wrong_argument_of_another_id_is_named(id_, arguments, said):
 def test_gymnasiums_own_wrappers_go_around_it():
     env = gymnasium.make(ID, path=PATH, max_episode_steps=5)
     try:
-        assert str(env) == f"<TimeLimit<OrderEnforcing<PassiveEnvChecker<HarborGym<{ID}>>>>>"
+        assert str(env) == f"<TimeLimit<OrderEnforcing<PassiveEnvChecker<PresetGym<{ID}>>>>>"
         with pytest.raises(gymnasium.error.ResetNeeded):
             env.render()
     finally:
@@ -189,13 +188,14 @@ def test_a_wrong_render_mode_is_named():
 
 
 def test_an_agent_is_chosen_by_its_name():
-    with HarborGym(agent="tools", tasks="write-greeting") as env:
+    with PresetGym(preset="harbor", agent="tools", tasks="write-greeting") as env:
         env.reset()
         assert "submit" in str(env.reset()[0].tools)
 
 
 def test_the_arguments_reach_the_environment():
-    env = HarborGym(
+    env = PresetGym(
+        preset="harbor",
         path=SAMPLES,
         tasks=["write-*", "count-*"],
         exclude="count-*",
@@ -220,7 +220,9 @@ def test_the_arguments_reach_the_environment():
 
 @pytest.mark.parametrize("pickler", [pickle, cloudpickle])
 def test_a_factory_can_be_pickled(pickler):
-    factory = functools.partial(HarborGym, path=Path(PATH), container=LocalContainerFactory(), step_limit=3)
+    factory = functools.partial(
+        PresetGym, preset="harbor", path=Path(PATH), container=LocalContainerFactory(), step_limit=3
+    )
     env = pickle.loads(pickler.dumps(factory))()
     assert isinstance(env, GymWrapper)
     env.close()
@@ -229,7 +231,7 @@ def test_a_factory_can_be_pickled(pickler):
 def test_the_spec_can_be_written_down_and_made_again():
     env = gymnasium.make(ID, path=PATH, step_limit=3)
     again = gymnasium.make(gymnasium.envs.registration.EnvSpec.from_json(env.spec.to_json()))
-    assert json.loads(env.spec.to_json())["kwargs"] == {"path": PATH, "step_limit": 3}
+    assert json.loads(env.spec.to_json())["kwargs"] == {"preset": "harbor", "path": PATH, "step_limit": 3}
     assert again.unwrapped.environment._parts.limits.steps == 3
     env.close()
     again.close()
@@ -243,12 +245,7 @@ def test_a_vector_of_them_is_made():
 
 @pytest.mark.usefixtures("nim")
 def test_a_source_of_a_plugin_is_a_gymnasium_environment_and_obeys_the_step_limit(tmp_path):
-    environments = importlib.import_module("ares_nim.environment").NimEnvironments
-
-    class NimGym(SourceGym):
-        source = environments
-
-    with NimGym(matches=[7], step_limit=2, trajectory_dir=tmp_path) as gym:
+    with PresetGym(preset="nim", matches=[7], step_limit=2, trajectory_dir=tmp_path) as gym:
         gym.reset(seed=1, options={"task": "nim_7"})
         assert gym.step(LLMResponse.from_text("1"))[1:4] == (0.0, False, False)
         observation, *rest, info = gym.step(LLMResponse.from_text("1"))
