@@ -206,7 +206,7 @@ def _places(value: Any, start: Path) -> Any:
 
 
 def _task_differences(recorded: Any, tasks: Mapping[str, str | None]) -> Iterator[str]:
-    before = recorded if isinstance(recorded, dict) else dict.fromkeys(map(str, recorded or ()))
+    before = recorded if isinstance(recorded, dict) else {}
     if gone := [name for name in before if name not in tasks]:
         yield f"{_counted(gone)} no longer selected ({', '.join(gone[:SHOWN])})"
     if new := [name for name in tasks if name not in before]:
