@@ -167,8 +167,6 @@ def _read_shard(path: Path) -> Shard:
     if provenance is None:
         raise ConfigError(f"Cannot merge {path}: it has no provenance.json.")
     tasks = provenance.get("tasks")
-    if isinstance(tasks, list):
-        tasks = dict.fromkeys(map(str, tasks))
     if not isinstance(tasks, dict):
         raise ConfigError(f"{run_dir.provenance} is broken: expected the names of the tasks.")
     recorded = read_results(run_dir.episodes)

@@ -209,7 +209,11 @@ def _response(body: Any, lose: Report) -> LLMResponse:
 def _message_to_wire(response: LLMResponse, lose: Report) -> dict[str, Any]:
     thinking, said = response.thinking, response.data[len(response.thinking) :]
     texts = [piece.content for piece in response.data if isinstance(piece, TextData)]
-    calls = [_call_to_wire(piece) for piece in response.data if isinstance(piece, ToolCallData)]
+    calls = [
+        {"id": piece.id, "type": "function", "function": {"name": piece.name, "arguments": piece.arguments}}
+        for piece in response.data
+        if isinstance(piece, ToolCallData)
+    ]
     is_mixed = any(isinstance(piece, ThinkingData) for piece in said)
     if is_mixed or len(texts) > 1 or (texts and not isinstance(said[0], TextData)):
         lose("the order and borders of several pieces (the form has reasoning, one text, then tool calls)")
@@ -242,10 +246,6 @@ def _logprobs(choice: Mapping[str, Any], lose: Report) -> list[float] | None:
     if any(entry.get("top_logprobs") for entry in entries):
         lose("`top_logprobs`, the alternatives to each token")
     return [float(required(entry, "logprob", *_NUMBER)) for entry in entries]
-
-
-def _call_to_wire(call: ToolCallData) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _call_from_wire(call: Any) -> ToolCallData:

@@ -151,7 +151,7 @@ def response_to_body(
         created: Epoch seconds.
         forms: `tool_forms` of the request's body.
     """
-    pieces = [piece for piece in response.data if not isinstance(piece, ThinkingData) or _says_something(piece)]
+    pieces = [one for one in response.data if not isinstance(one, ThinkingData) or one.content or one.signature]
     tail = response_id.removeprefix("resp_")
     items = [_item_of_piece(piece, f"{tail}_{number}", forms or {}) for number, piece in enumerate(pieces)]
     status, reason = _status(response)
@@ -421,10 +421,6 @@ def _item_of_piece(piece: Piece, tail: str, forms: Mapping[str, ToolForm]) -> di
     return {"id": f"msg_{tail}", "type": "message", "status": "completed", "role": "assistant", "content": [text]}
 
 
-def _says_something(piece: ThinkingData) -> bool:
-    return bool(piece.content or piece.signature)
-
-
 def _summary(piece: ThinkingData) -> list[dict[str, Any]]:
     return [{"type": "summary_text", "text": piece.content}] if piece.content else []
 
@@ -462,18 +458,14 @@ def _response(body: Mapping[str, Any], lose: Report) -> LLMResponse:
             lose(f"`output[{kind}]`, an item that has no counterpart here")
             continue
         data += pieces
-        refused = refused or _is_refusal(item)
+        content = item.get("content")
+        refused |= isinstance(content, list) and any(part.get("type") == "refusal" for part in content)
     return LLMResponse(
         data=data,
         usage=_usage(optional(body, "usage", Mapping) or {}),
         finish_reason="refusal" if refused else _finish_reason(body, status, data),
         model=optional(body, "model", str) or None,
     )
-
-
-def _is_refusal(item: Mapping[str, Any]) -> bool:
-    content = item.get("content")
-    return isinstance(content, list) and any(part.get("type") == "refusal" for part in content)
 
 
 def _finish_reason(body: Mapping[str, Any], status: str | None, data: Sequence[Piece]) -> str | None:

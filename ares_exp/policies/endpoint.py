@@ -154,7 +154,9 @@ class Endpoint:
         try:
             async with asyncio.timeout(timeout_sec):
                 answer = await self._read(client, body)
-            return self._checked(answer)
+            failure: PolicyError | None = self._failure_in(answer)
+            if failure is None:
+                return answer
         except Exception as error:
             failure = self._failure(error, "POST", self._wire.path, timeout_sec)
             if failure is None:
@@ -271,9 +273,12 @@ class Endpoint:
             async for part in response.iter_bytes():
                 answer += part
                 self._check_size(len(answer))
-            return self._parsed(bytes(answer))
         finally:
             await response.close()
+        with suppress(ValueError, RecursionError):
+            return json.loads(answer)
+        shown = self._shown(answer[: 4 * SHOWN_CHARS].decode(errors="replace"))
+        raise MalformedAnswerError(f"Expected JSON from {self.base_url}/{self._wire.path}, got: {shown!r}")
 
     async def _assembled(self, response: Any) -> Any:
         """Puts a streamed answer together."""
@@ -318,18 +323,6 @@ class Endpoint:
                 f"Expected an answer of at most {self._max_answer_bytes} bytes from {self.base_url}, got more. "
                 "Raise policy.max_answer_bytes if it is a real one."
             )
-
-    def _parsed(self, answer: bytes) -> Any:
-        with suppress(ValueError, RecursionError):
-            return json.loads(answer)
-        shown = self._shown(answer[: 4 * SHOWN_CHARS].decode(errors="replace"))
-        raise MalformedAnswerError(f"Expected JSON from {self.base_url}/{self._wire.path}, got: {shown!r}")
-
-    def _checked(self, body: Any) -> Any:
-        """Returns the body of an answer. Raises the error that comes with a good status."""
-        if (failure := self._failure_in(body)) is not None:
-            raise failure
-        return body
 
     def _failure_in(self, body: Any) -> EndpointError | None:
         """Returns the error that comes with status 200: after the headers were sent, or as the state of an answer."""

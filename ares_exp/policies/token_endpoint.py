@@ -259,13 +259,13 @@ def _as_chat(body: Any) -> Any:
     if (sampled := choice.pop("response_token_ids", None)) is not None:
         choice["token_ids"] = sampled
     if isinstance(logprobs := choice.get("logprobs"), Mapping) and isinstance(logprobs.get("content"), list):
-        choice["logprobs"] = {"content": [_without_others(entry) for entry in logprobs["content"]]}
+        choice["logprobs"] = {
+            "content": [
+                {**entry, "top_logprobs": []} if isinstance(entry, Mapping) else entry for entry in logprobs["content"]
+            ]
+        }
     made["choices"] = [{name: value for name, value in choice.items() if name not in CHOICE_KEYS}, *choices[1:]]
     return made
-
-
-def _without_others(entry: Any) -> Any:
-    return {**entry, "top_logprobs": []} if isinstance(entry, Mapping) else entry
 
 
 def _completion(body: Any) -> LLMResponse:

@@ -100,7 +100,9 @@ def compose_from_run(flags: Sequence[str], overrides: Sequence[str]) -> Command:
     if not any(one.partition("=")[0].lstrip("+~") in (*VERBS, *BRANCH_KEYS) for one in overrides):
         return as_typed
     typed = parse_overrides(overrides)
-    verbs = {one.key_or_group: one for one in typed if one.key_or_group in VERBS and _names_something(one)}
+    verbs = {one.key_or_group: one for one in typed if one.key_or_group in VERBS and one.value() is not None}
+    if "resume" in verbs and isinstance(verbs["resume"].value(), bool):
+        del verbs["resume"]  # `resume=true` names no run
     if not verbs:
         if alone := [one.key_or_group for one in typed if one.key_or_group in BRANCH_KEYS]:
             raise ConfigError(f"`{alone[0]}` belongs to a branch: name one with `branch_from=<run>/<episode>@<step>`.")
@@ -132,12 +134,6 @@ def compose_from_run(flags: Sequence[str], overrides: Sequence[str]) -> Command:
     return _composed(ref.run, values, flags, needed, own)
 
 
-def _names_something(override: Override) -> bool:
-    """Whether the override names a run; `resume=true` does not."""
-    value = override.value()
-    return value is not None and not (override.key_or_group == "resume" and isinstance(value, bool))
-
-
 def _resume(path: Path, flags: Sequence[str], typed: Sequence[Override], *, forced: bool) -> Command:
     """Composes the command that runs the run or the sweep again in its directory."""
     place, is_sweep = path.absolute(), {"-m", "--multirun"} & {*flags}
@@ -161,6 +157,8 @@ def _resume(path: Path, flags: Sequence[str], typed: Sequence[Override], *, forc
 
 def _resume_sweep(sweep: RecordedSweep, flags: Sequence[str], typed: Sequence[Override]) -> Command:
     """Composes the sweep's command line again, with the overrides that are typed now."""
+    from hydra.errors import OverrideParseException
+
     if not is_trusted(sweep.path):
         raise ConfigError(
             f"Expected a sweep that only you can write, got {sweep.path}: it belongs to another user, or other users "
@@ -170,7 +168,11 @@ def _resume_sweep(sweep: RecordedSweep, flags: Sequence[str], typed: Sequence[Ov
         ["resume=true", f"hydra.sweep.dir={quoted(str(sweep.path))}", *_search_path(check_config_dirs(sweep))]
     )
     replaced = [*OF_ONE_SESSION, *map(key_set_by, (*needed, *typed))]
-    recorded = [one for one in _recorded_lines(sweep) if not any(covers(key, key_set_by(one)) for key in replaced)]
+    try:
+        lines = parse_overrides(sweep.overrides())
+    except OverrideParseException as error:
+        raise ConfigError(f"{sweep.path} recorded an override that cannot be read: `{error.override}`.") from error
+    recorded = [one for one in lines if not any(covers(key, key_set_by(one)) for key in replaced)]
     check_secrets([one.key_or_group for one in recorded if MASK in str(one.input_line)])
     again = [*_from(sweep.working_directory(), recorded), *_not_typed(needed, typed)]
     return Command([*flags, *again, *(str(one.input_line) for one in typed)], source=sweep.path)
@@ -264,15 +266,6 @@ def _search_path(folders: Sequence[Path]) -> list[str]:
     return [f"hydra.searchpath={listed(map(folder_url, folders))}"] if folders else []
 
 
-def _recorded_lines(sweep: RecordedSweep) -> list[Override]:
-    from hydra.errors import OverrideParseException
-
-    try:
-        return parse_overrides(sweep.overrides())
-    except OverrideParseException as error:
-        raise ConfigError(f"{sweep.path} recorded an override that cannot be read: `{error.override}`.") from error
-
-
 def _from(place: Path, recorded: Sequence[Override]) -> list[str]:
     """Returns the overrides with relative paths resolved against the folder where they were typed."""
     given = {one.key_or_group for one in recorded if one.value() is not None}
@@ -317,7 +310,8 @@ def keep_recorded(config: DictConfig, run_dir: RunDir, overrides: Sequence[str])
     differing = dict.fromkeys(key.partition(".")[0] for key, *_ in config_differences(recorded, composed))
     for name in (key for key in differing if key in recorded and key in composed and key not in typed):
         was, now = recorded[name], composed[name]
-        if _classes(now) == _classes(was) and not any(_is_no_value(one) for _, one in leaves(was)):
+        is_kept = all(not isinstance(leaf, str) or ("${" not in leaf and MASK not in leaf) for _, leaf in leaves(was))
+        if is_kept and _classes(now) == _classes(was):
             with open_dict(config):
                 OmegaConf.update(config, name, was, merge=False)
             changed.append(name)
@@ -328,7 +322,3 @@ def keep_recorded(config: DictConfig, run_dir: RunDir, overrides: Sequence[str])
 
 def _classes(value: Any) -> list[Any]:
     return [one for key, one in leaves(value) if key.endswith("_target_")]
-
-
-def _is_no_value(leaf: Any) -> bool:
-    return isinstance(leaf, str) and ("${" in leaf or MASK in leaf)

@@ -85,10 +85,15 @@ def open_session(
         ConfigError: The run in the directory is another one, or cannot be read.
         OSError: Nothing can be written in the directory.
     """
+    from omegaconf import OmegaConf
+
     earlier: PreviousSessions | None = None
     run_id = os.urandom(4).hex()
     if run_dir.has_run:
-        recorded = _read_provenance(run_dir)
+        try:
+            recorded = read_json_object(run_dir.provenance)
+        except OSError as error:
+            raise ConfigError(f"{run_dir.provenance} cannot be read: {error}.") from error
         _check_same(run_dir, config, recorded, tasks)
         run_id = str(recorded.get("run_id", run_id))
         earlier = load_previous_sessions(run_dir)
@@ -96,7 +101,8 @@ def open_session(
     else:
         found = {"run_id": run_id, "seed": config["seed"], **provenance, "warnings": list(warnings), "tasks": tasks}
         run_dir.write_json(run_dir.provenance, {**found, "cwd": str(Path.cwd())})
-        write_atomically(run_dir.config, _as_yaml(config))  # the last one: with it there is a run
+        text = OmegaConf.to_yaml(OmegaConf.create(dict(config)))
+        write_atomically(run_dir.config, text)  # the last one: with it there is a run
     line = {
         "began": time.time(),
         "pid": os.getpid(),
@@ -200,7 +206,7 @@ def _places(value: Any, start: Path) -> Any:
 
 
 def _task_differences(recorded: Any, tasks: Mapping[str, str | None]) -> Iterator[str]:
-    before = recorded if isinstance(recorded, dict) else dict.fromkeys(map(str, recorded or ()))
+    before = recorded if isinstance(recorded, dict) else {}
     if gone := [name for name in before if name not in tasks]:
         yield f"{_counted(gone)} no longer selected ({', '.join(gone[:SHOWN])})"
     if new := [name for name in tasks if name not in before]:
@@ -218,13 +224,6 @@ def _counted(names: Sequence[str], *, verb: bool = True) -> str:
     return f"{len(names)} tasks are" if verb else f"{len(names)} tasks"
 
 
-def _read_provenance(run_dir: RunDir) -> dict[str, Any]:
-    try:
-        return read_json_object(run_dir.provenance)
-    except OSError as error:
-        raise ConfigError(f"{run_dir.provenance} cannot be read: {error}.") from error
-
-
 def _wall_sec(run_dir: RunDir, results: Sequence[EpisodeResult]) -> float:
     """Seconds that earlier sessions took; one that was killed took until the end of its last episode."""
     starts: list[float] = []
@@ -240,9 +239,3 @@ def _wall_sec(run_dir: RunDir, results: Sequence[EpisodeResult]) -> float:
     for began, following in pairwise([*starts, math.inf]):
         total += max((end - began for end in ends if began <= end < following), default=0.0)
     return total
-
-
-def _as_yaml(config: Mapping[str, Any]) -> str:
-    from omegaconf import OmegaConf
-
-    return OmegaConf.to_yaml(OmegaConf.create(dict(config)))

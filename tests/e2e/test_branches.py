@@ -99,6 +99,22 @@ def test_a_run_without_snapshots_is_played_again_up_to_the_step(tmp_path: Path) 
     assert the_same(one, other, 4), "both start from what it came to be"
 
 
+def test_branch_between_snapshots_starts_from_earlier_one(tmp_path: Path) -> None:
+    count = "```bash\necho x >> /tmp/count; wc -l < /tmp/count\n```"
+    every = ("snapshot=every_n", "snapshot.every=2")
+    assert play(tmp_path, "a", *every, replies=[DRAW, count, count, SUBMIT]).returncode == 0
+    options = ("branch_from=a/write-greeting@3", "branches=2", "branch_inject=Go on.", "snapshot=none")
+    branched = play(tmp_path, "b", *options, replies=[SHOW, SUBMIT])
+    assert branched.returncode == 0, branched.stderr
+    assert "differs" not in branched.stderr
+    [recorded], branches = episodes(tmp_path, "a"), episodes(tmp_path, "b")
+    for branch in branches:
+        assert the_same(recorded, branch, 3)
+        assert shown(branch, 3) == "Go on."
+        assert shown(recorded, 1).splitlines()[2] in shown(branch, 4), "the first command was not run again"
+        assert branch.metadata["lineage"]["root"] == recorded.episode_id
+
+
 def test_a_branch_does_not_warn_of_what_differs_each_time(tmp_path: Path) -> None:
     """Times, process ids and temporary folders are others whenever a command runs."""
     moment = "```bash\ndate --iso-8601=ns; mktemp -d\n```"

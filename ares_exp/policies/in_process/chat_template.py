@@ -72,7 +72,9 @@ class ChatTemplate:
             return None
         if not answered.endswith(bare):
             return None
-        return [*turn.ids, *self._without_end(turn, self._ids(bare + asked[len(answered) :]))]
+        added = self._ids(bare + asked[len(answered) :])
+        is_end_sampled = bool(added) and turn.ids[-1:] == added[:1]
+        return [*turn.ids, *(added[1:] if is_end_sampled else added)]
 
     def end_of_answer(self) -> int | None:
         """Returns the id of the special token that the template ends an answer with; `None` where it has none."""
@@ -98,10 +100,6 @@ class ChatTemplate:
         """Makes text of ids, special tokens included."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
-
-    def _without_end(self, turn: Turn, added: list[int]) -> list[int]:
-        """Leaves out the token that ends an answer, where it was sampled."""
-        return added[1:] if added and turn.ids[-1:] == added[:1] else added
 
     def _after_mark(self, text: str) -> str | None:
         _, mark, after = text.rpartition(_MARK)
