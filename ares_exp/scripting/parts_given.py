@@ -14,7 +14,7 @@ from ares_exp.config.overrides import key_set_by, parse_overrides
 from ares_exp.config.schema import KEYS, validate
 from ares_exp.config.targets import SCORER
 from ares_exp.containers.container import as_container_factory
-from ares_exp.environment import MinimalEnvironment
+from ares_exp.environment import MinimalEnvironment, complete
 from ares_exp.environments.source import EnvironmentSource, SourceBase, as_source
 from ares_exp.errors import ConfigError
 from ares_exp.policies.policy import as_policy
@@ -23,7 +23,6 @@ from ares_exp.scoring.scored_source import make_scored_source
 from ares_exp.scripting.made_environments import MadeEnvironments
 from ares_exp.trackers.several import SeveralTrackers
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
-from ares_exp.wrappers.drivers import drive_directly
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -96,7 +95,7 @@ class PartsGiven:
             agent_factory=as_agent_factory(part("agent")),
             container_factory=as_container_factory(part("container")),
             policy=as_policy(part("policy")),
-            wrapper=drive_directly,
+            wrapper=complete,
             collectors={"memory": MemoryTrajectoryCollector(keep=1)},
             tracker=SeveralTrackers({}),
         )

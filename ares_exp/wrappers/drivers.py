@@ -64,11 +64,6 @@ class ThreadedGymDriver(GymDriver):
         raise AssertionError("unreachable: nobody sets the event")
 
 
-def drive_directly(environment: MinimalEnvironment) -> MinimalEnvironment:
-    """Returns the environment itself, for `wrapper=none`."""
-    return environment
-
-
 def drive_async_gym(environment: MinimalEnvironment) -> GymDriver:
     """Drives the environment through `AsyncGymWrapper` on the caller's event loop. Does not import gymnasium."""
     return GymDriver(AsyncGymWrapper(environment))

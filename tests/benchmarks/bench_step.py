@@ -21,7 +21,7 @@ from ares_exp.agents.code_agent import AgentContainer, CodeAgent
 from ares_exp.agents.shell_agent import ShellAgentFactory
 from ares_exp.containers.container import ContainerSpec, ExecResult
 from ares_exp.containers.network_policy import PUBLIC
-from ares_exp.environment import Environment
+from ares_exp.environment import Environment, complete
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.llms.request import LLMClient, LLMRequest, Message
 from ares_exp.llms.response import LLMResponse
@@ -30,7 +30,7 @@ from ares_exp.tasks.agent_context import AgentContext
 from ares_exp.tasks.task import Verdict
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector
-from ares_exp.wrappers.drivers import drive_async_gym, drive_directly
+from ares_exp.wrappers.drivers import drive_async_gym
 from tests.benchmarks.ares_steps import AresSteps, is_installed
 
 STEPS = 50
@@ -150,11 +150,11 @@ class TrivialAgents:
 
 
 def bare(env: CodeEnvironment) -> Environment:
-    return drive_directly(env)
+    return complete(env)
 
 
 def collecting(env: CodeEnvironment) -> Environment:
-    return drive_directly(TrajectoryCollectingEnvironment(env, EpisodeCollector()))
+    return complete(TrajectoryCollectingEnvironment(env, EpisodeCollector()))
 
 
 def gym(env: CodeEnvironment) -> Environment:

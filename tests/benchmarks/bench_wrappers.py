@@ -8,10 +8,10 @@ import statistics
 import sys
 import time
 
-from ares_exp.environment import TimeStep, restart, transition
+from ares_exp.environment import TimeStep, complete, restart, transition
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.wrappers.drivers import drive_async_gym, drive_directly, drive_sync_gym
+from ares_exp.wrappers.drivers import drive_async_gym, drive_sync_gym
 from ares_exp.wrappers.gym import GymWrapper
 
 ROUNDS = 9
@@ -64,7 +64,7 @@ def call(step, steps: int) -> list[float]:
 def main(steps: int) -> None:
     print(f"{'us per step':<48} {'median':>8}  (best)")
     for name, driver in (
-        ("wrapper=none   the environment itself", drive_directly),
+        ("wrapper=none   the environment itself", complete),
         ("wrapper=async  AsyncGymWrapper", drive_async_gym),
         ("wrapper=sync   GymWrapper in a worker thread", drive_sync_gym),
     ):

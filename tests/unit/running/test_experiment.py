@@ -16,7 +16,7 @@ import pytest
 
 from ares_exp.agents.code_agent import as_agent_factory
 from ares_exp.containers.container import as_container_factory
-from ares_exp.environment import EpisodeReport, TimeStep, restart, termination, transition
+from ares_exp.environment import EpisodeReport, TimeStep, complete, restart, termination, transition
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.own_model import OwnModel
 from ares_exp.environments.source import as_source
@@ -41,7 +41,7 @@ from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollec
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
 from ares_exp.trajectories.records import EpisodeTrajectory
 from ares_exp.trajectories.stored_episodes import load
-from ares_exp.wrappers.drivers import drive_async_gym, drive_directly, drive_sync_gym
+from ares_exp.wrappers.drivers import drive_async_gym, drive_sync_gym
 
 REQUEST = LLMRequest([{"role": "user", "content": "?"}])
 
@@ -116,7 +116,7 @@ def experiment(
         "agent_factory": Ready(),
         "container_factory": Ready(),
         "policy": Answers(),
-        "wrapper": drive_directly,
+        "wrapper": complete,
         "collectors": {"json": JsonTrajectoryCollector(tmp_path / "trajectories")},
         "tracker": NullTracker(),
         **parts,
@@ -150,7 +150,7 @@ class Endless(OneStep):
         return transition(REQUEST)
 
 
-@pytest.mark.parametrize("wrapper", [drive_directly, drive_async_gym, drive_sync_gym])
+@pytest.mark.parametrize("wrapper", [complete, drive_async_gym, drive_sync_gym])
 @pytest.mark.parametrize(
     ("limits", "name", "steps"),
     [

@@ -192,7 +192,8 @@ def test_allow_running_loop_is_for_the_blocking_wrapper():
 def test_the_default_drivers_do_not_import_gymnasium():
     script = (
         "import sys, ares_exp\n"
-        "from ares_exp.wrappers.drivers import drive_async_gym, drive_directly\n"
+        "from ares_exp.wrappers.drivers import drive_async_gym\n"
+        "from ares_exp.environment import complete\n"
         "from ares_exp.wrappers.wrap import wrap_as_gym\n"
         "drive_async_gym(object())\n"
         "assert not {'gymnasium', 'numpy'} & set(sys.modules), 'imported'\n"

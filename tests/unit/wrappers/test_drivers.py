@@ -10,10 +10,10 @@ import hydra
 import pytest
 from omegaconf import OmegaConf
 
-from ares_exp.environment import EnvironmentWrapper
+from ares_exp.environment import EnvironmentWrapper, complete
 from ares_exp.errors import ContainerDiedError
 from ares_exp.wrappers import gym_in_thread, loop_call, loop_thread
-from ares_exp.wrappers.drivers import drive_async_gym, drive_directly, drive_sync_gym
+from ares_exp.wrappers.drivers import drive_async_gym, drive_sync_gym
 from tests.unit.wrappers.gym_environments import (
     ACTION,
     BareEnvironment,
@@ -25,7 +25,7 @@ from tests.unit.wrappers.gym_environments import (
     StubbornEnvironment,
 )
 
-DRIVERS = [drive_directly, drive_async_gym, drive_sync_gym]
+DRIVERS = [complete, drive_async_gym, drive_sync_gym]
 CONF = Path(__file__).parents[3] / "conf" / "wrapper"
 
 

@@ -9,7 +9,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AsyncVectorEnv
 
-from ares_exp.environment import Environment
+from ares_exp.environment import Environment, complete
 from ares_exp.llms.request import LLMRequest
 from ares_exp.rollout import EpisodeEvents, run_episode
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
@@ -17,7 +17,7 @@ from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollec
 from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector
 from ares_exp.trajectories.records import EpisodeTrajectory
 from ares_exp.wrappers.async_gym import AsyncGymWrapper
-from ares_exp.wrappers.drivers import drive_async_gym, drive_directly, drive_sync_gym
+from ares_exp.wrappers.drivers import drive_async_gym, drive_sync_gym
 from ares_exp.wrappers.gym import GymWrapper
 from ares_exp.wrappers.spaces import LLMRequestSpace
 from ares_exp.wrappers.text_wrappers import TextAction, TextObservation
@@ -136,7 +136,7 @@ async def test_under_the_async_wrapper(otherlab, env):
         assert (await gym.step(ACTION))[1:4] == (1.0, True, False)
 
 
-@pytest.mark.parametrize("drive", [drive_directly, drive_async_gym, drive_sync_gym])
+@pytest.mark.parametrize("drive", [complete, drive_async_gym, drive_sync_gym])
 @pytest.mark.parametrize("collect", ["json", "null", "no"])
 async def test_in_the_rollout_loop_and_recorded(env, drive, collect, tmp_path):
     async def policy(request):
