@@ -209,6 +209,8 @@ def _write_harbor(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> 
     if not is_file_name(name):
         raise UserError(f"Expected the name of a job to be letters, digits and ._-, got {name!r:.80}.")
     job = read_job(arguments.run)
+    if not job.results:
+        return 0, ["0 trials.", "No attempt has a result yet."]
     exported = write_job(job, folder, name)
     episodes.problems += exported.warnings
     trials, errors = (exported.result["stats"][key] for key in ("n_completed_trials", "n_errored_trials"))

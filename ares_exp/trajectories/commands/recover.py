@@ -81,6 +81,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     files = [file for path in arguments.paths for group in find_files(path) for file in group]
+    for file in files:  # a mistake in the last path is an error before anything else
+        format_of(file)
     actions: Counter[RecoveryAction] = Counter()
     for recovery in recover(files, dry_run=arguments.dry_run):
         actions[recovery.action] += 1

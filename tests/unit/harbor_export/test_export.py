@@ -361,6 +361,8 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "is no run directory" in refused(jobs, jobs / "job", capsys)
     for name in (".hidden", "a job"):
         assert "letters, digits and ._-" in refused(run, jobs / name, capsys)
+    without_results = record(tmp_path / "started", [])
+    assert "No attempt has a result yet." in refused(without_results, jobs / "job", capsys)
     (tmp_path / "file").write_text("")
     assert "Cannot write" in refused(run, tmp_path / "file" / "job", capsys)
 

@@ -78,7 +78,7 @@ def writing(run: Path, length: int, until: int) -> Iterator[dict[str, int]]:
 @pytest.mark.parametrize("seed", range(4))
 def test_killed_in_mid_episode(tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
     steps = chat(length=400).steps
-    with writing(tmp_path, 400, until=random.Random(seed).randint(5, 1500)) as recorded:
+    with writing(tmp_path, 400, until=random.Random(seed).randint(5, 900)) as recorded:
         pass  # it went on recording until the signal came, wherever that was
     assert main(["recover", str(tmp_path)]) == 0
     said = capsys.readouterr().out
@@ -101,7 +101,7 @@ def test_killed_in_mid_episode(tmp_path: Path, seed: int, capsys: pytest.Capture
 
 def test_a_living_writer_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = write(tmp_path / "trajectories" / "old.json", chat("old"))
-    with writing(tmp_path, 20, until=100):
+    with writing(tmp_path, 20, until=60):
         files = {path: path.read_bytes() for path in tmp_path.rglob("*.*")}
         for _ in range(20):
             assert main(["recover", str(tmp_path)]) == 0
