@@ -15,7 +15,7 @@ from ares_exp.errors import ConfigError
 from ares_exp.pages.page import json_text
 from ares_exp.pages.run_payload import ShownRun
 from ares_exp.records.run_dir import RunDir
-from ares_exp.trajectories.episode_places import RUN_FILES, RUN_FOLDERS, is_partial, is_run, runs_below
+from ares_exp.trajectories.episode_places import RUN_FILES, RUN_FOLDERS, is_run, runs_below
 from ares_exp.trajectories.stored_episodes import HeaderCache
 
 MAX_DEPTH = 5
@@ -89,7 +89,7 @@ class ShelvedRun:
     def line(self) -> dict[str, Any]:
         """Returns what a list of runs tells; of one that cannot be read why."""
         with self._lock:
-            signature = _signature(self.path, partial=False)
+            signature = _signature(self.path, steps=False)
             if signature != self._line_of:
                 self._line, self._line_of = self._summary(), signature
             return {"key": self.key, "name": self.key, "summary": self._line}
@@ -122,7 +122,7 @@ class ShelvedRun:
 
     def _made(self, name: str, make: Callable[[ShownRun], Mapping[str, Any]]) -> tuple[str, str]:
         with self._lock:
-            signature = _signature(self.path, partial=True)
+            signature = _signature(self.path, steps=True)
             if signature != self._signature or self._shown is None:
                 self._shown = ShownRun(self.path, headers=self._headers)
                 self._signature, self._texts = signature, {}
@@ -140,14 +140,14 @@ def _status(shown: ShownRun) -> dict[str, Any] | None:
     return asdict(status) if status is not None else None
 
 
-def _signature(path: Path, *, partial: bool) -> Signature:
-    """Returns sizes and times of the files that a run writes; with `partial` those of episodes under way, too."""
+def _signature(path: Path, *, steps: bool) -> Signature:
+    """Returns sizes and times of the files that a run writes; with `steps` also those of each trajectory."""
     run = RunDir(path)
     files = [run.episodes, run.sessions, run.summary, run.results, run.log, run.config, run.status]
     files += [path / name for name in (*RUN_FILES, *RUN_FOLDERS)]
-    if partial and run.trajectories.is_dir():
+    if steps and run.trajectories.is_dir():
         with os.scandir(run.trajectories) as entries:
-            files += [Path(entry.path) for entry in entries if is_partial(Path(entry.name))]
+            files += [Path(entry.path) for entry in entries]
     is_written = int(is_run(path) and ShownRun(path).is_written)  # a killed run writes nothing any more
     return (("", is_written, 0), *sorted(filter(None, map(_stamp, files))))
 

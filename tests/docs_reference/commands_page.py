@@ -18,7 +18,6 @@ MODULE_OF = {
     "show": "trajectories show",
     "diff": "trajectories diff",
     "convert": "trajectories convert",
-    "recover": "trajectories recover",
     "compare": "compare",
     "sweeps": "sweeps",
     "merge": "merge",

@@ -1,4 +1,4 @@
-"""`python -m ares_exp.trajectories`: shows, compares, converts and recovers recorded episodes."""
+"""`python -m ares_exp.trajectories`: shows, compares and converts recorded episodes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,6 @@ COMMANDS = {
     "show": CommandModule("print an episode, or list those of a run", "ares_exp.trajectories.commands.show"),
     "diff": CommandModule("tell where two episodes part", "ares_exp.trajectories.commands.diff"),
     "convert": CommandModule("write episodes in another format", "ares_exp.trajectories.commands.convert"),
-    "recover": CommandModule(
-        "finish what a killed run left, and save the good part of broken files",
-        "ares_exp.trajectories.commands.recover",
-    ),
 }
 EXAMPLES = """\
 Examples:
@@ -22,15 +18,14 @@ Examples:
   %(prog)s show outputs/first/3f2a --steps 5:8
   %(prog)s diff outputs/first/3f2a outputs/second/91bc
   %(prog)s convert outputs/first episodes.parquet
-  %(prog)s recover outputs/first --dry-run
 
 `%(prog)s COMMAND --help` tells more of each.
 """
 
 SUBCOMMANDS = Subcommands(
-    "show, compare, convert and recover recorded episodes",
+    "show, compare and convert recorded episodes",
     commands=COMMANDS,
-    description="Shows, compares, converts and recovers recorded episodes.",
+    description="Shows, compares and converts recorded episodes.",
     examples=EXAMPLES,
 )
 

@@ -20,11 +20,9 @@ from ares_exp.records.run_dir import dump_json
 from ares_exp.terminal.terminal import count_of
 from ares_exp.trajectories.collectors.json_collector import SAFE_NAME
 from ares_exp.trajectories.commands.selected_episodes import SUCCESS, SelectedEpisodes, Wanted
-from ares_exp.trajectories.episode_places import is_partial
 from ares_exp.trajectories.exports.parquet_export import import_parquet
 from ares_exp.trajectories.exports.preference_export import preference_rows
 from ares_exp.trajectories.exports.sft_export import sft_rows
-from ares_exp.trajectories.files.episode_file import PARTIAL
 from ares_exp.trajectories.files.formats import FORMATS, Dropped, suffix_of
 from ares_exp.trajectories.files.line_file import ZSTD, write_lines
 from ares_exp.trajectories.records import EpisodeTrajectory
@@ -143,8 +141,6 @@ class _Target:
 def _target(arguments: argparse.Namespace) -> _Target:
     """Checks the arguments and returns the target, before anything is read."""
     out, said = arguments.out, None if arguments.out.is_dir() else suffix_of(arguments.out)
-    if is_partial(out):
-        raise UserError(f"Expected OUT without {PARTIAL}, the end of the names of unfinished episodes, got {out}.")
     name = arguments.to or next((item.name for item in FORMATS.values() if said in item.suffixes), None)
     if name is None:
         raise UserError(f"Expected `--to FORMAT`, as the name {out} tells none of {', '.join((*FORMATS, *EXPORTS))}.")

@@ -9,11 +9,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ares_exp.errors import TrajectoryFormatError
-from ares_exp.trajectories.episode_places import find_files, id_by_name, is_partial
-from ares_exp.trajectories.files.formats import Dropped, format_of, suffix_of
-from ares_exp.trajectories.files.jsonl_file import read_jsonl
-from ares_exp.trajectories.files.jsonl_index import index_jsonl
+from ares_exp.trajectories.episode_places import find_files, id_by_name, is_export
+from ares_exp.trajectories.files.formats import Dropped, format_of
 from ares_exp.trajectories.records import EpisodeTrajectory
+from ares_exp.trajectories.stored_episodes import load
 
 SUCCESS = 1.0
 """Reward from which on an episode is a success, where no bounds are given."""
@@ -58,14 +57,6 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class _Run:
-    """Ids of the episodes of one run."""
-
-    finished: set[str] = field(default_factory=set)
-    unfinished: set[str] = field(default_factory=set)
-
-
-@dataclass(slots=True)
 class SelectedEpisodes:
     """The episodes of `places` that are wanted; to be iterated over once, and complete when that has ended.
 
@@ -97,21 +88,17 @@ class SelectedEpisodes:
         """
         taken: set[str] = set()
         for files in [files for place in self.places for files in find_files(place)]:
-            run = _Run()
+            of_run: set[str] = set()
             for path in files:
-                if is_partial(path):
-                    self._leave_unfinished(path, run)
-                elif id_by_name(path) not in run.finished:  # else the same in another format: not to be opened
-                    yield from self._of_file(path, run, taken)
-            if unfinished := run.unfinished - run.finished:
-                self.left_out["that have not ended (`recover` ends those of dead processes)"] += len(unfinished)
-            taken |= run.finished
+                if id_by_name(path) not in of_run:  # else the same in another format: not to be opened
+                    yield from self._of_file(path, of_run, taken)
+            taken |= of_run
 
-    def _of_file(self, path: Path, run: _Run, taken: set[str]) -> Iterator[EpisodeTrajectory]:
-        for episode in self._whole(path, run):
-            if episode.episode_id in run.finished:
+    def _of_file(self, path: Path, of_run: set[str], taken: set[str]) -> Iterator[EpisodeTrajectory]:
+        for episode in self._readable(path):
+            if episode.episode_id in of_run:
                 continue
-            run.finished.add(episode.episode_id)
+            of_run.add(episode.episode_id)
             self.read += 1
             if episode.num_steps != len(episode.steps):
                 self._broken(f"{path}: expected {episode.num_steps} steps, got {len(episode.steps)}.")
@@ -122,35 +109,26 @@ class SelectedEpisodes:
             else:
                 yield episode
 
-    def _whole(self, path: Path, run: _Run) -> Iterator[EpisodeTrajectory]:
-        """Yields the finished episodes of a file; problems are reported."""
+    def _readable(self, path: Path) -> Iterator[EpisodeTrajectory]:
+        """Yields the episodes of a file that are not running; problems are reported."""
         try:
-            if suffix_of(path) == ".jsonl":  # of a run, maybe one under way: episodes without an end are no error
-                yield from self._whole_lines(path, run)
-            else:
+            if is_export(path):
                 yield from format_of(path).read(path, dropped=self.dropped)
+                return
+            found = load(path, partial=True, skip_broken=True)
         except TrajectoryFormatError as error:
             self._broken(str(error))
-
-    def _whole_lines(self, path: Path, run: _Run) -> Iterator[EpisodeTrajectory]:
-        problems: list[str] = []
-        for found in index_jsonl(path, problems=problems):
-            if found.header is None:
-                run.unfinished.add(found.head["episode_id"])
+            return
+        for problem in found.left_out:
+            self._broken(problem)
+        for stored in found:
+            if stored.outcome is None:
+                self.left_out["that are running"] += 1
                 continue
             try:
-                yield from read_jsonl(path, offsets=found.offsets)
+                yield stored.load()
             except TrajectoryFormatError as error:
                 self._broken(str(error))
-        for problem in problems:
-            self._broken(problem)
-
-    def _leave_unfinished(self, path: Path, run: _Run) -> None:
-        if path in self.places:
-            recover = f"`ares-exp recover {path}` ends it if the process that played it has died."
-            self._broken(f"{path}: the episode has not ended. {recover}")
-        else:
-            run.unfinished.add(id_by_name(path))
 
     def _broken(self, problem: str) -> None:
         self.problems += 1

@@ -11,13 +11,11 @@ from typing import Protocol
 
 from ares_exp.errors import TrajectoryFormatError, UserError
 from ares_exp.trajectories.exports.parquet_export import PARQUET_SUFFIX, read_parquet, write_parquet
-from ares_exp.trajectories.files.episode_file import PARTIAL, dump_episode, load_episode, salvage_episode
-from ares_exp.trajectories.files.jsonl_file import jsonl_lines, read_jsonl, salvage_jsonl
+from ares_exp.trajectories.files.episode_file import dump_episode, load_episode, read_episodes
 from ares_exp.trajectories.files.line_file import ZSTD, write_lines
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 Episodes = Iterable[EpisodeTrajectory]
-Salvaged = tuple[list[EpisodeTrajectory], list[str]]
 Dropped = Counter[str]
 """What could not be held, in a sentence each, and of how many episodes."""
 
@@ -46,9 +44,7 @@ class EpisodeFormat:
         read: Reads a file.
         write: Writes a file, atomically, and tells what of the episodes it could not hold. Raises `UserError` for more
             than one episode where `many` is false.
-        salvage: The episodes that can still be read of a broken file, and what is wrong with it. Raises
-            `TrajectoryFormatError` where nothing can. `None` for an export: of those `convert` alone reads what is
-            whole, and everything else reads the record.
+        is_record: Whether runs are resumed, replayed and shown from its files.
     """
 
     name: str
@@ -57,12 +53,7 @@ class EpisodeFormat:
     about: str
     read: Reader
     write: Callable[[Path, Episodes], Dropped]
-    salvage: Callable[[Path], Salvaged] | None = None
-
-    @property
-    def is_record(self) -> bool:
-        """Whether runs are resumed, replayed and shown from its files."""
-        return self.salvage is not None
+    is_record: bool = False
 
 
 def _read_json(path: Path, *, dropped: Dropped | None = None) -> Iterator[EpisodeTrajectory]:
@@ -74,17 +65,12 @@ def _write_json(path: Path, episodes: Episodes) -> Dropped:
     return Counter()
 
 
-def _salvage_json(path: Path) -> Salvaged:
-    episode, problem = salvage_episode(path)
-    return [episode], [] if problem is None else [problem]
-
-
 def _read_jsonl(path: Path, *, dropped: Dropped | None = None) -> Iterator[EpisodeTrajectory]:
-    return read_jsonl(path)
+    return read_episodes(path)
 
 
 def _write_jsonl(path: Path, episodes: Episodes) -> Dropped:
-    write_lines(path, (line for episode in episodes for line in jsonl_lines(episode)))
+    write_lines(path, (line for episode in episodes for line in dump_episode(episode, shared=True)))
     return Counter()
 
 
@@ -128,7 +114,7 @@ _FORMATS = (
         about="one episode a file",
         read=_read_json,
         write=_write_json,
-        salvage=_salvage_json,
+        is_record=True,
     ),
     EpisodeFormat(
         name="jsonl",
@@ -137,7 +123,7 @@ _FORMATS = (
         about="any number of episodes, a line a step",
         read=_read_jsonl,
         write=_write_jsonl,
-        salvage=salvage_jsonl,
+        is_record=True,
     ),
     EpisodeFormat(
         name="parquet",
@@ -161,16 +147,13 @@ FORMATS = {item.name: item for item in _FORMATS}
 
 def suffix_of(path: Path) -> str | None:
     """Returns the suffix that tells a file's format, e.g. `.atif.json`; `None` for an unknown one."""
-    name = path.name.removesuffix(PARTIAL)
+    name = path.name
     suffixes = [suffix for item in _FORMATS for suffix in item.suffixes if name.endswith(suffix) and name != suffix]
-    suffix = max(suffixes, key=len, default=None)
-    return None if path.name.endswith(PARTIAL) and suffix not in FORMATS["json"].suffixes else suffix
+    return max(suffixes, key=len, default=None)
 
 
 def format_of(path: Path) -> EpisodeFormat:
     """Returns the format of a file, by its name.
-
-    A `….json.partial` file contains an episode that has not ended.
 
     Raises:
         TrajectoryFormatError: The name tells none.

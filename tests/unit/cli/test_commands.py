@@ -155,7 +155,7 @@ def test_a_command_starts_without_hydra() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["show"], ["diff", "old"], ["convert"], ["recover"], ["compare", "old"], ["sweeps"], ["merge", "out"],
+        ["show"], ["diff", "old"], ["convert"], ["compare", "old"], ["sweeps"], ["merge", "out"],
         ["export"], ["snapshots", "list"], ["snapshots", "show"], ["snapshots", "verify"],
         ["snapshots", "gc"], ["sync"],
     ],

@@ -462,7 +462,7 @@ def test_the_collector_writes_documents_and_logs_what_they_lack_once(
         for number in range(2):
             collector.begin_episode(task_name="board", episode_id=f"e{number}", metadata={"seed": number})
             collector.record_step(StepRecord(0, "FIRST", {"board": [number]}, None, None, None, 0.0))
-            assert [path.name for path in (tmp_path / "atif").glob("e*.partial")] == [f"e{number}.json.partial"]
+            assert [path.name for path in (tmp_path / "atif").glob(f"e{number}*")] == [f"e{number}.json"]
             ended.append(collector.end_episode())
             assert caplog.text.count(NO_CHAT) == 1
     collector.close()

@@ -76,7 +76,7 @@ def test_a_pipe_gets_no_colours_and_any_encoding_will_do(tmp_path: Path) -> None
 
 
 def test_it_starts_with_next_to_nothing() -> None:
-    for name in (None, "show", "diff", "recover"):
+    for name in (None, "show", "diff"):
         load = f"import ares_exp.trajectories.commands.{name or 'command_line'}, sys"
         done = subprocess.run(
             [sys.executable, "-c", f"{load}; print(sorted({set(HEAVY)} & set(sys.modules)))"],
@@ -87,7 +87,7 @@ def test_it_starts_with_next_to_nothing() -> None:
 
 def test_what_is_left_out_is_told_once(tmp_path: Path) -> None:
     write(tmp_path / "e.json", chat())
-    (tmp_path / "x.json").write_text("")
+    (tmp_path / "x.json").write_text("{ no trajectory\n")
     done = command("show", tmp_path)
     assert done.returncode == 0
     assert done.stderr.count("x.json") == 1

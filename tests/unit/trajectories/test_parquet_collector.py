@@ -7,11 +7,10 @@ from ares_exp.errors import ConfigError
 from ares_exp.trajectories.collector import TrajectoryCollector
 from ares_exp.trajectories.collectors.parquet_collector import ParquetTrajectoryCollector
 from ares_exp.trajectories.exports.parquet_export import read_parquet
-from ares_exp.trajectories.files.episode_file import salvage_episode
-from ares_exp.trajectories.files.jsonl_file import load_jsonl
+from ares_exp.trajectories.files.episode_file import read_episodes
 from ares_exp.trajectories.records import EpisodeTrajectory
 
-STEPS = load_jsonl(Path(__file__).parent / "golden" / "version_3.jsonl")[0].steps
+STEPS = next(read_episodes(Path(__file__).parent / "golden" / "version_3.jsonl")).steps
 
 
 def test_each_episode_is_a_record_and_a_file_for_queries(tmp_path: Path) -> None:
@@ -22,7 +21,7 @@ def test_each_episode_is_a_record_and_a_file_for_queries(tmp_path: Path) -> None
         handle = collector.begin_episode(task_name="t", episode_id=name)
         for step in STEPS:
             collector.record_step(step, episode=handle)
-        assert salvage_episode(tmp_path / "p" / f"{name}.json.partial")[0].steps == STEPS
+        assert EpisodeTrajectory.load(tmp_path / "p" / f"{name}.json").steps == STEPS
         ended = collector.end_episode(episode=handle)
         assert EpisodeTrajectory.load(tmp_path / "p" / f"{name}.json") == ended
         assert list(read_parquet(tmp_path / "p" / f"{name}.parquet")) == [ended]

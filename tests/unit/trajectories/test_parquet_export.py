@@ -18,7 +18,7 @@ from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCall
 from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.trajectories.exports import parquet_export
 from ares_exp.trajectories.exports.parquet_export import read_parquet, write_parquet
-from ares_exp.trajectories.files.jsonl_file import load_jsonl
+from ares_exp.trajectories.files.episode_file import read_episodes
 from ares_exp.trajectories.records import (
     EpisodeTrajectory,
     StepRecord,
@@ -176,7 +176,7 @@ def test_rewards_by_name_can_be_queried(tmp_path: Path) -> None:
 
 def test_golden_file_is_read() -> None:
     golden = Path(__file__).parent / "golden"
-    assert list(read_parquet(golden / "version_4.parquet")) == load_jsonl(golden / "version_3.jsonl")
+    assert list(read_parquet(golden / "version_4.parquet")) == list(read_episodes(golden / "version_3.jsonl"))
 
 
 def test_file_of_another_version_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
