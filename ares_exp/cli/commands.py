@@ -14,10 +14,6 @@ COMMANDS: Mapping[str, CommandModule] = {
     "task": CommandModule("make a task; check whether the tests of tasks test", "ares_exp.commands.task"),
     "agents": CommandModule("list, install and remove the packages of agents", "ares_exp.commands.agents"),
     "show": CommandModule("print an episode, or list the episodes of a run", "ares_exp.commands.show"),
-    "recover": CommandModule(
-        "finish what a killed run left, and save the good part of broken files",
-        "ares_exp.trajectories.commands.recover",
-    ),
     "compare": CommandModule("compare runs, the jobs of a sweep, or two episodes", "ares_exp.commands.compare"),
     "view": CommandModule("show runs in the browser, live", "ares_exp.commands.view"),
     "report": CommandModule("write one HTML file that shows a run", "ares_exp.commands.report"),

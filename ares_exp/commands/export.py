@@ -26,7 +26,7 @@ from ares_exp.trajectories.exports.parquet_export import PARQUET_SUFFIX, write_p
 from ares_exp.trajectories.exports.preference_export import preference_rows
 from ares_exp.trajectories.exports.sft_export import sft_rows
 from ares_exp.trajectories.exports.training_conversations import ExportReport, left_out_sentences
-from ares_exp.trajectories.files.jsonl_file import jsonl_lines
+from ares_exp.trajectories.files.episode_file import dump_episode
 from ares_exp.trajectories.files.line_file import ZSTD, write_lines
 
 T = TypeVar("T")
@@ -135,7 +135,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _write_jsonl(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> Written:
     if (found := _unless_empty(episodes)) is not None:
-        _write_lines(arguments.out, (line for episode in found for line in jsonl_lines(episode)))
+        _write_lines(arguments.out, (line for episode in found for line in dump_episode(episode, shared=True)))
     return _counted(episodes)
 
 

@@ -34,7 +34,7 @@ from ares_exp.records.latest_run import MEANING, OUTPUTS, run_path
 from ares_exp.records.run_dir import RunDir
 from ares_exp.running.control.status import read_status
 from ares_exp.terminal.run_command import EXIT_OK
-from ares_exp.trajectories.episode_places import RUN_FILES, RUN_FOLDERS, is_partial, is_run, runs_below
+from ares_exp.trajectories.episode_places import RUN_FILES, RUN_FOLDERS, is_run, runs_below
 from ares_exp.trajectories.stored_episodes import HeaderCache
 
 PORT = 7580
@@ -298,7 +298,7 @@ class ShelvedRun:
     def summary(self) -> dict[str, Any]:
         """Returns the row of the run in a list of runs; the reason if it cannot be read."""
         with self._lock:
-            signature = _signature(self._path, partial=False)
+            signature = _signature(self._path, steps=False)
             if signature != self._summary_of:
                 self._summary, self._summary_of = _summary(self._path), signature
             return {"key": self._key, "name": self._key, "summary": self._summary}
@@ -324,7 +324,7 @@ class ShelvedRun:
 
     def _made(self, name: str, make: Callable[[ShownRun], Mapping[str, Any]]) -> tuple[str, str]:
         with self._lock:
-            signature = _signature(self._path, partial=True)
+            signature = _signature(self._path, steps=True)
             if signature != self._signature or self._shown is None:
                 self._shown = ShownRun(self._path, headers=self._headers)
                 self._signature, self._texts = signature, {}
@@ -345,14 +345,14 @@ def _summary(path: Path) -> dict[str, Any]:
     return {**kept, "state": state.name, "began": state.began}
 
 
-def _signature(path: Path, *, partial: bool) -> Signature:
-    """Returns sizes and times of the files that a run writes; with `partial` also of its running episodes."""
+def _signature(path: Path, *, steps: bool) -> Signature:
+    """Returns sizes and times of the files that a run writes; with `steps` also those of each trajectory."""
     run = RunDir(path)
     files = [run.episodes, run.sessions, run.summary, run.results, run.log, run.config, run.status]
     files += [path / name for name in (*RUN_FILES, *RUN_FOLDERS)]
-    if partial and run.trajectories.is_dir():
+    if steps and run.trajectories.is_dir():
         with os.scandir(run.trajectories) as entries:
-            files += [Path(entry.path) for entry in entries if is_partial(Path(entry.name))]
+            files += [Path(entry.path) for entry in entries]
     is_written = int(is_run(path) and ShownRun(path).is_written)  # a killed run writes nothing any more
     stamps = []
     for file in files:

@@ -14,7 +14,7 @@ from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec, Policy
 from ares_exp.policies.replay_report import ENDED_BY_ITSELF, ReplayedEpisode, ReplayReport
-from ares_exp.records.results import EpisodeResult, final_results
+from ares_exp.records.results import EpisodeResult, Outcome, final_results
 from ares_exp.records.run_dir import RunDir
 from ares_exp.trajectories.normalisers import Normaliser, UserNormaliser, compiled, make_normalisers
 from ares_exp.trajectories.recorded_responses import (
@@ -84,7 +84,10 @@ class ReplayPolicy(Policy):
         one = self._episode_id
         try:
             stored = load(self._path, partial=one is not None, skip_broken=one is not None)
-            wanted = _last_tries(stored) if one is None else [found for found in stored if found.episode_id == one]
+            if one is None:
+                wanted = _last_tries(stored.filter(where=lambda found: found.outcome is not Outcome.LOST))
+            else:
+                wanted = [found for found in stored if found.episode_id == one]
             recorded = [found.load() for found in wanted]
         except TrajectoryFormatError as error:
             raise PreflightError(f"Cannot read `policy.trajectory`: {error}") from None

@@ -1,9 +1,9 @@
-"""Previous sessions of a run: their rows and trajectories completed, and the attempts still owed.
+"""Previous sessions of a run: their rows completed, and the attempts still owed.
 
-A run that was killed leaves episodes under way: a log of answers (`answer_log`) without a row, a partial trajectory.
-Each becomes a row with the outcome `lost`, its trajectory is recovered, and its attempt is owed a retry that reuses
-the logged answers; one that had ended has its result in the log. A run that was interrupted leaves rows with
-the outcome `cancelled`, and their logs.
+A run that was killed leaves running episodes: a log of answers (`answer_log`) without a row, a trajectory without an
+end. Each becomes a row with the outcome `lost`, and its attempt is owed a retry that reuses the logged answers. An
+episode that had ended has its result in the log. A run that was interrupted leaves rows with the outcome `cancelled`,
+and their logs.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class PreviousSessions:
 
 
 def load_previous_sessions(run_dir: RunDir, *, wall_sec: float = 0.0) -> PreviousSessions:
-    """Completes the rows and trajectories of episodes that were under way, and returns what is known. Blocking.
+    """Completes the rows of episodes that were running, and returns the state of the run. Blocking.
 
     To be called by the run's only process. Killed in the middle, it can be called again.
 
@@ -100,7 +100,6 @@ def load_previous_sessions(run_dir: RunDir, *, wall_sec: float = 0.0) -> Previou
     results = list(recorded_results.results)
     logs = logged_episodes(run_dir.answers)
     ended = {result.episode_id for result in results}
-    _recover_trajectories(run_dir.path)
     lost = [log for log in logs if log.episode_id not in ended and log.has_begun]
     under_way = {log.slot for log in lost}
     never = [log for log in logs if not log.has_begun and log.slot in under_way]  # for a retry of these
@@ -158,19 +157,6 @@ def _lost(log: LoggedEpisode, end_time: float, used: EnvironmentUsage | None) ->
         environment_usage=used,
         length_stops=usage.length_stops,
     )
-
-
-def _recover_trajectories(path: Path) -> None:
-    from ares_exp.trajectories.commands.recover import RecoveryAction, recover
-    from ares_exp.trajectories.episode_places import find_files
-
-    try:
-        files = [file for group in find_files(path) for file in group]
-        for recovery in recover(files):
-            level = logging.WARNING if recovery.action is RecoveryAction.FAILED else logging.INFO
-            logger.log(level, "%s %s: %s", recovery.action, recovery.path, recovery.says)
-    except (TrajectoryFormatError, UserError) as error:
-        logger.info("There is no trajectory to recover: %s", error)
 
 
 def _end_times(path: Path, wanted: set[str]) -> dict[str, float]:

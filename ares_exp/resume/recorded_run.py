@@ -184,7 +184,7 @@ class RecordedRun:
             raise ConfigError(f"Cannot read {self.path / EPISODES}: {error.strerror}.") from error
 
     def trajectories(self, *, partial: bool = False) -> Iterator[RecordedEpisode]:
-        """Yields the episodes whose steps were recorded; unfinished ones only with `partial`."""
+        """Yields the episodes whose steps were recorded; running and lost ones only with `partial`."""
         from ares_exp.trajectories.stored_episodes import load
 
         try:
@@ -192,6 +192,8 @@ class RecordedRun:
         except TrajectoryFormatError as error:
             raise ConfigError(f"Cannot read the trajectories of a run: {error}") from error
         for episode in stored:
+            if episode.outcome is Outcome.LOST and not partial:
+                continue
             ended = episode.outcome in _AT_LAST_STEP
             yield RecordedEpisode(episode.episode_id, episode.task_name, episode.num_steps - (2 if ended else 1))
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from ares_exp.errors import TrajectoryFormatError
 from ares_exp.records.run_dir import EPISODES, SWEEP_RECORD
-from ares_exp.trajectories.files.episode_file import PARTIAL
 from ares_exp.trajectories.files.formats import FORMATS, format_of, suffix_of
 from ares_exp.trajectories.files.line_file import ZSTD
 
@@ -16,16 +15,14 @@ RUN_FOLDERS = ("trajectories",)
 RUN_FILES = ("trajectories.jsonl", f"trajectories.jsonl{ZSTD}")
 """Where the collectors write in a run directory (see `conf/collector`)."""
 
-RECOVERED = ".recovered"
 MAX_DEPTH = 4
 """How far below a folder runs are looked for."""
 
 
 def find_files(path: Path) -> list[list[Path]]:
-    """Finds the episode files at `path`, partial ones included: one list for each run, one for a folder's own.
+    """Finds the episode files at `path`: one list for each run, one for a folder's own.
 
-    The same episode may be in several files of a list; the first of them is the one that counts: the format of most
-    detail goes first, partial files go last. A file is left out when a newer one has what could be recovered of it.
+    The same episode may be in several files of a list. Of those in which it has ended, the first one counts.
 
     Raises:
         TrajectoryFormatError: There is no such path, or it cannot be read.
@@ -43,25 +40,9 @@ def find_files(path: Path) -> list[list[Path]]:
         raise TrajectoryFormatError(f"{error.filename or path}: {error.strerror}.") from error
 
 
-def recovered_path(path: Path) -> Path:
-    """Returns the path for the good part of a broken file: beside it, in the same format."""
-    suffix = suffix_of(path) or ""
-    return path.with_name(f"{path.name.removesuffix(suffix)}{RECOVERED}{suffix}")
-
-
-def is_partial(path: Path) -> bool:
-    """Returns whether a file, by its name, is that of an unfinished episode."""
-    return path.name.endswith(PARTIAL)
-
-
-def finished_path(path: Path) -> Path:
-    """Returns the name of a partial file after its episode has ended."""
-    return path.with_name(path.name.removesuffix(PARTIAL))
-
-
 def id_by_name(path: Path) -> str:
     """Returns the id of the episode in a file of one, as its name tells it."""
-    return path.name.removesuffix(PARTIAL).removesuffix(suffix_of(path) or "")
+    return path.name.removesuffix(suffix_of(path) or "")
 
 
 def is_run(folder: Path) -> bool:
@@ -84,7 +65,7 @@ def runs_below(folder: Path, depth: int, seen: set[Path] | None = None) -> Itera
 
 
 def _in_run(run: Path) -> list[Path]:
-    files = [path for file in map(run.joinpath, RUN_FILES) for path in (file, recovered_path(file)) if path.is_file()]
+    files = [path for path in map(run.joinpath, RUN_FILES) if path.is_file()]
     for folder in map(run.joinpath, RUN_FOLDERS):
         files += _in_folder(folder) if folder.is_dir() else []
     return _in_order(files)
@@ -96,12 +77,6 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def _in_order(files: list[Path]) -> list[Path]:
-    """Sorts files by precedence, without those of which a newer one has the good part."""
-    formats, there = list(FORMATS.values()), set(files)
-    left = [path for path in files if recovered_path(path) not in there or not is_newer(recovered_path(path), path)]
-    return sorted(left, key=lambda path: (is_partial(path), formats.index(format_of(path)), path))
-
-
-def is_newer(path: Path, than: Path) -> bool:
-    """Returns whether a file was written when, or after, another was."""
-    return path.stat().st_mtime_ns >= than.stat().st_mtime_ns
+    """Sorts files by precedence: the format of most detail first, and compressed files, which are whole."""
+    formats = list(FORMATS.values())
+    return sorted(files, key=lambda path: (formats.index(format_of(path)), path.suffix != ZSTD, path))

@@ -8,23 +8,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, overload
 
 from ares_exp.errors import TrajectoryFormatError
 from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.terminal.terminal import count_of
-from ares_exp.trajectories.episode_places import (
-    find_files,
-    finished_path,
-    id_by_name,
-    is_partial,
-)
-from ares_exp.trajectories.files.episode_file import load_header, salvage_episode
-from ares_exp.trajectories.files.formats import format_of
-from ares_exp.trajectories.files.jsonl_file import read_jsonl
-from ares_exp.trajectories.files.jsonl_index import index_jsonl
+from ares_exp.trajectories.episode_places import find_files, id_by_name
+from ares_exp.trajectories.files.episode_file import find_episodes, find_headers, is_shared
 from ares_exp.trajectories.files.writer_lock import has_writer
 from ares_exp.trajectories.records import EpisodeTrajectory
 
@@ -41,7 +32,7 @@ class StoredEpisode:
         path: The file that has it.
         episode_id, task_name, total_reward, num_steps, start_time, end_time, error, metadata: As in
             `EpisodeTrajectory`.
-        outcome: As there; `None` while the process that plays it is alive.
+        outcome: As there; `None` while it is running.
         step_count: Number of steps after FIRST, one that raised included, as in `EpisodeTrajectory`.
     """
 
@@ -81,77 +72,47 @@ _COLUMNS = ("episode_id", "task_name", "outcome", "total_reward", "num_steps", "
 _HEADER = (*_COLUMNS, "error", "metadata")
 
 
-def read_headers(
-    path: Path, *, unfinished: bool, broken: list[str] | None, left_out: list[str]
-) -> Iterator[StoredEpisode]:
-    """Yields the episodes of a file, their steps not read where the format allows that.
+def read_headers(path: Path, *, is_written: bool, broken: list[str] | None) -> Iterator[StoredEpisode]:
+    """Yields the episodes of a file. The steps of those that have ended are not read.
 
     Args:
-        path: The file, of any format.
-        unfinished: Whether episodes without an end count.
-        broken: Takes, in sentences, what is broken in a file whose other episodes can be read; else that is raised.
-        left_out: Takes, in sentences, which episodes do not count.
+        path: The file, a record.
+        is_written: Whether a process was writing there before this call: an episode without an end is running then,
+            and lost otherwise.
+        broken: Takes a sentence for each broken record of a file whose other records can be read. By default the first
+            is raised.
 
     Raises:
-        TrajectoryFormatError: It cannot be read.
+        TrajectoryFormatError: The file cannot be read.
     """
-    format_name = format_of(path).name
-    if is_partial(path):
-        if unfinished:
-            yield _unfinished(path, path.parent, partial(_load_partial, path))
-        else:
-            left_out.append(f"{path}: the episode has not ended.")
-    elif format_name == "json" and (header := load_header(path)) is not None:
-        yield _stored(path, header, partial(EpisodeTrajectory.load, path))
-    elif format_name == "jsonl":
-        for episode in index_jsonl(path, problems=broken):
-            if episode.header is not None:
-                yield _stored(path, episode.header, partial(_load_jsonl, path, episode.offsets))
-            elif unfinished:
-                yield _unfinished(path, path, partial(_load_jsonl, path, episode.offsets, unfinished=True))
-            else:
-                left_out.append(f"{path}: episode {episode.head['episode_id']} has not ended.")
-    else:
-        for number, trajectory in enumerate(format_of(path).read(path)):
-            yield _stored(path, trajectory, partial(_load_nth, path, number))
+    for found in find_headers(path, problems=broken):
+        offsets = found.offsets if is_shared(path) else None
+        header = found.ended
+        if header is None:
+            read = [found] if offsets is None else find_episodes(path, offsets=offsets, problems=broken)
+            header = next(iter(read)).trajectory
+        stored = StoredEpisode(
+            path=path,
+            _read=partial(_load, path, offsets),
+            step_count=header.step_count,
+            **{name: getattr(header, name) for name in _HEADER},
+        )
+        is_running = is_written and found.ended is None and header.outcome is Outcome.LOST
+        yield replace(stored, outcome=None, error=None) if is_running else stored
 
 
-def _unfinished(path: Path, locked: Path, read: Callable[[], EpisodeTrajectory]) -> StoredEpisode:
-    header = read()
+def _load(path: Path, offsets: Sequence[int] | None) -> EpisodeTrajectory:
+    found = next(find_episodes(path, offsets=offsets), None)
+    if found is None:
+        raise TrajectoryFormatError(f"{path}: the episode is missing: the file has changed.")
+    return found.trajectory
+
+
+def _is_written(place: Path) -> bool:
     try:
-        is_played = header.outcome is Outcome.LOST and has_writer(locked)
+        return has_writer(place)
     except OSError as error:
-        raise TrajectoryFormatError(f"{path}: cannot tell whether it is being written: {error.strerror}.") from error
-    stored = _stored(path, header, read)
-    return replace(stored, outcome=None, error=None) if is_played else stored
-
-
-def _stored(path: Path, header: EpisodeTrajectory, read: Callable[[], EpisodeTrajectory]) -> StoredEpisode:
-    fields = {name: getattr(header, name) for name in _HEADER}
-    return StoredEpisode(path=path, _read=read, step_count=header.step_count, **fields)
-
-
-def _load_partial(path: Path) -> EpisodeTrajectory:
-    try:
-        return salvage_episode(path)[0]
-    except TrajectoryFormatError:
-        if path.exists() or not finished_path(path).exists():
-            raise
-    return _load_nth(finished_path(path), 0)  # it has ended meanwhile
-
-
-def _load_jsonl(path: Path, offsets: Sequence[int], *, unfinished: bool = False) -> EpisodeTrajectory:
-    return _nth(path, read_jsonl(path, offsets=offsets, problems=[] if unfinished else None), 0)
-
-
-def _load_nth(path: Path, number: int) -> EpisodeTrajectory:
-    return _nth(path, format_of(path).read(path), number)
-
-
-def _nth(path: Path, episodes: Iterator[EpisodeTrajectory], number: int) -> EpisodeTrajectory:
-    if (episode := next(islice(episodes, number, None), None)) is None:
-        raise TrajectoryFormatError(f"{path}: the episode is no longer there: the file has changed.")
-    return episode
+        raise TrajectoryFormatError(f"{place}: cannot tell whether it is being written: {error.strerror}.") from error
 
 
 def load(
@@ -179,7 +140,7 @@ def load(
         outcome: An outcome, or several.
         min_reward: Lower bound of the total reward, itself included. An episode without a reward is within none.
         max_reward: Upper bound of it, likewise.
-        partial: Whether episodes that have not ended count too: being played (`outcome` is `None`) or lost.
+        partial: Whether running episodes are included. Their `outcome` is `None`.
         skip_broken: Whether a broken file is left out, with a warning, and `left_out` tells; by default it is an error.
         cache: Headers that were read before, for who asks again and again.
 
@@ -191,8 +152,7 @@ def load(
     broken: list[str] | None = [] if skip_broken else None
     left_out: list[str] = []
     for files in find_files(place):
-        unfinished = partial or is_partial(place)
-        found += _of_one_run(files, cache, partial=unfinished, broken=broken, left_out=left_out)
+        found += _of_one_run(files, cache, running=partial, broken=broken, left_out=left_out)
     for problem in broken or ():
         logger.warning("Left out: %s", problem)
     episodes = StoredEpisodes(found, left_out=[*(broken or ()), *left_out])
@@ -200,43 +160,52 @@ def load(
 
 
 class HeaderCache:
-    """Headers of finished episodes, kept while the time and size of their file stay the same."""
+    """Headers of episodes that have ended, kept while the time and size of their file stay the same."""
 
     def __init__(self) -> None:
         self._known: dict[Path, tuple[tuple[int, int], tuple[StoredEpisode, ...]]] = {}
 
-    def headers(self, path: Path) -> tuple[StoredEpisode, ...]:
-        """Returns the episodes of a file of one finished episode. Raises as `read_headers` does."""
+    def headers(self, path: Path, *, is_written: bool) -> tuple[StoredEpisode, ...]:
+        """Returns the episode of a JSON file. Raises as `read_headers` does."""
         try:
             found = path.stat()
         except OSError as error:
             raise TrajectoryFormatError(f"{path}: {error.strerror}.") from error
         stamp = found.st_mtime_ns, found.st_size
         if (known := self._known.get(path)) is None or known[0] != stamp:
-            known = stamp, tuple(read_headers(path, unfinished=False, broken=None, left_out=[]))
-            self._known[path] = known
+            known = stamp, tuple(read_headers(path, is_written=is_written, broken=None))
+            if all(map(_has_ended, known[1])):
+                self._known[path] = known
         return known[1]
 
 
-def _headers(
-    path: Path, cache: HeaderCache | None, *, partial: bool, broken: list[str] | None, left_out: list[str]
-) -> Iterable[StoredEpisode]:
-    if cache is not None and not is_partial(path) and format_of(path).name == "json":
-        return cache.headers(path)
-    return read_headers(path, unfinished=partial, broken=broken, left_out=left_out)
+def _has_ended(episode: StoredEpisode) -> bool:
+    return episode.outcome not in (None, Outcome.LOST)
 
 
 def _of_one_run(
-    files: Sequence[Path], cache: HeaderCache | None, *, partial: bool, broken: list[str] | None, left_out: list[str]
+    files: Sequence[Path], cache: HeaderCache | None, *, running: bool, broken: list[str] | None, left_out: list[str]
 ) -> Iterable[StoredEpisode]:
-    """Returns the episodes of these files; of those with the same id the first."""
+    """Returns the episodes of these files; of those with the same id the first that has ended, or the first."""
     found: dict[str, StoredEpisode] = {}
+    written: dict[Path, bool] = {}
     for path in files:
-        if id_by_name(path) in found:
+        if (known := found.get(id_by_name(path))) is not None and _has_ended(known):
             continue  # the same in another format: its file need not be opened
         try:
-            for episode in _headers(path, cache, partial=partial, broken=broken, left_out=left_out):
-                found.setdefault(episode.episode_id, episode)
+            locked = path if is_shared(path) else path.parent
+            if locked not in written:
+                written[locked] = _is_written(locked)
+            if cache is not None and not is_shared(path):
+                episodes: Iterable[StoredEpisode] = cache.headers(path, is_written=written[locked])
+            else:
+                episodes = read_headers(path, is_written=written[locked], broken=broken)
+            for episode in episodes:
+                known = found.get(episode.episode_id)
+                if episode.outcome is None and not running:
+                    left_out.append(f"{path}: episode {episode.episode_id} has not ended.")
+                elif known is None or (_has_ended(episode) and not _has_ended(known)):
+                    found[episode.episode_id] = episode
         except TrajectoryFormatError as error:
             if broken is None:
                 raise

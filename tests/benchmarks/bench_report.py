@@ -22,7 +22,7 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.records.results import EpisodeResult, Outcome
 from ares_exp.records.run_dir import RunDir
-from ares_exp.trajectories.files.episode_file import closing_line, dump_episode, opening_line
+from ares_exp.trajectories.files.episode_file import begin_line, dump_episode, end_line
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request, serialize_llm_response
 from tests.browser.chromium import Page, chromium, is_here
 from tests.unit.view.served import served
@@ -83,7 +83,7 @@ def make_run(path: Path) -> None:
             task, attempt = f"task-{number // ATTEMPTS:03}", number % ATTEMPTS
             own = replace(made, episode_id=f"{task}__{attempt}__{number:08x}", task_name=task)
             file = run.trajectories / f"{own.episode_id}.json"
-            file.write_text("".join([opening_line(own), *middle, closing_line(own)]), encoding="utf-8")
+            file.write_text("".join([begin_line(own), *middle, end_line(own)]), encoding="utf-8")
             rows.append(row(own, attempt, number, seed))
     run.episodes.write_text("".join(json.dumps(row.to_dict()) + "\n" for row in rows))
     run.config.write_text("attempts: 4\n")

@@ -186,7 +186,7 @@ def test_the_script_has_no_way_to_read_text_as_code() -> None:
 def test_a_live_page_shows_a_step_when_it_is_written(page: Page, tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", [row("done", 0, 1.0)])
     lines = [*dump_episode(chat("live-0", "live", length=8))]
-    partial = run / "trajectories" / "live-0.json.partial"
+    partial = run / "trajectories" / "live-0.json"
     partial.write_text("".join(lines[:3]))
     with served(tmp_path) as first:
         page.open(first)

@@ -24,8 +24,7 @@ NAMED: Mapping[str, str] = {
     "sessions": "a line whenever the run was begun, resumed or ended",
     "answers": "`<episode_id>.jsonl`: requests and answers of an episode that is running or was interrupted, and its "
     "result; deleted when the attempt has a result",
-    "trajectories": "`<episode_id>.json`: every step of an episode (`….partial` until it has ended), of "
-    "`collector=json`",
+    "trajectories": "`<episode_id>.json`: every step of an episode, whole when it has ended, of `collector=json`",
     "files": "`<episode_id>/verifier/`: reward files and output of the task's tests; `artifacts/` with a "
     "`manifest.json`; of a multi-step task `steps/<name>/` with both",
     "snapshots": "`<episode_id>@<step>/snapshot.json`, with the shared contents of files in `objects/`",

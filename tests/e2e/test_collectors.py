@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ares_exp.records.results import Outcome
-from ares_exp.trajectories.files.jsonl_file import load_jsonl
+from ares_exp.trajectories.files.episode_file import read_episodes
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 pytestmark = pytest.mark.local
@@ -54,7 +54,7 @@ def test_several_collectors_keep_the_same_episodes(cli: Any, tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     files = {path.name: EpisodeTrajectory.load(path) for path in (run / "trajectories").iterdir()}
     assert all(name.endswith(".json.zst") for name in files)
-    appended = load_jsonl(run / "trajectories.jsonl")
+    appended = list(read_episodes(run / "trajectories.jsonl"))
     assert sorted(appended, key=lambda e: e.episode_id) == sorted(files.values(), key=lambda e: e.episode_id)
     assert len(appended) == 4
     assert sorted(episode.metadata["attempt"] for episode in appended) == [0, 0, 1, 1]

@@ -121,9 +121,10 @@ def tear_files(run: KilledRun) -> Path:
         rows.write('{"episode_id": "task-0__0')
     (run.path / "sessions.jsonl").write_text('{"began": 1')
     log = max((run.path / "answers").glob("*.jsonl"), key=lambda path: path.stat().st_size)
-    for path in (log, *(run.path / "trajectories").glob("*.partial")):
+    unfinished = [path for path in (run.path / "trajectories").iterdir() if b"\n]" not in path.read_bytes()]
+    for path in (log, *unfinished):
         path.write_bytes(path.read_bytes()[:-9])
-    (run.path / "trajectories" / "empty.json.partial").touch()
+    (run.path / "trajectories" / "empty.json").touch()
     (run.path / "answers" / ".x.jsonl.1.tmp").write_text("{")
     return log
 

@@ -17,7 +17,6 @@ from ares_exp.tasks.task_toml import TASK_TOML
 from ares_exp.trackers.tracker import RunInfo
 from ares_exp.trackers.wandb_recording.identity import plain, read_identity
 from ares_exp.trackers.wandb_recording.upload_record import Parent, Prepared, UploadRecord
-from ares_exp.trajectories.files.episode_file import PARTIAL
 
 if TYPE_CHECKING:
     import wandb
@@ -92,7 +91,7 @@ def trajectories_artifact(run_dir: Path, run_id: str) -> wandb.Artifact | None:
     """
     run = RunDir(run_dir)
     results = [path for path in (run.episodes, run.summary, run.results) if path.is_file() and not path.is_symlink()]
-    trajectories = [path for path in _files(run.trajectories) if not path.name.endswith(PARTIAL)]
+    trajectories = list(_files(run.trajectories))
     if not results and not trajectories:
         return None
     files = ((path, path.relative_to(run_dir)) for path in (*results, *trajectories))

@@ -14,7 +14,7 @@ from pydantic import validate_call
 
 from ares_exp.records.run_dir import append_durably, append_text
 from ares_exp.trajectories.collector import EpisodeCollector, EpisodeHandle
-from ares_exp.trajectories.files.episode_file import PARTIAL, closing_line, dump_episode, opening_line, step_line
+from ares_exp.trajectories.files.episode_file import begin_line, dump_episode, end_line, step_line
 from ares_exp.trajectories.files.line_file import ZSTD, write_lines
 from ares_exp.trajectories.files.writer_lock import WriterLock
 from ares_exp.trajectories.records import EpisodeTrajectory
@@ -25,9 +25,9 @@ SAFE_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 class JsonTrajectoryCollector(EpisodeCollector):
     """Writes `{output_dir}/{episode_id}.json`, step by step.
 
-    Each step goes to `….json.partial` when it is recorded (see `episode_file`): `kill -9` loses none. The finished file
-    appears whole when the episode ends. While episodes are open the directory is locked (shared), so that whoever
-    recovers partial files can tell that their writer is alive.
+    Each step is in the file when it is recorded (see `episode_file`): `kill -9` loses none. The file is one JSON
+    document when the episode has ended. While episodes are open the directory is locked (shared), so that readers can
+    distinguish running episodes from lost ones.
     """
 
     @validate_call
@@ -42,7 +42,7 @@ class JsonTrajectoryCollector(EpisodeCollector):
 
         Args:
             output_dir: Made when the first episode begins.
-            compression: `"zstd"` writes `{episode_id}.json.zst`.
+            compression: `"zstd"` writes `{episode_id}.json.zst` when the episode ends, in place of `{episode_id}.json`.
             clock: Gives epoch seconds.
         """
         super().__init__(clock=clock)
@@ -85,10 +85,10 @@ class JsonTrajectoryCollector(EpisodeCollector):
     def _begun(self, handle: EpisodeHandle) -> None:
         try:
             self._hold_directory(handle.episode_id)
-            append_text(self._partial(handle), opening_line(handle), flags=os.O_CREAT | os.O_EXCL)
+            append_text(self._path(handle), begin_line(handle), flags=os.O_CREAT | os.O_EXCL)
         except OSError as error:
             if isinstance(error, FileExistsError):
-                raise _taken(handle.episode_id, self._partial(handle)) from None
+                raise _taken(handle.episode_id, self._path(handle)) from None
             handle.unwritten = error  # no reason not to collect: there may be room again when the episode ends
 
     def _hold_directory(self, holder: str) -> None:
@@ -105,7 +105,7 @@ class JsonTrajectoryCollector(EpisodeCollector):
                 raise handle.unwritten  # told once
             return
         try:
-            append_text(self._partial(handle), step_line(encoded, first=first))
+            append_text(self._path(handle), step_line(handle.episode_id, encoded, first=first))
         except FileNotFoundError as error:  # removed by another process: the end writes it again
             handle.unwritten = error
         except OSError as error:
@@ -113,25 +113,24 @@ class JsonTrajectoryCollector(EpisodeCollector):
             raise
 
     def _ended(self, handle: EpisodeHandle, trajectory: EpisodeTrajectory) -> None:
-        path, partial = f"{self.output_dir}/{handle.episode_id}{self.suffix}", self._partial(handle)
+        path, is_compressed = self._path(handle), self.suffix.endswith(ZSTD)
         try:
-            if handle.unwritten is None and not path.endswith(ZSTD):
-                with contextlib.suppress(FileNotFoundError):  # somebody has removed it
-                    append_durably(partial, closing_line(trajectory))
-                    os.rename(partial, path)  # noqa: PTH104 - a Path for each episode costs more than the call
-                    append_durably(path, "", is_new=True)
+            if handle.unwritten is None and not is_compressed:
+                with contextlib.suppress(FileNotFoundError):  # removed by another process
+                    append_durably(path, end_line(trajectory), is_new=True)
                     return
             self.output_dir.mkdir(parents=True, exist_ok=True)
-            write_lines(Path(path), dump_episode(trajectory))
-            Path(partial).unlink(missing_ok=True)
+            write_lines(self.output_dir / f"{handle.episode_id}{self.suffix}", dump_episode(trajectory))
+            if is_compressed:
+                Path(path).unlink(missing_ok=True)
         finally:
             self._directory.release(handle.episode_id)
 
-    def _partial(self, handle: EpisodeHandle) -> str:
-        return f"{self.output_dir}/{handle.episode_id}{self.suffix}{PARTIAL}"
+    def _path(self, handle: EpisodeHandle) -> str:
+        return f"{self.output_dir}/{handle.episode_id}.json"
 
     def _refuse_taken(self, episode_id: str) -> None:
-        path = f"{self.output_dir}/{episode_id}{self.suffix}"  # that of a partial file is seen when it is made
+        path = f"{self.output_dir}/{episode_id}.json{ZSTD}"  # the JSON file is noticed when it is made
         if os.path.exists(path):  # noqa: PTH110 - a Path for each episode costs more than the look
             raise _taken(episode_id, path)
 

@@ -13,7 +13,7 @@ from pydantic import validate_call
 
 from ares_exp.records.run_dir import append_durably, append_text
 from ares_exp.trajectories.collector import EpisodeCollector, EpisodeHandle
-from ares_exp.trajectories.files.jsonl_file import begin_line, end_line, jsonl_lines, step_line
+from ares_exp.trajectories.files.episode_file import begin_line, dump_episode, end_line, step_line
 from ares_exp.trajectories.files.writer_lock import WriterLock
 from ares_exp.trajectories.records import EpisodeTrajectory
 
@@ -32,6 +32,7 @@ class JsonlTrajectoryCollector(EpisodeCollector):
         super().__init__(clock=clock)
         self.path = Path(path)
         self._making = threading.Lock()
+        self._was_made = False
         self._writing = WriterLock()
 
     def _begun(self, handle: EpisodeHandle) -> None:
@@ -39,7 +40,7 @@ class JsonlTrajectoryCollector(EpisodeCollector):
             self._make_file(handle)
             # First the lock: whoever finds our line must not take us for dead.
             self._writing.acquire(self.path, handle.episode_id)
-            append_text(self.path, f"{chr(10) if _is_torn(self.path) else ''}{begin_line(handle)}")
+            append_text(self.path, f"{chr(10) if _is_torn(self.path) else ''}{begin_line(handle, shared=True)}")
         except OSError as error:  # no reason not to collect: there may be room again when the episode ends
             handle.unwritten = error
 
@@ -48,19 +49,21 @@ class JsonlTrajectoryCollector(EpisodeCollector):
         with self._making:
             if self.path.exists():
                 return
-            with self._lock:
-                for one in self._open.values():
-                    if one is not handle:
-                        one.unwritten = one.unwritten or FileNotFoundError(f"{self.path} was removed")
+            if self._was_made:
+                with self._lock:
+                    for one in self._open.values():
+                        if one is not handle:
+                            one.unwritten = one.unwritten or FileNotFoundError(f"{self.path} was removed")
             append_text(self.path, "", flags=os.O_CREAT)
+            self._was_made = True
 
     def _recorded(self, handle: EpisodeHandle, encoded: Mapping[str, Any]) -> None:
         if handle.unwritten is not None:
-            if len(handle.steps) == 1:
+            if len(handle.steps) == 1 and not isinstance(handle.unwritten, FileNotFoundError):
                 raise handle.unwritten  # told once
             return
         try:
-            append_text(self.path, step_line(handle.episode_id, encoded))
+            append_text(self.path, step_line(handle.episode_id, encoded, first=False, shared=True))
         except FileNotFoundError as error:  # removed by another process: the end writes it again
             handle.unwritten = error
         except OSError as error:
@@ -72,9 +75,8 @@ class JsonlTrajectoryCollector(EpisodeCollector):
             was_removed = not self.path.exists()
             self._make_file(handle)
             is_whole = handle.unwritten is None and not was_removed
-            append_durably(
-                self.path, end_line(trajectory) if is_whole else "".join(jsonl_lines(trajectory)), is_new=True
-            )
+            lines = [end_line(trajectory, shared=True)] if is_whole else dump_episode(trajectory, shared=True)
+            append_durably(self.path, "".join(lines), is_new=True)
         finally:
             self._writing.release(handle.episode_id)
 

@@ -1,6 +1,9 @@
-"""The JSON file of one episode (schema version 3).
+"""The files of episodes (schema version 3): JSON files of one episode, and JSON Lines files of any number.
 
-It is one JSON object, laid out in lines so that it can be written during the episode and read without its steps:
+Both consist of the same records. `begin` is written when the episode starts, `step` for each step, `end` when the
+episode has ended. A record is one line, so that a file can be read while it grows and after its process was killed.
+
+A JSON file is one JSON object when its last line is written:
 
 ```
 {"schema_version": 3, "episode_id": …, "task_name": …, "start_time": …, "metadata": {…}, "steps": [
@@ -9,34 +12,46 @@ It is one JSON object, laid out in lines so that it can be written during the ep
 ], "end_time": …, "total_reward": …, "num_steps": …, "truncated": …, "outcome": …, "error": null}
 ```
 
-A step is encoded as `step_encoding` tells; the other fields are those of `EpisodeTrajectory`. Until the episode has
-ended the file is called `….partial` and lacks its last line; what there is of it can be read (`salvage_episode`).
+Each line of a JSON Lines file is a JSON object with the `type` of the record and the `episode_id`. Lines of different
+episodes may be mixed. A `begin` with the id of an episode without an end starts that episode again. Empty lines are
+ignored: a writer that finds the last line without its end, torn or just being written by another thread, ends it first.
+
+A step is encoded as `step_encoding` describes; the other fields are the fields of `EpisodeTrajectory`. An episode
+without an end has its complete steps and the outcome `lost`, unless its LAST step was recorded.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from ares_exp.errors import TrajectoryFormatError
+from ares_exp.errors import TrajectoryFormatError, TrajectoryVersionError
 from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.records.run_dir import dump_json
 from ares_exp.records.validation import validated
 from ares_exp.trajectories.checks import BROKEN, what_broke
 from ares_exp.trajectories.ending import ending
-from ares_exp.trajectories.files.line_file import Line, TextTooLongError, first_and_last_line, read_lines, read_rest
+from ares_exp.trajectories.files.line_file import ZSTD, Line, first_and_last_line, read_lines, read_rest
 from ares_exp.trajectories.files.schema_versions import SCHEMA_VERSION, check_version, whole_episode
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, total_reward
 
-PARTIAL = ".partial"
+SHARED_SUFFIXES = (".jsonl", f".jsonl{ZSTD}")
+"""Ends of the names of JSON Lines files."""
 STEPS = '"steps": ['
+MAX_PROBLEMS = 10
+"""Maximum number of problems of one file that are described. Others are counted: it may be a file of another kind."""
+_STEP = re.compile(r'\{"type": "step", "episode_id": ("(?:[^"\\]|\\.)*"), ')
+"""The beginning of a step in a JSON Lines file of this package. Lines of other writers are parsed."""
 
 
 class BegunEpisode(Protocol):
-    """What is known of an episode when it begins: a collector's handle, or a whole trajectory."""
+    """The facts of an episode when it begins: a collector's handle, or a whole trajectory."""
 
     @property
     def episode_id(self) -> str:
@@ -79,160 +94,252 @@ def closing_fields(trajectory: EpisodeTrajectory) -> dict[str, Any]:
     }
 
 
-def opening_line(begun: BegunEpisode) -> str:
-    """Returns the first line of an episode's file."""
-    return f"{dump_json(opening_fields(begun))[:-1]}, {STEPS}\n"
+def begin_line(begun: BegunEpisode, *, shared: bool = False) -> str:
+    """Returns the line that opens an episode.
+
+    Args:
+        begun: The episode.
+        shared: Whether the line is for a JSON Lines file. It is the same argument of the following functions.
+    """
+    fields = opening_fields(begun)
+    return _shared_line("begin", begun.episode_id, fields) if shared else f"{dump_json(fields)[:-1]}, {STEPS}\n"
 
 
-def step_line(encoded: Mapping[str, Any], *, first: bool) -> str:
+def step_line(episode_id: str, encoded: Mapping[str, Any], *, first: bool, shared: bool = False) -> str:
     """Returns the line of an encoded step."""
-    return f"{'' if first else ','}{dump_json(encoded)}\n"
+    return _shared_line("step", episode_id, encoded) if shared else f"{'' if first else ','}{dump_json(encoded)}\n"
 
 
-def closing_line(trajectory: EpisodeTrajectory) -> str:
-    """Returns the last line: how the episode ended."""
-    return f"], {dump_json(closing_fields(trajectory))[1:]}\n"
+def end_line(trajectory: EpisodeTrajectory, *, shared: bool = False) -> str:
+    """Returns the line that ends an episode."""
+    fields = closing_fields(trajectory)
+    return _shared_line("end", trajectory.episode_id, fields) if shared else f"], {dump_json(fields)[1:]}\n"
 
 
-def dump_episode(trajectory: EpisodeTrajectory) -> Iterator[str]:
-    """Yields the lines of the file of a whole episode."""
+def dump_episode(trajectory: EpisodeTrajectory, *, shared: bool = False) -> Iterator[str]:
+    """Yields all lines of one episode."""
     encoder = StepEncoder()
-    yield opening_line(trajectory)
+    yield begin_line(trajectory, shared=shared)
     for number, record in enumerate(trajectory.steps):
-        yield step_line(encoder.encode(record)[1], first=number == 0)
-    yield closing_line(trajectory)
+        yield step_line(trajectory.episode_id, encoder.encode(record)[1], first=number == 0, shared=shared)
+    yield end_line(trajectory, shared=shared)
 
 
-def load_episode(path: Path) -> EpisodeTrajectory:
-    """Reads the file of one episode, whole; see `EpisodeTrajectory.load`."""
-    reader = _EpisodeReader()
-    try:
-        return reader.read(path)
-    except (OSError, *BROKEN) as error:
-        raise _format_error(path, reader, error) from error
+def _shared_line(kind: str, episode_id: str, data: Mapping[str, Any]) -> str:
+    return f"{dump_json({'type': kind, 'episode_id': episode_id, **data})}\n"
 
 
-def load_header(path: Path) -> EpisodeTrajectory | None:
-    """Reads the fields of an episode but its steps, from both ends of its file.
+@dataclass(slots=True)
+class FoundEpisode:
+    """An episode in a file.
 
-    Returns:
-        The episode without its steps; `None` where the file is not in this layout, so that only reading
-        it whole tells.
-
-    Raises:
-        TrajectoryFormatError: It cannot be read, or its first or its last line is broken or missing.
+    Attributes:
+        head: The fields of its first line.
+        offsets: Positions of its lines, in bytes of the uncompressed text.
+        steps: Its complete steps, if they were read.
+        ended: The episode. It lacks its steps if these were not read. `None` for an episode without an end.
     """
-    reader = _EpisodeReader()
-    try:
-        reader.line, last = first_and_last_line(path)
-        if (head := _head(reader.line.text)) is None:
-            return None
-        reader.head, reader.line = head, last
-        if not last.text.startswith("]"):
-            raise ValueError("the end is missing")
-        return validated(EpisodeTrajectory, {**head, **_end(last.text), "steps": ()})
-    except (OSError, *BROKEN) as error:
-        raise _format_error(path, reader, error) from error
+
+    head: Mapping[str, Any]
+    offsets: array[int] = field(default_factory=lambda: array("Q"))
+    steps: list[StepRecord] = field(default_factory=list)
+    ended: EpisodeTrajectory | None = None
+    _decoder: StepDecoder = field(default_factory=StepDecoder)
+    _is_broken: bool = False
+
+    @property
+    def trajectory(self) -> EpisodeTrajectory:
+        """The episode, or its complete part with the outcome `lost`. Raises `ValueError` if `head` is invalid."""
+        return self.ended or _lost(self.head, self.steps)
+
+    def take(self, kind: str, text: str, *, with_steps: bool) -> None:
+        """Adds a record. Later ones are ignored after a broken one. Raises one of `BROKEN` for a broken record."""
+        if self._is_broken:
+            return
+        try:
+            if kind == "end":
+                data = {**self.head, **json.loads(text)}
+                self.ended = whole_episode(data, self.steps) if with_steps else _header(data)
+            elif with_steps:
+                self.steps.append(self._decoder.decode(json.loads(text)))
+        except BROKEN:
+            self._is_broken = True
+            raise
 
 
-def salvage_episode(path: Path) -> tuple[EpisodeTrajectory, str | None]:
-    """Reads an episode's file up to its end, or to the first broken step.
-
-    Returns:
-        The episode, and what was wrong with its file, `None` if nothing was. The outcome of an episode whose end is
-        missing is `lost`, unless its LAST step is there.
-
-    Raises:
-        TrajectoryFormatError: Not even the first line can be read.
-    """
-    reader = _EpisodeReader()
-    try:
-        return reader.read(path), None
-    except (OSError, *BROKEN) as error:
-        broken = _format_error(path, reader, error)
-        if reader.head is None:
-            raise broken from error
-    return end_unfinished(reader.head, reader.steps), str(broken)
+def _header(data: Mapping[str, Any]) -> EpisodeTrajectory:
+    return validated(EpisodeTrajectory, {**data, "steps": ()})
 
 
-def end_unfinished(head: Mapping[str, Any], steps: list[StepRecord]) -> EpisodeTrajectory:
-    """Makes an episode of its beginning. Raises `TrajectoryFormatError` where `head` is not sound."""
+def _lost(head: Mapping[str, Any], steps: Sequence[StepRecord]) -> EpisodeTrajectory:
+    """Makes an episode of its beginning. Raises `ValueError` if `head` is invalid."""
     last = steps[-1] if steps else None
     outcome = Outcome.LOST
     error: ErrorInfo | None = ErrorInfo("lost", f"the end is missing; {len(steps)} steps are left")
     if last is not None and last.step_type == "LAST":
         outcome, error, _ = ending(last)
+    data = {
+        **head,
+        "end_time": last.timestamp if last is not None else head["start_time"],
+        "total_reward": total_reward(steps),
+        "num_steps": len(steps),
+        "truncated": outcome is Outcome.TRUNCATED,
+        "outcome": outcome,
+        "error": error,
+    }
+    return whole_episode(data, steps)
+
+
+def is_shared(path: Path) -> bool:
+    """Returns whether a file is a JSON Lines file, by its name."""
+    return path.name.endswith(SHARED_SUFFIXES)
+
+
+def read_episodes(path: Path, *, problems: list[str] | None = None) -> Iterator[EpisodeTrajectory]:
+    """Yields the episodes of a file, in the order in which they ended. Episodes without an end come last.
+
+    Args:
+        path: The file.
+        problems: Takes a sentence for each broken record. Reading continues, and the broken episode has its complete
+            steps and the outcome `lost`. By default the first broken record is raised.
+
+    Raises:
+        TrajectoryFormatError: The file cannot be read, or a record is broken and there is no `problems`. The message
+            names the file and the position.
+        TrajectoryVersionError: The file has another schema version and there is no `problems`.
+    """
+    for found in find_episodes(path, problems=problems):
+        yield found.trajectory
+
+
+def load_episode(path: Path) -> EpisodeTrajectory:
+    """Reads the file of one episode; see `EpisodeTrajectory.load`."""
+    episodes = list(read_episodes(path))
+    if len(episodes) != 1:
+        raise TrajectoryFormatError(f"{path}: expected one episode, found {len(episodes)}.")
+    return episodes[0]
+
+
+def find_headers(path: Path, *, problems: list[str] | None = None) -> Iterator[FoundEpisode]:
+    """Yields the episodes of a file as `read_episodes` does, without the steps of those that have ended."""
+    if is_shared(path):
+        yield from find_episodes(path, problems=problems, with_steps=False)
+    elif (found := _header_of_ends(path)) is not None:
+        yield found
+    else:
+        yield from find_episodes(path, problems=problems)
+
+
+def _header_of_ends(path: Path) -> FoundEpisode | None:
+    """Reads the first and the last line of a JSON file; `None` if these do not suffice."""
     try:
-        return whole_episode(
-            {
-                **head,
-                "end_time": last.timestamp if last is not None else head["start_time"],
-                "total_reward": total_reward(steps),
-                "num_steps": len(steps),
-                "truncated": outcome is Outcome.TRUNCATED,
-                "outcome": outcome,
-                "error": error,
-            },
-            steps,
-        )
-    except BROKEN as broken:
-        raise TrajectoryFormatError(f"Expected the beginning of a trajectory: {what_broke(broken)}") from broken
-
-
-class _EpisodeReader:
-    """Reads one file; what was read when something broke stays readable."""
-
-    def __init__(self) -> None:
-        self.head: Mapping[str, Any] | None = None
-        self.steps: list[StepRecord] = []
-        self.line = Line(0, 1, "")
-
-    def read(self, path: Path) -> EpisodeTrajectory:
-        with read_lines(path) as lines:
-            self.line = next(lines, self.line)
-            if (head := _head(self.line.text)) is None:
-                return _from_object(json.loads(self.line.text + read_rest(lines)))
-            self.head = head
-            return self._read_body(lines, head)
-
-    def _read_body(self, lines: Iterator[Line], head: Mapping[str, Any]) -> EpisodeTrajectory:
-        decoder = StepDecoder()
-        for self.line in lines:
-            text = self.line.text
-            if not text.startswith("]"):
-                self.steps.append(decoder.decode(json.loads(text.removeprefix(","))))
-                continue
-            episode = whole_episode({**head, **_end(text)}, self.steps)
-            if (after := next(lines, None)) is not None:
-                raise ValueError(f"expected nothing after the end, got {after.text!r:.80}")
-            return episode
-        raise ValueError(f"the end is missing: the file stops after {len(self.steps)} steps")
-
-
-def _head(first_line: str) -> dict[str, Any] | None:
-    """Reads the first line of a file in our layout; `None` for another layout."""
-    text = first_line.rstrip()
-    if not text.endswith(STEPS):
+        first, last = first_and_last_line(path)
+        if not _is_head(first.text) or not last.text.startswith("]"):
+            return None
+        found = FoundEpisode(_head(_records_of_json(first)[2]))
+        found.take("end", _records_of_json(last)[2], with_steps=False)
+    except (OSError, *BROKEN):
         return None
-    head: dict[str, Any] = json.loads(f"{text}]}}")
+    return found
+
+
+def find_episodes(
+    path: Path, *, problems: list[str] | None = None, offsets: Sequence[int] | None = None, with_steps: bool = True
+) -> Iterator[FoundEpisode]:
+    """Yields the episodes of a file; see `read_episodes`.
+
+    Args:
+        path: The file.
+        problems: As in `read_episodes`.
+        offsets: Positions of the lines to read. By default all are read.
+        with_steps: Whether steps are decoded.
+    """
+    episodes: dict[str, FoundEpisode] = {}
+    line = Line(0, 1, "")
+    count = 0
+
+    def report(error: BaseException, place: str) -> None:
+        nonlocal count
+        count += 1
+        text = f"{path}{place}: {what_broke(error)}."
+        if problems is None:
+            kind = TrajectoryVersionError if isinstance(error, TrajectoryVersionError) else TrajectoryFormatError
+            raise kind(text) from error
+        if count <= MAX_PROBLEMS:
+            problems.append(text)
+
+    try:
+        with read_lines(path, offsets=offsets) as lines:
+            for line in lines:
+                try:
+                    if not line.offset and not is_shared(path) and not _is_head(line.text):
+                        whole = EpisodeTrajectory.from_dict(_object(json.loads(line.text + read_rest(lines))))
+                        yield FoundEpisode({}, ended=whole)
+                    elif line.text != "\n":
+                        yield from _take(line, path, episodes, with_steps=with_steps)
+                except BROKEN as error:
+                    if line.text.endswith("\n") or not line.offset:  # otherwise it is incomplete
+                        report(error, f" {line.place}")
+    except OSError as error:
+        raise TrajectoryFormatError(f"{path}: {error.strerror or error}.") from error
+    except TrajectoryFormatError:
+        raise
+    except ValueError as error:  # of the reading of lines itself: nothing more can be read
+        report(error, "")
+    if problems is not None and count > MAX_PROBLEMS:
+        problems.append(f"{path}: {count - MAX_PROBLEMS} more lines are broken.")
+    yield from episodes.values()
+
+
+def _take(line: Line, path: Path, episodes: dict[str, FoundEpisode], *, with_steps: bool) -> Iterator[FoundEpisode]:
+    """Applies one line; yields the episode that it ended, if it did. Raises one of `BROKEN` for a broken line."""
+    kind, episode_id, text = (_records_of_jsonl if is_shared(path) else _records_of_json)(line)
+    if kind == "begin":
+        episodes[episode_id] = FoundEpisode(_head(text))
+    elif kind not in ("step", "end"):
+        raise ValueError(f"expected `type` to be begin, step or end, got {kind!r:.80}")
+    if (episode := episodes.get(episode_id)) is None:
+        raise ValueError(f"episode {episode_id!r:.80} has not begun, or has ended")
+    episode.offsets.append(line.offset)
+    if kind != "begin":
+        episode.take(kind, text, with_steps=with_steps)
+    if episode.ended is not None:
+        yield episodes.pop(episode_id)
+
+
+def _records_of_json(line: Line) -> tuple[str, str, str]:
+    """Returns the type of a record of a JSON file, no id, and its JSON."""
+    if not line.offset:
+        return "begin", "", f"{line.text.rstrip()}]}}"
+    if line.text.startswith("]"):
+        return "end", "", "{" + line.text.removeprefix("],")
+    return "step", "", line.text.removeprefix(",")
+
+
+def _records_of_jsonl(line: Line) -> tuple[str, str, str]:
+    """Returns the type of a record of a JSON Lines file, the id of its episode, and its JSON."""
+    if step := _STEP.match(line.text):
+        return "step", json.loads(step[1]), line.text
+    data = _object(json.loads(line.text))
+    kind, episode_id = data["type"], data["episode_id"]
+    if not isinstance(kind, str) or not isinstance(episode_id, str):
+        raise TypeError(f"expected `type` and `episode_id` to be strings, got {kind!r:.80} and {episode_id!r:.80}")
+    return kind, episode_id, line.text
+
+
+def _is_head(first_line: str) -> bool:
+    return first_line.rstrip().endswith(STEPS)
+
+
+def _head(text: str) -> dict[str, Any]:
+    """Reads the record that opens an episode. Raises one of `BROKEN` if it is broken."""
+    head = _object(json.loads(text))
     check_version(head.get("schema_version"))
+    _lost(head, [])
     return head
 
 
-def _end(last_line: str) -> dict[str, Any]:
-    end: dict[str, Any] = json.loads("{" + last_line.removeprefix("],"))
-    return end
-
-
-def _from_object(data: Any) -> EpisodeTrajectory:
+def _object(data: Any) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise TypeError(f"expected a JSON object, got {type(data).__name__}")
-    return EpisodeTrajectory.from_dict(data)
-
-
-def _format_error(path: Path, reader: _EpisodeReader, error: BaseException) -> TrajectoryFormatError:
-    if isinstance(error, OSError):
-        return TrajectoryFormatError(f"{path}: {error.strerror or error}.")
-    where = "" if isinstance(error, TextTooLongError) else f" {reader.line.place}"
-    remedy = "" if reader.head is None else f" `ares-exp recover {path}` keeps what is good."
-    return TrajectoryFormatError(f"{path}{where}: {what_broke(error)}.{remedy}")
+    return data

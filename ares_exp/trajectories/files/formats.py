@@ -8,13 +8,11 @@ from itertools import islice
 from pathlib import Path
 
 from ares_exp.errors import TrajectoryFormatError, UserError
-from ares_exp.trajectories.files.episode_file import PARTIAL, dump_episode, load_episode, salvage_episode
-from ares_exp.trajectories.files.jsonl_file import jsonl_lines, read_jsonl, salvage_jsonl
+from ares_exp.trajectories.files.episode_file import dump_episode, load_episode, read_episodes
 from ares_exp.trajectories.files.line_file import ZSTD, write_lines
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 Episodes = Iterable[EpisodeTrajectory]
-Salvaged = tuple[list[EpisodeTrajectory], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +25,12 @@ class EpisodeFormat:
         read: Yields the episodes of a file one after the other. Raises `TrajectoryFormatError` if the file is broken,
             with the path and the position.
         write: Writes a file atomically. Raises `UserError` for several episodes if the format has one per file.
-        salvage: The episodes that can still be read of a broken file, and what is wrong with it. Raises
-            `TrajectoryFormatError` if there are none.
     """
 
     name: str
     suffixes: tuple[str, ...]
     read: Callable[[Path], Iterator[EpisodeTrajectory]]
     write: Callable[[Path, Episodes], None]
-    salvage: Callable[[Path], Salvaged]
 
 
 def _read_json(path: Path) -> Iterator[EpisodeTrajectory]:
@@ -46,13 +41,8 @@ def _write_json(path: Path, episodes: Episodes) -> None:
     write_lines(path, dump_episode(_only(path, episodes)))
 
 
-def _salvage_json(path: Path) -> Salvaged:
-    episode, problem = salvage_episode(path)
-    return [episode], [] if problem is None else [problem]
-
-
 def _write_jsonl(path: Path, episodes: Episodes) -> None:
-    write_lines(path, (line for episode in episodes for line in jsonl_lines(episode)))
+    write_lines(path, (line for episode in episodes for line in dump_episode(episode, shared=True)))
 
 
 def _only(path: Path, episodes: Episodes) -> EpisodeTrajectory:
@@ -64,24 +54,21 @@ def _only(path: Path, episodes: Episodes) -> EpisodeTrajectory:
 
 
 _FORMATS = (
-    EpisodeFormat("json", (".json", f".json{ZSTD}"), _read_json, _write_json, _salvage_json),
-    EpisodeFormat("jsonl", (".jsonl", f".jsonl{ZSTD}"), read_jsonl, _write_jsonl, salvage_jsonl),
+    EpisodeFormat("json", (".json", f".json{ZSTD}"), _read_json, _write_json),
+    EpisodeFormat("jsonl", (".jsonl", f".jsonl{ZSTD}"), read_episodes, _write_jsonl),
 )
 FORMATS = {item.name: item for item in _FORMATS}
 
 
 def suffix_of(path: Path) -> str | None:
     """Returns the suffix that tells a file's format, e.g. `.json.zst`; `None` for an unknown one."""
-    name = path.name.removesuffix(PARTIAL)
+    name = path.name
     suffixes = [suffix for item in _FORMATS for suffix in item.suffixes if name.endswith(suffix) and name != suffix]
-    suffix = max(suffixes, key=len, default=None)
-    return None if path.name.endswith(PARTIAL) and suffix not in FORMATS["json"].suffixes else suffix
+    return max(suffixes, key=len, default=None)
 
 
 def format_of(path: Path) -> EpisodeFormat:
     """Returns the format of a file, by its name.
-
-    A `….json.partial` file contains an episode that has not ended.
 
     Raises:
         TrajectoryFormatError: The name tells none.

@@ -149,6 +149,8 @@ def _text(data: bytes, offset: int, number: int) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
+        if error.reason == "unexpected end of data":  # of an incomplete last line
+            return data[: error.start].decode()
         raise ValueError(f"expected UTF-8, found something else {_place(offset + error.start, number)}") from None
 
 

@@ -148,7 +148,7 @@ def test_a_command_starts_without_hydra() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["show"], ["recover"], ["compare"], ["compare", "old"], ["merge", "out"],
+        ["show"], ["compare"], ["compare", "old"], ["merge", "out"],
         ["export", "--to=jsonl"], ["snapshots", "list"], ["snapshots", "show"], ["snapshots", "verify"],
         ["snapshots", "gc"], ["wandb", "sync"],
     ],

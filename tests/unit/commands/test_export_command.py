@@ -18,7 +18,7 @@ from ares_exp.trajectories.atif.schema import validate_atif
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryCollector
 from ares_exp.trajectories.exports.exported_episodes import ExportedEpisodes
-from ares_exp.trajectories.files.jsonl_file import load_jsonl
+from ares_exp.trajectories.files.episode_file import read_episodes
 from ares_exp.trajectories.records import EpisodeTrajectory
 from tests.unit.trajectories.chats import chat, cut, ids, with_step, write
 
@@ -45,11 +45,11 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.zst"])
 def test_jsonl_has_everything_that_was_recorded(run: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    [golden] = load_jsonl(GOLDEN)
+    [golden] = read_episodes(GOLDEN)
     write(run / "trajectories" / "golden.json", replace(golden, start_time=5.0, end_time=99.0))
     assert export(run, run.parent / "new" / name, "jsonl") == 0
     assert capsys.readouterr().out == f"Wrote {run.parent / 'new' / name}.\n4 episodes.\n"
-    assert load_jsonl(run.parent / "new" / name) == [
+    assert list(read_episodes(run.parent / "new" / name)) == [
         EpisodeTrajectory.load(path) for path in sorted((run / "trajectories").iterdir())
     ]
 
@@ -102,7 +102,7 @@ def test_only_wanted_episodes_are_written(
     run: Path, options: list[str], kept: list[str], left_out: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert export(run, run.parent / "out.jsonl", "jsonl", *options) == 0
-    assert ids(load_jsonl(run.parent / "out.jsonl")) == kept
+    assert ids(read_episodes(run.parent / "out.jsonl")) == kept
     said = capsys.readouterr().out
     assert all(f"Left out: {reason}" in said for reason in left_out)
     assert said.count("Left out: ") == len(left_out)
@@ -132,7 +132,7 @@ def test_broken_files_are_named_and_the_others_exported(run: Path, capsys: pytes
     contradicting = folder / "x.jsonl"
     write(contradicting, replace(chat("x"), num_steps=77))
     assert export(run, run.parent / "out.jsonl", "jsonl") == 1
-    assert ids(load_jsonl(run.parent / "out.jsonl")) == ["e0"]
+    assert ids(read_episodes(run.parent / "out.jsonl")) == ["e0"]
     said = capsys.readouterr()
     assert said.out.splitlines()[1:] == ["1 episode."]
     for told in (f"error: {folder / 'e1.json'} at byte ", f"error: {middle} at byte ", "expected 77 steps"):
@@ -146,7 +146,7 @@ def test_a_broken_line_costs_only_its_episode(tmp_path: Path, capsys: pytest.Cap
     lines[broken] = lines[broken].replace('"FIRST"', '"WORST"')
     source.write_text("".join(lines))
     assert export(source, tmp_path / "out.jsonl", "jsonl") == 1
-    assert ids(load_jsonl(tmp_path / "out.jsonl")) == ["a", "c"]
+    assert ids(read_episodes(tmp_path / "out.jsonl")) == ["a", "c"]
     assert "got 'WORST'" in capsys.readouterr().err
 
 
@@ -178,7 +178,7 @@ def test_a_run_gives_each_episode_once_and_what_a_killed_process_left(
     (run / "trajectories.jsonl").unlink()
     (run / "trajectories" / "b.json.partial").write_bytes(partial)
     assert export(run, tmp_path / "out.jsonl", "jsonl", "--force") == 0
-    whole, lost = load_jsonl(tmp_path / "out.jsonl")
+    whole, lost = read_episodes(tmp_path / "out.jsonl")
     assert (whole.episode_id, whole.steps) == ("a", steps)
     assert (lost.episode_id, lost.steps, lost.outcome) == ("b", steps[:2], Outcome.LOST)
 

@@ -57,7 +57,7 @@ def test_states(tmp_path: Path, sessions: list[dict[str, Any]], planned: int, na
 def test_a_killed_run_shows_the_episode_that_was_under_way(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", ROWS)
     lines = [*dump_episode(chat("c-0", "c"))]
-    (run / "trajectories" / "c-0.json.partial").write_text("".join(lines[:-2]))
+    (run / "trajectories" / "c-0.json").write_text("".join(lines[:-2]))
     shown = ShownRun(run)
     last = shown.payload()["episodes"][-1]
     assert (last["episode_id"], last["outcome"], last["num_steps"]) == ("c-0", "lost", 2)

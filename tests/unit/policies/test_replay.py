@@ -155,7 +155,7 @@ async def test_what_had_no_answer_in_time_has_none_again(tmp_path: Path) -> None
 
 async def test_the_end_of_a_recording_that_was_cut_short_is_compared(tmp_path: Path) -> None:
     whole = chat("cut", length=5)
-    (tmp_path / "cut.json.partial").write_text("".join(list(dump_episode(whole))[:3]))
+    (tmp_path / "cut.json").write_text("".join(list(dump_episode(whole))[:3]))
     policy = await ready(tmp_path, episode="cut")
     client = policy.for_episode(EpisodeSpec("fix-bug"))
     assert await play(client, requests(whole)[:1]) == ["I do 1."]

@@ -435,7 +435,7 @@ def test_a_replay_of_a_run_leaves_out_what_did_not_end(recorded: Recorded) -> No
         compose_from_run([], ["replay=first"])
     (run / "trajectories").mkdir()
     lines = list(dump_episode(chat("cut", "fix")))
-    (run / "trajectories" / "cut.json.partial").write_text("".join(lines[:2]))
+    (run / "trajectories" / "cut.json").write_text("".join(lines[:2]))
     with pytest.raises(ConfigError, match="`replay=first/cut`"):
         compose_from_run([], ["replay=first"])
     assert composed("replay=first/cut")["env"]["tasks"] == ["fix"]

@@ -224,15 +224,15 @@ def test_what_had_no_answer_in_time_is_no_step(run_dir: RunDir) -> None:
     assert (lost.replayed.steps, lost.replayed.cost) == (1, 0.5)
 
 
-def test_a_torn_trajectory_is_recovered(run_dir: RunDir) -> None:
+def test_torn_trajectory_is_lost_and_unchanged(run_dir: RunDir) -> None:
     leave(run_dir, log("e0"))
     lines = list(dump_episode(chat("e0", "fix")))
     run_dir.trajectories.mkdir()
-    (run_dir.trajectories / "e0.json.partial").write_text("".join(lines[:2]) + lines[2][:5])
-    (run_dir.trajectories / "e1.json.partial").touch()
-    assert [one.outcome for one in load_previous_sessions(run_dir).results] == ["lost"]
-    assert (run_dir.trajectories / "e0.json").exists()
-    assert not (run_dir.trajectories / "e0.json.partial").exists()
+    (run_dir.trajectories / "e0.json").write_text("".join(lines[:2]) + lines[2][:5])
+    (run_dir.trajectories / "e1.json").touch()
+    [lost] = load_previous_sessions(run_dir).results
+    assert (lost.outcome, lost.finished_at) == ("lost", chat().steps[0].timestamp)
+    assert (run_dir.trajectories / "e0.json").read_text() == "".join(lines[:2]) + lines[2][:5]
 
 
 @pytest.mark.parametrize("torn", ['{"episode_id": "b", "task', '{"episode_id": "b"}', "\0" * 10])

@@ -72,7 +72,7 @@ def test_an_episode_that_left_nothing_but_snapshots(tmp_path: Path) -> None:
 
 def test_an_episode_that_was_killed_counts(run: Path) -> None:
     lines = list(dump_episode(chat("killed__0__e5", "killed", length=5)))
-    (run / "trajectories" / "killed__0__e5.json.partial").write_text("".join(lines[:3]))
+    (run / "trajectories" / "killed__0__e5.json").write_text("".join(lines[:3]))
     assert RecordedRun(run).episode("killed").last_step == 1
 
 

@@ -49,7 +49,6 @@ def write_results(run_dir: Path) -> None:
     (run_dir / "episodes.jsonl").write_text("{}\n")
     (run_dir / "results.json").write_text("{}\n")
     (run_dir / "trajectories" / "e1.json").write_text("{}")
-    (run_dir / "trajectories" / "e2.json.partial").write_text("{}")
     (run_dir / "trajectories" / "all.jsonl").write_text("{}\n")
 
 

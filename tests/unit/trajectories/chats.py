@@ -11,6 +11,7 @@ from ares_exp.containers.activity import CommandRecord
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, Usage
 from ares_exp.records.results import ErrorInfo, Outcome
+from ares_exp.trajectories.files.episode_file import read_episodes
 from ares_exp.trajectories.files.formats import format_of
 from ares_exp.trajectories.records import (
     EpisodeTrajectory,
@@ -89,6 +90,12 @@ def write(path: Path, *episodes: EpisodeTrajectory) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     format_of(path).write(path, episodes)
     return path
+
+
+def salvaged(path: Path) -> tuple[list[EpisodeTrajectory], list[str]]:
+    """Returns the readable episodes of a file, and what is wrong with it."""
+    problems: list[str] = []
+    return list(read_episodes(path, problems=problems)), problems
 
 
 def cut(path: Path, keep: float | int) -> Path:

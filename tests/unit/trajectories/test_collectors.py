@@ -22,10 +22,10 @@ from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollec
 from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryCollector
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
 from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector
-from ares_exp.trajectories.files.episode_file import salvage_episode
-from ares_exp.trajectories.files.jsonl_file import load_jsonl, salvage_jsonl
+from ares_exp.trajectories.files.episode_file import read_episodes
 from ares_exp.trajectories.files.writer_lock import has_writer
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request, serialize_llm_response
+from tests.unit.trajectories.chats import salvaged
 
 ANSWER = LLMResponse.from_text("an answer of the policy")
 
@@ -46,7 +46,7 @@ def records(length: int = 4, text: str = "x") -> list[StepRecord]:
 
 @pytest.mark.parametrize("kind", [JsonTrajectoryCollector, JsonlTrajectoryCollector, MemoryTrajectoryCollector])
 def test_a_collector_follows_the_protocol(tmp_path: Path, kind: Any) -> None:
-    collector = kind() if kind is MemoryTrajectoryCollector else kind(tmp_path / "t")
+    collector = kind() if kind is MemoryTrajectoryCollector else kind(tmp_path / "t.jsonl")
     assert isinstance(collector, TrajectoryCollector)
     assert list(tmp_path.iterdir()) == []
     collector.begin_episode(task_name="t")
@@ -73,12 +73,11 @@ def test_every_recorded_step_is_on_disk_at_once(tmp_path: Path) -> None:
     collector.begin_episode(task_name="t", episode_id="e", metadata={"seed": 1})
     for count, record in enumerate(records(), 1):
         collector.record_step(record)
-        partial, problem = salvage_episode(tmp_path / "e.json.partial")
+        [partial], problems = salvaged(tmp_path / "e.json")
         assert partial.steps == tuple(records()[:count])
-        assert problem
+        assert problems == []
         assert partial.outcome is (Outcome.COMPLETED if count == 4 else Outcome.LOST)
         assert partial.metadata == {"seed": 1}
-        assert not (tmp_path / "e.json").exists()
         assert has_writer(tmp_path)
     trajectory = collector.end_episode()
     assert [path.name for path in tmp_path.iterdir()] == ["e.json"]
@@ -93,10 +92,10 @@ def test_every_recorded_step_is_in_the_run_file_at_once(tmp_path: Path) -> None:
     for count, record in enumerate(records(), 1):
         for handle in handles:
             collector.record_step(record, episode=handle)
-        assert [episode.num_steps for episode in salvage_jsonl(path)[0]] == [count, count]
+        assert [episode.num_steps for episode in salvaged(path)[0]] == [count, count]
         assert has_writer(path)
     ended = [collector.end_episode(episode=handle) for handle in handles]
-    assert load_jsonl(path) == ended
+    assert list(read_episodes(path)) == ended
     assert not has_writer(path)
 
 
@@ -106,7 +105,7 @@ def test_a_run_file_is_appended_to_after_a_torn_line(tmp_path: Path) -> None:
     collector = JsonlTrajectoryCollector(path)
     collector.begin_episode(task_name="t")
     ended = collector.end_episode()
-    episodes, problems = salvage_jsonl(path)
+    episodes, problems = salvaged(path)
     assert episodes == [ended]
     assert len(problems) == 1
 
@@ -131,7 +130,7 @@ def test_file_is_synced_when_episode_ends(tmp_path: Path, monkeypatch: pytest.Mo
         synced.append(stat.S_ISDIR(os.fstat(descriptor).st_mode))
 
     monkeypatch.setattr(os, "fsync", spy)
-    collector = kind(tmp_path / "t")
+    collector = kind(tmp_path / "t.jsonl")
     collector.begin_episode(task_name="t")
     collector.record_step(records()[0])
     assert synced == []
@@ -171,7 +170,7 @@ async def test_a_full_disk_costs_no_step_if_there_is_room_in_the_end(
     [kept] = collectors["memory"].episodes
     assert kept.num_steps == 6
     assert EpisodeTrajectory.load(tmp_path / "json" / "e.json").steps == kept.steps
-    [appended] = load_jsonl(tmp_path / "t.jsonl")
+    [appended] = list(read_episodes(tmp_path / "t.jsonl"))
     assert appended.steps == kept.steps
 
 
@@ -183,15 +182,15 @@ async def test_a_disk_that_stays_full_leaves_what_was_written(tmp_path: Path, co
             await env.step(ANSWER)
     assert env.collector_failures == 2
     assert env.trajectory is None
-    assert [path.name for path in tmp_path.iterdir()] == ["e.json.partial"]
-    saved, _ = salvage_episode(tmp_path / "e.json.partial")
+    assert [path.name for path in tmp_path.iterdir()] == ["e.json"]
+    [saved], _ = salvaged(tmp_path / "e.json")
     assert 5 < saved.num_steps < 50
 
 
 @pytest.mark.parametrize("kind", [JsonTrajectoryCollector, JsonlTrajectoryCollector])
 def test_a_step_that_cannot_be_encoded_costs_no_other(tmp_path: Path, kind: Any) -> None:
     """The encoder knows its messages then, the file does not: later steps must not refer to them."""
-    collector = kind(tmp_path / "e.json")
+    collector = kind(tmp_path / "e.jsonl")
     collector.begin_episode(task_name="t", episode_id="e")
     first, *_, last = records()
     told = {"role": "user", "content": "only told now"}
@@ -202,26 +201,26 @@ def test_a_step_that_cannot_be_encoded_costs_no_other(tmp_path: Path, kind: Any)
     collector.record_step(last)
     ended = collector.end_episode()
     assert [step.step_index for step in ended.steps] == [0, 2, 3]
-    files = tmp_path / "e.json"
-    assert (load_jsonl(files) if files.is_file() else [EpisodeTrajectory.load(files / "e.json")]) == [ended]
+    files = tmp_path / "e.jsonl"
+    assert (list(read_episodes(files)) if files.is_file() else [EpisodeTrajectory.load(files / "e.json")]) == [ended]
 
 
 def test_an_id_that_is_on_disk_already_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "dead.json.partial").write_text("what a dead process left")
-    (tmp_path / "ended.json").write_text("an episode")
+    (tmp_path / "dead.json").write_text("what a dead process left")
+    (tmp_path / "ended.json.zst").write_text("an episode")
     collector = JsonTrajectoryCollector(tmp_path)
     for episode_id in ("dead", "ended"):
         with pytest.raises(FileExistsError, match="Expected a new episode id"):
             collector.begin_episode(task_name="t", episode_id=episode_id)
     collector.begin_episode(task_name="t", episode_id="new")
     collector.end_episode()
-    assert (tmp_path / "dead.json.partial").read_text() == "what a dead process left"
-    assert (tmp_path / "ended.json").read_text() == "an episode"
+    assert (tmp_path / "dead.json").read_text() == "what a dead process left"
+    assert (tmp_path / "ended.json.zst").read_text() == "an episode"
 
 
 @pytest.mark.parametrize("kind", [JsonTrajectoryCollector, MemoryTrajectoryCollector])
 def test_metadata_that_is_no_json_is_refused_at_once(tmp_path: Path, counting: Any, kind: Any) -> None:
-    collector = kind() if kind is MemoryTrajectoryCollector else kind(tmp_path / "t")
+    collector = kind() if kind is MemoryTrajectoryCollector else kind(tmp_path / "t.jsonl")
     with pytest.raises(TypeError, match="JSON-like"):
         collector.begin_episode(task_name="t", metadata={"folder": tmp_path})
     with pytest.raises(TypeError, match="JSON-like"):
@@ -271,11 +270,11 @@ async def test_a_failing_collector_keeps_nothing_from_the_others(
 
 @pytest.mark.parametrize("kind", [JsonTrajectoryCollector, JsonlTrajectoryCollector])
 def test_a_file_that_somebody_removed_is_written_whole_at_the_end(tmp_path: Path, kind: Any) -> None:
-    collector = kind(tmp_path / "t")
+    collector = kind(tmp_path / "t.jsonl")
     first, second = (collector.begin_episode(task_name="t", episode_id=name) for name in "ab")
     for handle in (first, second):
         collector.record_step(records()[0], episode=handle)
-    path = tmp_path / "t"
+    path = tmp_path / "t.jsonl"
     if kind is JsonTrajectoryCollector:
         shutil.rmtree(path)
     else:
@@ -283,12 +282,13 @@ def test_a_file_that_somebody_removed_is_written_whole_at_the_end(tmp_path: Path
     collector.record_step(records()[1], episode=first)
     ended = [collector.end_episode(episode=first), collector.end_episode(episode=second)]
     assert [episode.num_steps for episode in ended] == [2, 1]
-    assert (load_jsonl(path) if path.is_file() else [EpisodeTrajectory.load(path / f"{x}.json") for x in "ab"]) == ended
+    files = [path] if path.is_file() else [path / "a.json", path / "b.json"]
+    assert [episode for file in files for episode in read_episodes(file)] == ended
 
 
 @pytest.mark.parametrize("kind", [JsonTrajectoryCollector, JsonlTrajectoryCollector])
 def test_threads_share_a_collector(tmp_path: Path, kind: Any) -> None:
-    collector = kind(tmp_path / "t")
+    collector = kind(tmp_path / "t.jsonl")
     ended: list[EpisodeTrajectory] = []
 
     def play(number: int) -> None:
@@ -304,9 +304,9 @@ def test_threads_share_a_collector(tmp_path: Path, kind: Any) -> None:
         thread.join(60)
     assert len(ended) == 40
     if kind is JsonlTrajectoryCollector:
-        loaded = load_jsonl(tmp_path / "t")
+        loaded = list(read_episodes(tmp_path / "t.jsonl"))
     else:
-        loaded = [EpisodeTrajectory.load(path) for path in (tmp_path / "t").iterdir()]
+        loaded = [EpisodeTrajectory.load(path) for path in (tmp_path / "t.jsonl").iterdir()]
     assert sorted(loaded, key=lambda e: e.episode_id) == sorted(ended, key=lambda e: e.episode_id)
     for episode in loaded:
         assert episode.steps == tuple(records(text=episode.task_name.removeprefix("task ")))

@@ -73,7 +73,7 @@ def test_it_starts_with_next_to_nothing() -> None:
 
 def test_what_is_left_out_is_told_once(tmp_path: Path) -> None:
     write(tmp_path / "e.json", chat())
-    (tmp_path / "x.json").write_text("")
+    (tmp_path / "x.json").write_text("{ no trajectory\n")
     done = command("show", tmp_path)
     assert done.returncode == 0
     assert done.stderr.count("x.json") == 1

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -6,12 +7,12 @@ from hypothesis import HealthCheck, given
 
 from ares_exp.errors import TrajectoryFormatError
 from ares_exp.records.results import Outcome
-from ares_exp.trajectories.files.episode_file import dump_episode, load_episode, salvage_episode
-from ares_exp.trajectories.files.jsonl_file import jsonl_lines, load_jsonl
+from ares_exp.trajectories.files.episode_file import dump_episode, load_episode, read_episodes
 from ares_exp.trajectories.files.line_file import write_lines
 from ares_exp.trajectories.records import EpisodeTrajectory
 from ares_exp.trajectories.stored_episodes import load
 from tests.examples import examples
+from tests.unit.trajectories.chats import salvaged
 from tests.unit.trajectories.strategies import trajectories
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -27,7 +28,7 @@ def test_golden_files_are_read() -> None:
     assert loaded.limit == "steps"
     assert loaded.steps[2].observation is not None
     assert loaded.steps[2].observation["messages"][0]["content"] == "(history shortened)"
-    assert load_jsonl(GOLDEN / "version_3.jsonl") == [expected()]
+    assert list(read_episodes(GOLDEN / "version_3.jsonl")) == [expected()]
 
 
 @pytest.mark.parametrize("version", ["1", "2", "4", "true", '"3"'])
@@ -37,7 +38,7 @@ def test_file_of_another_version_is_rejected(tmp_path: Path, name: str, version:
     (tmp_path / name).write_text(golden.replace('"schema_version": 3', f'"schema_version": {version}'))
     rejected = r"expected schema_version 3, got .*: use the version of ares_exp that wrote the file\.$"
     with pytest.raises(TrajectoryFormatError, match=rejected):
-        EpisodeTrajectory.load(tmp_path / name) if name == "e.json" else load_jsonl(tmp_path / name)
+        EpisodeTrajectory.load(tmp_path / name) if name == "e.json" else list(read_episodes(tmp_path / name))
     with pytest.raises(TrajectoryFormatError, match=rejected):
         load(tmp_path / name)
 
@@ -52,7 +53,7 @@ def test_object_of_another_version_is_rejected(tmp_path: Path) -> None:
 def test_the_current_version_is_written_as_it_always_was() -> None:
     """A change here needs a new schema version: files of this one are on people's disks."""
     assert "".join(dump_episode(expected())) == (GOLDEN / "version_3.json").read_text()
-    assert "".join(jsonl_lines(expected())) == (GOLDEN / "version_3.jsonl").read_text()
+    assert "".join(dump_episode(expected(), shared=True)) == (GOLDEN / "version_3.jsonl").read_text()
 
 
 @pytest.mark.parametrize("name", ["e.json", "e.json.zst"])
@@ -61,7 +62,7 @@ def test_the_current_version_is_written_as_it_always_was() -> None:
 def test_what_is_loaded_equals_what_was_written(tmp_path: Path, name: str, episode: EpisodeTrajectory) -> None:
     write_lines(tmp_path / name, dump_episode(episode), sync=False)
     assert EpisodeTrajectory.load(tmp_path / name) == episode
-    assert salvage_episode(tmp_path / name) == (episode, None)
+    assert salvaged(tmp_path / name) == ([episode], [])
 
 
 @examples(20)
@@ -77,22 +78,24 @@ def test_compressed_is_smaller(tmp_path: Path) -> None:
     assert (tmp_path / "e.json.zst").stat().st_size < sum(map(len, lines)) / 2
 
 
-def test_a_file_cut_anywhere_is_told_and_salvaged(tmp_path: Path) -> None:
-    data = (GOLDEN / "version_3.json").read_bytes()
+@pytest.mark.parametrize("name", ["e.json", "e.jsonl"])
+def test_file_cut_anywhere_has_its_complete_steps(tmp_path: Path, name: str) -> None:
+    data = (GOLDEN / f"version_3{Path(name).suffix}").read_bytes()
     whole = expected()
-    path = tmp_path / "e.json"
+    path = tmp_path / name
     head = data.index(b"\n") + 1
     kept = set()
     for length in range(len(data) - 1):
         path.write_bytes(data[:length])
-        with pytest.raises(TrajectoryFormatError, match=r"e\.json"):
-            load_episode(path)
         if length < head - 1:
-            with pytest.raises(TrajectoryFormatError):
-                salvage_episode(path)
+            with pytest.raises(TrajectoryFormatError, match=re.escape(name)):
+                load_episode(path)
+            assert salvaged(path)[0] == []
             continue
-        saved, problem = salvage_episode(path)
-        assert problem
+        saved = load_episode(path)
+        assert salvaged(path) == ([saved], [])
+        [stored] = load(tmp_path)
+        assert (stored.load(), stored.outcome, stored.num_steps) == (saved, saved.outcome, saved.num_steps)
         assert saved.steps == whole.steps[: len(saved.steps)]
         assert saved.outcome is (Outcome.TRUNCATED if len(saved.steps) == 4 else Outcome.LOST)
         assert saved.metadata == whole.metadata
@@ -108,12 +111,11 @@ def test_a_broken_step_is_named_by_its_place(tmp_path: Path) -> None:
         load_episode(path)
     offset = len("".join(lines[:2]).encode())
     assert f"{path} at byte {offset} (line 3): expected a conversation below 3, got 99" in str(caught.value)
-    assert "recover" in str(caught.value)
-    saved, problem = salvage_episode(path)
+    [saved], [problem] = salvaged(path)
     assert saved.num_steps == 1
     assert saved.outcome is Outcome.LOST
     assert saved.total_reward is None
-    assert "line 3" in str(problem)
+    assert "line 3" in problem
 
 
 @pytest.mark.parametrize(
@@ -125,7 +127,7 @@ def test_a_broken_step_is_named_by_its_place(tmp_path: Path) -> None:
         (lambda text: '{"schema_version": "ATIF-v1.6", "steps": []}', "use the run that it was exported from"),
         (lambda text: text.replace('"task_name"', '"name"'), "task_name"),
         (lambda text: text.replace("\n,{", "\n{", 1).replace("{", "", 1), "."),
-        (lambda text: text + "{}\n", "after"),
+        (lambda text: text + "{}\n", "has ended"),
     ],
 )
 def test_other_mistakes_are_told(tmp_path: Path, change: object, what: str) -> None:

@@ -29,7 +29,7 @@ from ares_exp.trajectories.files.episode_file import dump_episode
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request
 from ares_exp.trajectories.stored_episodes import load
 from tests.examples import examples
-from tests.unit.trajectories.chats import chat, cut, said, with_answer, with_step, write
+from tests.unit.trajectories.chats import chat, said, with_answer, with_step, write
 from tests.unit.trajectories.strategies import trajectories
 
 main = partial(run_word, program="ares-exp")
@@ -263,7 +263,7 @@ def test_how_commands_ended(tmp_path: Path, command: CommandRecord, told: str) -
 def test_a_list_of_episodes(tmp_path: Path) -> None:
     write(tmp_path / "trajectories" / "a1.json", chat("a1"))
     write(tmp_path / "trajectories" / "b2.json", chat("b2", reward=None, outcome=Outcome.POLICY_ERROR, start=2000.0))
-    (tmp_path / "trajectories" / "c3.json.partial").write_text("".join(list(dump_episode(chat("c3")))[:3]))
+    (tmp_path / "trajectories" / "c3.json").write_text("".join(list(dump_episode(chat("c3")))[:3]))
     rows = [line.split() for line in shown(tmp_path).splitlines() if line.startswith(" ")]
     cells = [row for row in rows if row and row[0] in ("a1", "b2", "c3")]
     assert [row[:5] for row in cells] == [
@@ -314,7 +314,7 @@ def test_an_id_that_begins_others(tmp_path: Path) -> None:
         (["run", "--step", "1"], "Expected one episode to show steps of, found 2"),
         (["run/a1", "--step", "4"], "Expected a step below 4, got 4"),
         (["run/a1", "--step", "-5"], "Expected a step below 4, got -5"),
-        (["broken.json"], "broken.json at byte.* recover .*broken.json"),
+        (["broken.json"], "broken.json at byte 0"),
     ],
 )
 def test_mistakes(
@@ -326,7 +326,7 @@ def test_mistakes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "run" / "trajectories.jsonl", chat("a1"), chat("b2"))
-    cut(write(tmp_path / "broken.json", chat("c3")), 0.5)
+    (tmp_path / "broken.json").write_text("{ no trajectory\n")
     assert main(["show", *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -336,7 +336,7 @@ def test_mistakes(
 
 def test_broken_files_of_a_run_are_named_below_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "trajectories" / "a1.json", chat("a1"))
-    cut(write(tmp_path / "trajectories" / "b2.json", chat("b2")), 0.5)
+    (tmp_path / "trajectories" / "b2.json").write_text("{ no trajectory\n")
     assert main(["show", str(tmp_path), "--list"]) == 0
     captured = capsys.readouterr()
     assert "1 episode\n" in captured.out

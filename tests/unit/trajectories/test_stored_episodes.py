@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,16 +15,14 @@ from hypothesis import strategies as st
 
 import ares_exp.trajectories
 from ares_exp.errors import TrajectoryFormatError
-from ares_exp.records.results import Outcome
+from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.trajectories import load
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryCollector
-from ares_exp.trajectories.episode_places import recovered_path
-from ares_exp.trajectories.files.episode_file import dump_episode, load_header
-from ares_exp.trajectories.files.jsonl_file import jsonl_lines
+from ares_exp.trajectories.files.episode_file import dump_episode, find_headers
 from ares_exp.trajectories.records import EpisodeTrajectory
 from tests.examples import examples
-from tests.unit.trajectories.chats import chat, cut, ids, write
+from tests.unit.trajectories.chats import chat, ids, write
 from tests.unit.trajectories.strategies import trajectories
 
 FORMATS = ["e.json", "e.json.zst", "e.jsonl", "e.jsonl.zst"]
@@ -58,7 +57,7 @@ def test_cut_compressed_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_mixed_lines_of_a_jsonl_file_each_go_to_their_episode(tmp_path: Path) -> None:
-    lines = zip(jsonl_lines(chat("a")), jsonl_lines(chat("b", "other")), strict=True)
+    lines = zip(dump_episode(chat("a"), shared=True), dump_episode(chat("b", "other"), shared=True), strict=True)
     (tmp_path / "x.jsonl").write_text("".join(line for pair in lines for line in pair))
     assert list(load(tmp_path / "x.jsonl").trajectories()) == [chat("a"), chat("b", "other")]
 
@@ -90,26 +89,11 @@ def test_a_last_line_of_any_length_is_found(tmp_path: Path, length: int) -> None
     episode = chat(outcome=Outcome.ERRORED)
     text = "".join(dump_episode(episode)).replace("it went wrong", "é" * length)
     (tmp_path / "e.json").write_text(text)
-    header = load_header(tmp_path / "e.json")
-    assert header is not None
-    assert header.error is not None
-    assert header.error.message == "é" * length
+    [found] = find_headers(tmp_path / "e.json")
+    assert found.ended == replace(episode, steps=(), error=ErrorInfo("Trouble", "é" * length))
     (tmp_path / "e.json").write_text(text.rstrip("\n"))
-    assert load_header(tmp_path / "e.json") == header
-
-
-@examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(keep=st.integers(0, 2000))
-def test_a_file_cut_anywhere_is_whole_or_an_error(tmp_path: Path, keep: int) -> None:
-    data = "".join(dump_episode(chat())).encode()
-    keep = min(keep, len(data))
-    (tmp_path / "e.json").write_bytes(data[:keep])
-    if keep >= len(data) - 1:  # the last line end is not needed
-        assert list(load(tmp_path).trajectories()) == [chat()]
-        return
-    with pytest.raises(TrajectoryFormatError, match=r"e\.json"):
-        load(tmp_path)
-    assert len(load(tmp_path, skip_broken=True)) == 0
+    [again] = find_headers(tmp_path / "e.json")
+    assert again.ended == found.ended
 
 
 def run_with_all_formats(run: Path) -> None:
@@ -220,19 +204,30 @@ def test_only_one_episode_is_in_memory(tmp_path: Path) -> None:
     assert peak < 8 * 2 * len(text)  # headers and an episode; all of them together are 24 MB and more
 
 
-@pytest.mark.parametrize("name", ["e1.json", "e1.json.zst", "e1.jsonl"])
+@pytest.mark.parametrize("name", ["e1.json", "e1.json.zst"])
 def test_broken_files_are_named_or_left_out(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    cut(write(tmp_path / name, chat("e1")), 0.6)
+    (tmp_path / name).write_bytes(b"{ no trajectory\n")
     write(tmp_path / "e2.json", chat("e2"))
-    if name != "e1.jsonl":
-        with pytest.raises(TrajectoryFormatError, match=name):
-            load(tmp_path)
+    with pytest.raises(TrajectoryFormatError, match=name):
+        load(tmp_path)
     with caplog.at_level(logging.WARNING):
         episodes = load(tmp_path, skip_broken=True)
     assert ids(episodes) == ["e2"]
     [problem] = episodes.left_out
     assert problem.startswith(f"{tmp_path / name}")
-    assert (name in caplog.text) is (name != "e1.jsonl")  # whose end is missing: it may be written just now
+    assert name in caplog.text
+
+
+@pytest.mark.parametrize("name", ["e1.json", "e1.jsonl"])
+def test_broken_record_costs_only_later_steps(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, chat("e1"))
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b'"step_index": 2', b'"step_index": "two"').rpartition(b"\n")[0][:-9])
+    with pytest.raises(TrajectoryFormatError, match=rf"{name} at byte \d+"):
+        load(tmp_path)
+    episodes = load(tmp_path, skip_broken=True)
+    assert [(one.num_steps, one.outcome) for one in episodes] == [(2, Outcome.LOST)]
+    assert [problem.partition(" at byte")[0] for problem in episodes.left_out] == [str(path)]
 
 
 def test_a_broken_line_of_a_jsonl_file(tmp_path: Path) -> None:
@@ -242,7 +237,10 @@ def test_a_broken_line_of_a_jsonl_file(tmp_path: Path) -> None:
     offset = text.index('{"type": "end", "episode_id": "a"')
     with pytest.raises(TrajectoryFormatError, match=rf"x\.jsonl at byte {offset} \(line 6\)"):
         load(path)
-    assert ids(load(path, skip_broken=True)) == ["b"]
+    assert [(one.episode_id, one.outcome) for one in load(path, skip_broken=True)] == [
+        ("a", Outcome.COMPLETED),  # its LAST step is there
+        ("b", Outcome.COMPLETED),
+    ]
 
 
 def test_a_pipe_is_no_place(tmp_path: Path) -> None:
@@ -271,16 +269,6 @@ def test_a_broken_step_is_found_when_it_is_loaded(tmp_path: Path, caplog: pytest
     assert "a.json" in caplog.text
 
 
-def test_what_was_recovered_takes_the_place_of_what_is_broken(tmp_path: Path) -> None:
-    path = cut(write(tmp_path / "a.json", chat("a", length=8)), 0.5)
-    good = write(recovered_path(path), chat("a", length=3))
-    assert good.name == "a.recovered.json"
-    assert [episode.num_steps for episode in load(tmp_path)] == [3]
-    write(path, chat("a", length=8))
-    os.utime(good, (1, 1))  # the file was written anew after that
-    assert [episode.num_steps for episode in load(tmp_path)] == [8]
-
-
 def test_episodes_that_go_on(tmp_path: Path) -> None:
     collectors = [
         JsonTrajectoryCollector(tmp_path / "trajectories"),
@@ -294,8 +282,8 @@ def test_episodes_that_go_on(tmp_path: Path) -> None:
     none = load(tmp_path)
     assert len(none) == 0
     assert [problem.partition(": ")[2] for problem in none.left_out] == [
+        "episode a has not ended.",
         "episode b has not ended.",
-        "the episode has not ended.",
     ]
     found = load(tmp_path, partial=True)
     assert sorted((one.episode_id, one.num_steps, one.outcome) for one in found) == [("a", 2, None), ("b", 2, None)]
@@ -303,18 +291,30 @@ def test_episodes_that_go_on(tmp_path: Path) -> None:
     for collector, handle in zip(collectors, handles, strict=True):
         collector.end_episode(episode=handle)
         collector.close()
-    assert {one.load().outcome for one in found} == {Outcome.COMPLETED, Outcome.LOST}  # a's file was looked at anew
+    assert {one.load().outcome for one in found} == {Outcome.COMPLETED, Outcome.LOST}  # a's file is read again
     assert {one.outcome for one in load(tmp_path)} == {Outcome.COMPLETED}
 
 
-def test_partial_files_of_the_dead_are_lost_episodes(tmp_path: Path) -> None:
+def test_unfinished_file_without_writer_is_a_lost_episode(tmp_path: Path) -> None:
     lines = list(dump_episode(chat(length=6)))
-    (tmp_path / "a1.json.partial").write_text("".join(lines[:4]) + lines[4][:20])
-    [stored] = load(tmp_path / "a1.json.partial")
+    (tmp_path / "a1.json").write_text("".join(lines[:4]) + lines[4][:20])
+    [stored] = load(tmp_path / "a1.json")
     assert (stored.outcome, stored.num_steps, stored.total_reward) == (Outcome.LOST, 3, None)
     assert stored.load().steps == chat(length=6).steps[:3]
-    write(tmp_path / "a1.json", chat(length=6))
-    assert [one.path.name for one in load(tmp_path, partial=True)] == ["a1.json"]
+    write(tmp_path / "a1.json.zst", chat(length=6))  # the process was killed before it removed the other file
+    assert [one.path.name for one in load(tmp_path)] == ["a1.json.zst"]
+
+
+def test_finished_file_comes_before_a_lost_one(tmp_path: Path) -> None:
+    (tmp_path / "a1.json").write_text("".join(list(dump_episode(chat()))[:2]))
+    write(tmp_path / "all.jsonl", chat())
+    assert [(one.path.name, one.outcome) for one in load(tmp_path)] == [("all.jsonl", Outcome.COMPLETED)]
+
+
+def test_empty_file_of_a_killed_process_is_ignored(tmp_path: Path) -> None:
+    (tmp_path / "a1.json").touch()
+    write(tmp_path / "b1.json", chat("b1"))
+    assert ids(load(tmp_path)) == ["b1"]
 
 
 def test_importing_the_package_imports_nothing_else() -> None:

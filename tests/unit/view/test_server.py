@@ -146,7 +146,7 @@ async def test_pipes_and_broken_records_are_told_and_do_not_hang(visitor: Visito
 
 async def test_a_step_that_is_written_is_in_the_next_answer(visitor: Visitor, folder: Path) -> None:
     lines = [*dump_episode(chat("c-0", "c", length=6))]
-    partial = folder / "first" / "trajectories" / "c-0.json.partial"
+    partial = folder / "first" / "trajectories" / "c-0.json"
     partial.write_text("".join(lines[:2]))
     path, tags = "/api/episode?run=first&id=c-0", set()
     for number in range(2, 6):
@@ -155,8 +155,9 @@ async def test_a_step_that_is_written_is_in_the_next_answer(visitor: Visitor, fo
         tags.add(headers["ETag"])
         with partial.open("a") as file:
             file.write(lines[number])
+    with partial.open("a") as file:
+        file.writelines(lines[6:])
     assert len(tags) == 4
-    partial.rename(partial.with_suffix(""))
     rows = (folder / "first" / "episodes.jsonl").read_text() + json.dumps(row("c", 0, 1.0).to_dict()) + "\n"
     (folder / "first" / "episodes.jsonl").write_text(rows)
     episodes = json.loads((await visitor.ask("/api/run?run=first"))[1])["episodes"]
