@@ -17,6 +17,9 @@ OTHERS_CALL_IT = {
     "n": "concurrency", "n_concurrent": "concurrency", "k": "attempts", "n_attempts": "attempts",
     "d": "env.dataset", "dataset": "env.dataset", "t": "env.tasks", "task_name": "env.tasks", "path": "env.path",
     "model": "policy=openai policy.model", "temperature": "policy.temperature", "a": "agent",
+    "timeout_multiplier": "timeouts.multiplier", "agent_timeout_multiplier": "timeouts.agent_multiplier",
+    "verifier_timeout_multiplier": "timeouts.verifier_multiplier",
+    "environment_build_timeout_multiplier": "timeouts.build_multiplier",
     "o": "hydra.run.dir", "output_dir": "hydra.run.dir", "jobs_dir": "hydra.run.dir",
 }  # fmt: skip
 """Flags of other runners, with the overrides that do here what they do there."""

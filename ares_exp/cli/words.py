@@ -33,9 +33,10 @@ def run_word(argv: Sequence[str], program: str) -> int | None:
     if argv[0] in COMMANDS:
         return COMMANDS[argv[0]].main(argv[1:], f"{program} {argv[0]}")
     from ares_exp.config.plugins import OPTION_GROUPS
+    from ares_exp.config.schema import KEYS
 
-    if argv[0] in OPTION_GROUPS and HELP & set(argv):
-        return None  # its options are listed
+    if argv[0] in (*OPTION_GROUPS, *KEYS) and HELP & set(argv):
+        return None  # the help describes it
     print_error(_explain(argv[0], argv[1:], program))
     return exit_codes.USAGE
 

@@ -11,6 +11,7 @@ from ares_exp.cli.flags import explain_flags
         (["--attempts", "3"], "There is no flag `--attempts`. It is `attempts=3` here."),
         (["--attempts=3", "seed=1"], "It is `attempts=3` here."),
         (["-n", "4"], "There is no flag `-n`. It is `concurrency=4` here."),
+        (["--agent-timeout-multiplier=2"], "It is `timeouts.agent_multiplier=2` here."),
         (["--verify-on-truncation"], "It is `verify_on_truncation=…` here."),
         (["--model", "gpt"], "It is `policy=openai policy.model=gpt` here."),
         (["--resume", "run"], "It is `resume=run` here."),
