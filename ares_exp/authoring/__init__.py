@@ -1,4 +1,4 @@
 """The runs and verdicts of `ares-exp task check`, and the files of `ares-exp task new`.
 
-Imports what plays a run's tasks and reads its rows; imported by the command line alone.
+Imports the environments and the rows of a run; imported only by the command.
 """

@@ -31,9 +31,9 @@ Examples:
 `%(prog)s COMMAND --help` lists the options of each command.
 """
 LIST = """\
-Lists the agents that can be installed for this machine: the pinned version, what is fetched, which builds are there and
-what they take on the disk, the licence, and the wire formats. A build is for one C library, and for agents written in
-Python for one minor version of that.
+Lists the agents that can be installed for this machine: the pinned version, the size of the download, which builds are
+installed and how much disk space they use, the licence, and the wire formats. A build is for one C library. A build of
+an agent in Python is also for one minor version of Python.
 """
 LIST_EXAMPLES = """\
 Examples:
@@ -43,11 +43,10 @@ Examples:
 Exit codes: 0 listed.
 """
 INSTALL = """\
-Fetches the pinned packages of agents from their vendors into the cache of this user (~/.cache/ares_exp/agents, or
-below XDG_CACHE_HOME): npm packages from the registry that npm is configured for, Python packages by pip or uv. Neither
-npm nor Node is needed, and nothing of a package is run. Every file is checked against a digest; a package is there
-whole, or not at all. A run with `agent=NAME` does the same at its start. Some of these programs are proprietary: who
-installs them accepts their vendors' terms.
+Fetches the pinned packages of agents from their vendors into the cache of this user: npm packages from the registry
+that npm is configured for, Python packages by pip or uv. Neither npm nor Node is needed, and no code of a package is
+run. Every file is checked against a digest, and a package is installed atomically. A run with `agent=NAME` does the
+same at its start. Some of these programs are proprietary: if you install them, you accept their vendors' terms.
 """
 INSTALL_EXAMPLES = """\
 Examples:
@@ -56,19 +55,19 @@ Examples:
   %(prog)s mini_swe_agent --python 3.12 --python 3.13 for images with these Pythons
   %(prog)s --all
 
-What is there already is read and checked, and fetched again if it was changed.
-Exit codes: 0 installed; 2 it cannot be, or the command line is wrong.
+Installed packages are checked, and fetched again if they were changed.
+Exit codes: 0 installed; 2 a package cannot be installed, or the command line is wrong.
 """
 REMOVE = """\
-Removes packages of agents from the cache of this user: every build of the agents that are named, or those for one C
-library or Python. What a running process uses is kept.
+Removes packages of agents from the cache of this user: every build of the named agents, or only the builds for one C
+library or Python. Packages that a running process uses are kept.
 """
 REMOVE_EXAMPLES = """\
 Examples:
   %(prog)s claude_code
   %(prog)s --all
 
-Exit codes: 0 nothing of them is left; 2 one is in use, or the command line is wrong.
+Exit codes: 0 removed; 2 a package is in use, or the command line is wrong.
 """
 _TEXTS = ("agent", "installed", "licence", "wires", "needs")
 
@@ -86,14 +85,14 @@ def add_arguments(parser: CommandParser) -> None:
         command = parser.add_command(verb, act, about=about, description=description, epilog=epilog)
         command.add_argument("agents", nargs="*", metavar="AGENT", help=f"what to {verb}: {', '.join(PACKAGES)}")
         command.add_argument("--all", action="store_true", help="every agent")
-        command.add_argument("--libc", choices=("glibc", "musl"), help="the build for that C library alone")
+        command.add_argument("--libc", choices=("glibc", "musl"), help="only the build for that C library")
         command.add_argument(
             "--python",
             action="append",
             default=[],
             choices=PYTHONS,
             metavar="3.N",
-            help="of agents written in Python: the build for that minor version; may be given again",
+            help="for agents in Python: only the build for that minor version; may be given again",
         )
 
 
@@ -160,7 +159,7 @@ def _install(arguments: argparse.Namespace) -> int:
     ]
     for build in builds:
         if store.place(build).exists() and store.find(build, thoroughly=True) is None:
-            _say(f"{store.place(build)} is not what was installed there; it is fetched anew.")
+            _say(f"{store.place(build)} is not what was installed there; it is fetched again.")
             store.remove(build)
         found = install(build, say=_say, store=store)
         sys.stdout.write(f"{build.name} {build.version}  {found.path}  {format_size(found.size)}\n")
@@ -180,7 +179,7 @@ def _remove(arguments: argparse.Namespace) -> int:
     for build in removed:
         sys.stdout.write(f"removed {store.place(build)}\n")
     if not removed:
-        sys.stdout.write("Nothing of that is installed.\n")
+        sys.stdout.write("None of these packages is installed.\n")
     return EXIT_OK
 
 

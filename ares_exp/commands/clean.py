@@ -20,10 +20,10 @@ from ares_exp.terminal.terminal import format_size
 EXIT_OK, EXIT_REMAINS = 0, 1
 
 DESCRIPTION = """\
-Removes what dead runs of this machine left: containers, networks, volumes and images on the Docker engine, the
-directories and cgroups of local containers, temporary directories of builds, verifiers and W&B uploads, and, where
-DAYTONA_API_KEY is set, sandboxes of the Daytona service. What belongs to a running run, to another machine or to
-another user is kept. Every run does the same at its start.
+Removes what killed runs left on this machine: containers, networks, volumes and images on the Docker engine, the
+directories and cgroups of local containers, temporary directories of builds, verifiers and W&B uploads, and, if
+DAYTONA_API_KEY is set, sandboxes of the Daytona service. Things of a running run, of another machine or of another user
+are kept. Every run does the same at its start.
 """
 EPILOG = """\
 Examples:

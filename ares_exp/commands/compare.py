@@ -222,7 +222,7 @@ def _totals(stored: StoredEpisode, episode: EpisodeTrajectory) -> list[tuple[str
     times = [("seconds", totals.duration_sec)]
     times += [(f"{name} seconds", getattr(totals, f"{name}_sec")) for name in ("policy", "environment", "container")]
     return [
-        ("outcome", stored.outcome or "being played"),
+        ("outcome", stored.outcome or "running"),
         ("error", "–" if episode.error is None else one_line(episode.error.type)),
         ("reward", number(episode.total_reward)),
         ("steps", str(episode.step_count)),

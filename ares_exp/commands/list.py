@@ -53,13 +53,13 @@ CELL_CHARS = 200
 TASKS = "tasks"
 SECTIONS = (*GROUP_OF, PLUGINS, TASKS)
 DESCRIPTION = """\
-Lists what can be chosen, with a line on each and where it comes from: built in, from a plugin, or from a folder of your
-own. Of environments it says how many tasks they have, where that can be told without a network (else `?`).
+Lists what you can choose, with a description and the origin of each: built in, a plugin, or your own folder. For an
+environment it also prints the number of tasks, if that is known without a network (otherwise `?`).
 """
 EPILOG = f"""\
 Examples:
   %(prog)s                    everything
-  %(prog)s envs               the environments: presets of `ares_exp.make`, too
+  %(prog)s envs               the environments, which are also the presets of `ares_exp.make`
   %(prog)s policies --json
   %(prog)s tasks env=harbor env.path=path/to/tasks 'env.tasks=fix-*'
 
@@ -72,8 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     parser.add_argument("section", nargs="?", metavar="SECTION", help="what to list; everything but tasks by default")
     parser.add_argument("overrides", nargs="*", metavar="env=…", help="for `tasks`: as for a run")
-    parser.add_argument("--json", action="store_true", help="everything that is known, as JSON")
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="options of your own, as for a run")
+    parser.add_argument("--json", action="store_true", help="everything, as JSON")
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="your own options, as for a run")
 
 
 def run(arguments: argparse.Namespace) -> int:

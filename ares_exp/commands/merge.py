@@ -29,8 +29,8 @@ from ares_exp.terminal.run_command import EXIT_OK
 from ares_exp.trajectories.episode_places import RUN_FILES, RUN_FOLDERS
 
 DESCRIPTION = """\
-Makes one run directory, OUT, of those of a run's shards. It holds every episode and trajectory, statistics over all of
-them, and the records of each shard in parts/. The shards stay as they are; where it can be, files are hard links.
+Merges the run directories of a run's shards into one, OUT. It has every episode and trajectory, statistics over all of
+them, and the records of each shard in parts/. The shards do not change. If possible, files are hard links.
 """
 EPILOG = """\
 Examples:
@@ -57,7 +57,7 @@ class Shard:
     Attributes:
         run_dir: The directory.
         config: As the run recorded it.
-        provenance: Likewise.
+        provenance: As the run recorded it.
         tasks: Its selected tasks, with digests where they are known.
         lines: The whole lines of its `episodes.jsonl`.
         results: What they say.
@@ -91,7 +91,7 @@ class Shards:
         return {name: digest for shard in self.shards for name, digest in shard.tasks.items()}
 
     def summary(self) -> RunSummary:
-        """Adds up the shards. They ran side by side, so the wall time is that of the longest one."""
+        """Adds up the shards. They ran at the same time, so the wall time is the longest one."""
         rows = {line: result for shard in self.shards for line, result in zip(shard.lines, shard.results, strict=True)}
         attempts, threshold = self.shards[0].config.get("attempts"), self.shards[0].config.get("reward_threshold")
         totals = [shard.totals for shard in self.shards]
@@ -215,7 +215,7 @@ def _check_same_tasks(first: Shard, other: Shard) -> None:
 
 
 def _check_slots(shards: Sequence[Shard]) -> None:
-    """Checks that no attempt was played in two of them; rows that are the same count once."""
+    """Checks that no attempt ran in two of them; identical rows count once."""
     owner: dict[tuple[str, int], tuple[Shard, set[bytes]]] = {}
     for shard in shards:
         own: dict[tuple[str, int], set[bytes]] = {}
@@ -225,7 +225,7 @@ def _check_slots(shards: Sequence[Shard]) -> None:
             other = owner.setdefault(slot, (shard, lines))
             if other[1] != lines:
                 raise ConfigError(
-                    f"Expected every attempt in one run only, but attempt {slot[1]} of {slot[0]} was played in "
+                    f"Expected every attempt in one run only, but attempt {slot[1]} of {slot[0]} ran in "
                     f"{other[0].run_dir.path} and, with another result, in {shard.run_dir.path}. Leave one of them out."
                 )
 
@@ -239,7 +239,7 @@ def _warnings(shards: Sequence[Shard]) -> Iterator[str]:
             yield f"{len(missing)} of {count} shards are not among these: {', '.join(missing[:SHOWN])}."
     versions = {str(shard.provenance.get("ares_exp_version")) for shard in shards}
     if len(versions) > 1:
-        yield f"The shards were played by different versions of ares_exp: {', '.join(sorted(versions))}."
+        yield f"The shards were run by different versions of ares_exp: {', '.join(sorted(versions))}."
     for shard in shards:
         if not shard.totals:
             path = shard.run_dir.path

@@ -20,8 +20,8 @@ NAME = "report.html"
 SUFFIXES = (".html", ".htm")
 DESCRIPTION = """\
 Writes one HTML file that shows a run, a sweep, or two runs side by side: tables, pictures, trajectories with commands
-and what the verifier said. It opens in any browser without a network, also while the run goes on or after it was
-killed. Trajectories that do not fit are named, failures go first.
+and the output of the verifier. The file opens in any browser without a network. You can write it while the run
+continues or after it was killed. Failures come first, and trajectories that do not fit are named.
 """
 EPILOG = """\
 Examples:

@@ -1,4 +1,4 @@
-"""The command `show`: one recorded episode, or a list of those of a run."""
+"""The command `show`: one recorded episode, or the list of the episodes of a run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from ares_exp.errors import UserError
 from ares_exp.records.latest_run import run_path
 from ares_exp.terminal.paging import paged_console
+from ares_exp.terminal.run_command import EXIT_OK
 from ares_exp.terminal.table import columns_that_fit, make_table
 from ares_exp.terminal.terminal import count_of, make_console, one_line, printable
 from ares_exp.trajectories.commands.chosen_episodes import HELP, chosen_episodes, path_of_one
 from ares_exp.trajectories.commands.episode_printer import EpisodePrinter, moment, number, seconds
 from ares_exp.trajectories.stored_episodes import StoredEpisode, StoredEpisodes
 
-EXIT_OK = 0
 SHOWN_PROBLEMS = 5
 LEFT_OUT_WHERE_NARROW = ("started", "task", "seconds", "steps")
 """Columns that a terminal too narrow for all goes without, one after the other: an id begins with the task mostly."""
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     parser.add_argument("episode", type=run_path, metavar="EPISODE", help=HELP)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--step", type=int, metavar="N", help="this step alone, from 0; -1 is the last")
+    which.add_argument("--step", type=int, metavar="N", help="only this step, from 0; -1 is the last")
     which.add_argument(
         "--steps", type=_slice, metavar="A:B", help="steps A to B, B not included (--steps=-3: the last)"
     )
@@ -109,7 +109,7 @@ def list_columns(episodes: StoredEpisodes) -> dict[str, list[str]]:
 _CELLS: Mapping[str, Callable[[StoredEpisode], str]] = {
     "episode": lambda episode: one_line(episode.episode_id),
     "task": lambda episode: one_line(episode.task_name),
-    "outcome": lambda episode: episode.outcome or "being played",
+    "outcome": lambda episode: episode.outcome or "running",
     "reward": lambda episode: number(episode.total_reward),
     "steps": lambda episode: str(episode.step_count),
     "seconds": lambda episode: seconds(episode.end_time - episode.start_time).removesuffix(" s"),

@@ -36,8 +36,8 @@ Examples:
 `%(prog)s COMMAND --help` lists the options of each command.
 """
 LIST = """\
-Lists snapshots, oldest first: how many policy answers had been applied (step), how many paths the container has changed
-(entries) and how large its changed files are (bytes), and what the episode was branched off (lineage).
+Lists snapshots, oldest first: how many responses of the policy had been applied (step), how many paths the container
+has changed (entries), how large its changed files are (bytes), and from where the episode was branched (lineage).
 """
 LIST_EXAMPLES = """\
 Examples:
@@ -47,8 +47,8 @@ Examples:
 Exit codes: 0 all could be read; 1 some could not; 2 the command line is wrong.
 """
 SHOW = """\
-Tells what a snapshot holds: the episode, the last message that waits for an answer, and the files that the container
-has changed; and what of the container it does not hold, so that it is not there after restoring.
+Shows what a snapshot contains: the episode, the last message that waits for a response, and the files that the
+container has changed. It also shows what the snapshot lacks, which will be missing after a restore.
 """
 SHOW_EXAMPLES = """\
 Examples:
@@ -59,7 +59,7 @@ Examples:
 Exit codes: 0 all could be read; 1 part of it is damaged; 2 the command line is wrong, or there is no such snapshot.
 """
 VERIFY = """\
-Reads everything that snapshots need, and compares it with what its name, their metadata and their checksums say.
+Reads everything that snapshots need, and compares it with its name, their metadata and their checksums.
 """
 VERIFY_EXAMPLES = """\
 Examples:
@@ -102,7 +102,7 @@ def add_arguments(parser: CommandParser) -> None:
     )
     command.add_argument("paths", nargs="+", type=run_path, metavar="PATH", help=HELP)
     command.add_argument(
-        "--quick", action="store_true", help="see that the contents of files are there, do not read them"
+        "--quick", action="store_true", help="check that the contents of files exist, without reading them"
     )
     command = parser.add_command(
         "gc", _gc, about="remove old snapshots, and what no snapshot needs", description=GC, epilog=GC_EXAMPLES
@@ -189,7 +189,7 @@ def _print_metadata(snapshot: EnvironmentSnapshot) -> None:
 
 def _print_message(snapshot: EnvironmentSnapshot, arguments: argparse.Namespace) -> None:
     messages = snapshot.agent_messages
-    _line(f"Waits for an answer to {len(messages):,} messages, the last of which is")
+    _line(f"Waits for a response to {len(messages):,} messages, the last of which is")
     for message in messages[-1:]:
         content = message.get("content")
         text = content if isinstance(content, str) else str(content)
@@ -318,7 +318,7 @@ def _task_name(snapshot: EnvironmentSnapshot) -> str:
 
 
 def _came_from(snapshot: EnvironmentSnapshot) -> str:
-    """Returns its parent and branch; `–` for an episode played from its beginning."""
+    """Returns its parent and branch; `–` for an episode that was not branched."""
     parent, branch = snapshot.lineage.get("parent"), snapshot.lineage.get("branch")
     if parent is None:
         return "–"

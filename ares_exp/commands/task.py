@@ -94,7 +94,7 @@ def add_arguments(parser: CommandParser) -> None:
     command.add_argument(
         "--out", type=Path, metavar="DIR", help="where both runs go (outputs/task-check/<date>_<time>)"
     )
-    command.add_argument("--config-dir", type=Path, metavar="DIR", help="options of your own, as for a run")
+    command.add_argument("--config-dir", type=Path, metavar="DIR", help="your own options, as for a run")
     command.add_argument("--json", action="store_true", help="everything, as JSON")
 
 
@@ -165,7 +165,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _taken_apart(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Takes paths and overrides apart; what is there is a path."""
+    """Separates paths and overrides; anything that exists is a path."""
     overrides = [one for one in arguments if "=" in one and not Path(one).exists()]
     paths = [Path(one) for one in arguments if one not in overrides]
     refused = (*OURS, *(f"env.{key}" for key in TASKS_OF_ENV))
@@ -173,7 +173,7 @@ def _taken_apart(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
         key = override.partition("=")[0].lstrip("+~")
         if key in refused or key.startswith("policy."):
             raise ConfigError(
-                f"Expected no `{key}=`: the check says itself what is played, by whom, and where it is recorded. Name "
+                f"Expected no `{key}=`: the check sets what is run, by which policy, and where it is recorded. Name "
                 "tasks by their paths, and the place with `--out`."
             )
     if not paths:
@@ -212,7 +212,7 @@ def _print(verdicts: Sequence[TaskVerdict], played: dict[str, PlayedRun], *, as_
     good = sum(verdict.is_good for verdict in verdicts)
     write(sys.stdout, f"The tests of {good} of {count_of(len(verdicts), 'task')} tell the solution from nothing.\n")
     if any(result.container_image == HOST_IMAGE for run in played.values() for result in run.results):
-        write(sys.stdout, "container=local: FROM means this host; --container docker plays the image.\n")
+        write(sys.stdout, "container=local: FROM means this host; --container docker runs the image.\n")
     if played:
         write(sys.stdout, f"Recorded in {played[SOLUTION].path} and {played[NOTHING].path}\n")
 

@@ -61,8 +61,8 @@ Examples:
   %(prog)s --entity my-team --project ares_exp
   %(prog)s --entity my-team --group ares_exp/2026-01-31_12-00-00
 
-Needs the package wandb-workspaces (`pip install 'ares-exp[dashboard]'`) and WANDB_API_KEY; WANDB_BASE_URL for a server
-of your own. Exit codes: 0 done; 2 something is missing, or the service does not answer.
+Needs the package wandb-workspaces (`pip install 'ares-exp[dashboard]'`) and WANDB_API_KEY; WANDB_BASE_URL for
+your own server. Exit codes: 0 done; 2 something is missing, or the service does not answer.
 """
 
 LINES: Mapping[str, Mapping[str, tuple[str, tuple[str, ...]]]] = {
@@ -148,7 +148,7 @@ def _run_dirs(path: Path) -> list[Path]:
     if not found:
         raise UserError(
             f"Expected {path} to be a run directory with a W&B run (`wandb/`), or a folder of those, found none. "
-            "Runs have one when they are played with `tracker=wandb`."
+            "Runs with `tracker=wandb` have one."
         )
     return found
 

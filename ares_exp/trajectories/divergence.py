@@ -2,7 +2,7 @@
 
 What counts is what was said and done: requests, replies, commands with their exit codes, rewards, discounts, and how
 the episode ended. Ids (of episodes and of tool calls), times, seconds, tokens, prices, log-probabilities, reasoning and
-the model's name do not: two playings of the same thing have others.
+the model's name do not: two runs of the same task have different ones.
 """
 
 from __future__ import annotations

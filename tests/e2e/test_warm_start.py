@@ -70,6 +70,6 @@ def test_a_process_gets_signals_and_says_how_it_ended(tmp_path: Path) -> None:
     with WarmProcess(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as killed:
         killed.kill()
     assert killed.returncode == -signal.SIGKILL
-    merged = WarmProcess(["clean", "--no-such"], cwd=tmp_path, stderr=subprocess.STDOUT, module="ares_exp.containers")
+    merged = WarmProcess(["clean", "--no-such"], cwd=tmp_path, stderr=subprocess.STDOUT)
     out, err = merged.communicate(timeout=60)
     assert (merged.returncode, "--no-such" in out, err) == (2, True, "")

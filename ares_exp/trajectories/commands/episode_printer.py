@@ -35,11 +35,11 @@ class EpisodePrinter:
         self._model: Mapping[str, Any] = {}
 
     def header(self, path: Path, outcome: Outcome | None) -> None:
-        """Prints the facts of the whole episode; without an outcome it is being played."""
+        """Prints the facts of the whole episode; without an outcome it is running."""
         episode, totals = self._trajectory, EpisodeTotals.of(self._trajectory)
         self._line(f"Episode {one_line(episode.episode_id)}", style="bold")
         reward = f"reward {number(episode.total_reward)}{by_name(episode.rewards)}"
-        self._line(f"{one_line(episode.task_name)}  {outcome or 'being played'}  {reward}", 2)
+        self._line(f"{one_line(episode.task_name)}  {outcome or 'running'}  {reward}", 2)
         parts = [count_of(episode.step_count, "step"), count_of(totals.commands, "command"), moment(episode.start_time)]
         tokens = usage(totals.prompt_tokens, totals.generated_tokens, totals.reasoning_tokens)
         parts += [seconds(totals.duration_sec), *spent(totals), *tokens]

@@ -207,7 +207,7 @@ def test_the_commands_install_list_and_remove(
     assert program.read_bytes() == PROGRAM
     assert main(["remove", "tiny"]) == 0
     assert main(["remove", "tiny"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "Nothing of that is installed."
+    assert capsys.readouterr().out.splitlines()[-1] == "None of these packages is installed."
     for argv, problem in (
         (["install"], "Expected the name of an agent"),
         (["install", "codx"], "Did you mean `codex`?"),

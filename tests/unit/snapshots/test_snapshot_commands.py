@@ -111,7 +111,7 @@ Snapshot {EPISODE}@2
 Not captured, and so not there after restoring
   process      sleep 60
                /dev/shm
-Waits for an answer to 5 messages, the last of which is
+Waits for a response to 5 messages, the last of which is
   user
     output 1
 Changed since sha256:abababababababababababababababababababababababababababababababab: 1 deleted, 1 directory, 2 file, \

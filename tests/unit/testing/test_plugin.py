@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ares_exp.errors import ConfigError
+from ares_exp.testing import part_suites
 from tests.conftest import ROOT, SECRET_FREE
 from tests.unit.environments.test_ares_adapter import stub as stub  # the fixture
 
@@ -114,6 +116,12 @@ def test_a_part_that_has_no_suite_is_a_mistake(run: Run, part: str, message: str
     assert done.returncode != 0
     assert (done.stdout + done.stderr).count(message) == 1
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_suites, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="pip install pytest-asyncio"):
+        part_suites.suites_of(["ares_exp.containers.local:LocalContainerFactory"], [])
 
 
 @pytest.mark.nightly
