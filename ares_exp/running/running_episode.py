@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ares_exp.asking.episode_events import EpisodeEvents
 from ares_exp.environment import EnvironmentBase, EpisodeReport, TimeStep
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.errors import StorageError
@@ -18,7 +19,6 @@ from ares_exp.records.run_dir import dump_json
 from ares_exp.resume.answer_log import AnswerLog, answers
 from ares_exp.resume.episode_plan import PlannedEpisode
 from ares_exp.resume.resumable_policy import GivenAgain
-from ares_exp.rollout import EpisodeEvents
 from ares_exp.running.scheduler import Retry
 from ares_exp.trajectories.ending import ending
 from ares_exp.trajectories.records import EpisodeTrajectory

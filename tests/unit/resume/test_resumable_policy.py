@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from ares_exp.asking.episode_events import AnswerDeadline, EpisodeEvents
 from ares_exp.errors import PolicyError, RefusalError, ResumeDivergedError, StorageError, UnansweredError
 from ares_exp.llms.request import LLMRequest, Origin
 from ares_exp.llms.response import LLMResponse
 from ares_exp.resume.answer_log import AnswerLog, Exchange, LoggedEpisode, answers, logged_episodes
 from ares_exp.resume.resumable_policy import ResumablePolicy
-from ares_exp.rollout import AnswerDeadline, EpisodeEvents
 from ares_exp.trajectories.normalisers import UserNormaliser, make_normalisers
 from ares_exp.trajectories.records import serialize_llm_request
 
