@@ -122,12 +122,8 @@ class EpisodeEvents:
         return True
 
     def pay(self, answer: LLMResponse) -> None:
-        """Counts an answer that has to be paid for."""
+        """Counts a response that has to be paid for, whether or not the episode receives it."""
         self.usage.pay(answer)
-        self.paid(answer)
-
-    def paid(self, answer: LLMResponse) -> None:
-        """Called for each answer that has to be paid for, whether or not the episode receives it."""
 
     async def ended(self) -> None:
         """Called at LAST, before anything is released."""

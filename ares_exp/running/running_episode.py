@@ -112,8 +112,9 @@ class RunningEpisode(EpisodeEvents):
         """Whether no limit on steps, tokens or cost is reached by then, with all that is paid for so far."""
         return self.limits.reached(replace(self.usage, num_steps=self.usage.num_steps + answers)) is None
 
-    def paid(self, answer: LLMResponse) -> None:
-        """Counts the answer towards the budget of the run."""
+    def pay(self, answer: LLMResponse) -> None:
+        """Counts a response, also towards the budget of the run."""
+        self.usage.pay(answer)
         if self.recorder is not None:
             self.recorder.spending.pay(self, answer)
 

@@ -58,7 +58,8 @@ class Told(EpisodeEvents):
     def num_stages(self) -> int:
         return next(self.stages, 0)
 
-    def paid(self, answer: LLMResponse) -> None:
+    def pay(self, answer: LLMResponse) -> None:
+        super().pay(answer)
         self.answers.append(answer.text)
 
 
