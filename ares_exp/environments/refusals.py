@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from ares_exp.errors import TaskError, UnsupportedTaskError
+from ares_exp.tasks.selection import Named
 
 SHOWN_REFUSALS = 10
-
-
-class Named(Protocol):
-    """Anything that has a name."""
-
-    @property
-    def name(self) -> str: ...  # noqa: D102
 
 
 T = TypeVar("T", bound=Named)

@@ -8,12 +8,12 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+from ares_exp.asking.episode_events import EpisodeEvents
 from ares_exp.environment import EnvironmentWrapper, LimitName, MinimalEnvironment, TimeStep
 from ares_exp.errors import EpisodeStateError, UserError
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import Outcome
 from ares_exp.resume.episode_plan import PlannedEpisode
-from ares_exp.rollout import EpisodeEvents
 from ares_exp.running.running_episode import RunningEpisode
 from ares_exp.trackers.several import SeveralTrackers
 from ares_exp.trackers.tracker import Tracker

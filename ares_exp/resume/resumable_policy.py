@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ares_exp.asking.asked_ahead import NO_CALL, AskedAhead, concurrency_of
 from ares_exp.asking.checked_answer import checked_answer
+from ares_exp.asking.episode_events import EpisodeEvents
 from ares_exp.cancellation import in_thread
 from ares_exp.config.parts import has_members
 from ares_exp.environment import PendingRequest
@@ -21,7 +22,6 @@ from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import AdvancingClient
 from ares_exp.resume.answer_log import AnswerLog
-from ares_exp.rollout import EpisodeEvents
 from ares_exp.trajectories.normalisers import Normaliser
 from ares_exp.trajectories.recorded_responses import Exchange, RecordedResponses, answers
 from ares_exp.trajectories.records import deserialize_llm_request, lane_of, serialize_llm_request

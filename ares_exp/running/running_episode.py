@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ares_exp.asking.episode_events import EpisodeEvents
 from ares_exp.environment import EnvironmentBase, EpisodeReport, TimeStep
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.errors import StorageError
@@ -18,7 +19,6 @@ from ares_exp.records.run_dir import dump_json
 from ares_exp.resume.answer_log import AnswerLog
 from ares_exp.resume.episode_plan import PlannedEpisode
 from ares_exp.resume.resumable_policy import GivenAgain
-from ares_exp.rollout import EpisodeEvents
 from ares_exp.running.scheduler import Retry
 from ares_exp.trajectories.ending import ending
 from ares_exp.trajectories.recorded_responses import answers
@@ -102,8 +102,9 @@ class RunningEpisode(EpisodeEvents):
         """Whether no limit on steps, tokens or cost is reached by then, with all that is paid for so far."""
         return self.limits.reached(replace(self.usage, num_steps=self.usage.num_steps + answers)) is None
 
-    def paid(self, answer: LLMResponse) -> None:
-        """Counts the answer towards the budget of the run."""
+    def pay(self, answer: LLMResponse) -> None:
+        """Counts a response, also towards the budget of the run."""
+        self.usage.pay(answer)
         if self.recorder is not None:
             self.recorder.spending.pay(self, answer)
 

@@ -19,7 +19,12 @@ INTERVAL_SEC = 2.0
 
 
 class Spending:
-    """Counts responses, environments and rows towards the budgets of a run and its sweep."""
+    """Counts responses, environments and rows towards the budgets of a run and its sweep.
+
+    Attributes:
+        budget: The budget in force.
+        is_limited: Whether anything limits tokens or cost, of the run or of an episode.
+    """
 
     def __init__(
         self,
@@ -44,17 +49,11 @@ class Spending:
         self._running = running
         self._end = end
         self._warn = warn
-        self.budget = parts.budget
+        self._use(parts.budget)
 
-    @property
-    def budget(self) -> Budget:
-        """The budget in force. The first one is replaced by orders to the run."""
-        return self._budget
-
-    @budget.setter
-    def budget(self, budget: Budget) -> None:
+    def _use(self, budget: Budget) -> None:
         limits, sweep = self._settings.limits, budget.sweep
-        self._budget = budget
+        self.budget = budget
         self._limits_cost = any(bound is not None for bound in (limits.cost, budget.cost, sweep.cost))
         self.is_limited = self._limits_cost or any(
             bound is not None for bound in (limits.tokens, budget.tokens, sweep.tokens)
@@ -63,7 +62,7 @@ class Spending:
     def begin(self, earlier: PreviousSessions, run_dir: Path) -> None:
         """Starts to count, with what earlier sessions and the other jobs of the sweep have spent. Blocking."""
         self._meter = BudgetMeter(
-            self._budget,
+            self.budget,
             earlier=earlier.results,
             earlier_wall_sec=earlier.wall_sec,
             run_dir=run_dir,
@@ -79,7 +78,7 @@ class Spending:
 
     def set(self, budget: Budget) -> None:
         """Replaces the budget, and ends the run if the new one is exhausted."""
-        self.budget = budget
+        self._use(budget)
         self._meter.replace(budget)
         self.check()
 

@@ -328,8 +328,9 @@ def _assert_mid(step: TimeStep[Any]) -> None:
 
 
 def _has(environment: MinimalEnvironment, name: str) -> bool:
-    own = inspect.getattr_static(environment, name, None)
-    return own is not None and own is not inspect.getattr_static(EnvironmentBase, name)
+    default = inspect.getattr_static(EnvironmentBase, name)
+    own = inspect.getattr_static(environment, name, default)
+    return own is not default and (own is not None or not callable(default))
 
 
 def _able(environment: MinimalEnvironment, *members: str) -> EnvironmentBase:

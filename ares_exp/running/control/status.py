@@ -9,11 +9,11 @@ from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from ares_exp.asking.episode_events import WaitsFor
 from ares_exp.errors import ConfigError
 from ares_exp.records.record_files import read_record
 from ares_exp.records.run_dir import atomic_file
 from ares_exp.records.secrets import mask_known_secrets
-from ares_exp.rollout import WaitsFor
 from ares_exp.terminal.terminal import format_duration, format_number
 
 MAX_BYTES = 16 * 2**20

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ares_exp.asking.asked_ahead import counted_when_awaited
+from ares_exp.asking.episode_events import EpisodeEvents
 from ares_exp.environment import EnvironmentWrapper, TimeStep
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.episode_limits import EpisodeLimits
@@ -21,7 +22,7 @@ from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.resume.answer_log import LoggedEpisode, logged_episodes
 from ares_exp.resume.episode_plan import PlannedEpisode
 from ares_exp.resume.resumable_policy import ResumablePolicy
-from ares_exp.rollout import EpisodeEvents, run_episode
+from ares_exp.rollout import run_episode
 from ares_exp.running.running_episode import RunningEpisode
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector

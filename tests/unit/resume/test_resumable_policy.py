@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from ares_exp.asking.episode_events import AnswerDeadline, EpisodeEvents
 from ares_exp.errors import PolicyError, RefusalError, StorageError, UnansweredError
 from ares_exp.llms.request import LLMRequest, Origin
 from ares_exp.llms.response import LLMResponse
 from ares_exp.resume.answer_log import LoggedEpisode, logged_episodes
 from ares_exp.resume.resumable_policy import ResumablePolicy
-from ares_exp.rollout import AnswerDeadline, EpisodeEvents
 from ares_exp.trajectories.normalisers import UserNormaliser, make_normalisers
 from ares_exp.trajectories.recorded_responses import Exchange, answers
 from ares_exp.trajectories.records import serialize_llm_request
@@ -60,7 +60,8 @@ class Told(EpisodeEvents):
     def num_stages(self) -> int:
         return next(self.stages, 0)
 
-    def paid(self, answer: LLMResponse) -> None:
+    def pay(self, answer: LLMResponse) -> None:
+        super().pay(answer)
         self.answers.append(answer.text)
 
 

@@ -9,9 +9,10 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AsyncVectorEnv
 
+from ares_exp.asking.episode_events import EpisodeEvents
 from ares_exp.environment import Environment, complete
 from ares_exp.llms.request import LLMRequest
-from ares_exp.rollout import EpisodeEvents, run_episode
+from ares_exp.rollout import run_episode
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from ares_exp.asking.episode_events import WaitsFor
 from ares_exp.environment import EpisodeReport
 from ares_exp.resume.episode_plan import PlannedEpisode
-from ares_exp.rollout import WaitsFor
 from ares_exp.running.monitoring.process_figures import ProcessFigures
 from ares_exp.running.monitoring.runner_monitor import RunnerMonitor
 from ares_exp.running.running_episode import RunningEpisode

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from ares_exp.asking.episode_events import WaitsFor
 from ares_exp.environment import EpisodeReport
 from ares_exp.records.episode_usage import EpisodeUsage
 from ares_exp.resume.episode_plan import PlannedEpisode
-from ares_exp.rollout import WaitsFor
 from ares_exp.running.monitoring.watchdog import Watchdog
 from ares_exp.running.running_episode import RunningEpisode
 
