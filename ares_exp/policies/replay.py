@@ -201,8 +201,9 @@ class _Replayed:
                 step=len(self.steps) - 1,
                 why="the agent asks for one action more than recorded",
             )
-        tolerated = {Match.EXACT, Match.NORMALISED} if self._strict == "normalised" else {Match.EXACT}
-        if self._strict and self.steps[-1].match not in tolerated:
+        step = self.steps[-1]
+        is_tolerated = step.is_same if self._strict == "normalised" else step.match is Match.EXACT
+        if self._strict and not is_tolerated:
             self._refuse(recorded.request, asked)
         if recorded.answer is None:
             raise UnansweredError(f"Recorded episode {self._episode.episode_id} has no answer in time at this step.")

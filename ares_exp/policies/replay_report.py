@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SCHEMA_VERSION = 1
-MATCHING = (Match.EXACT, Match.NORMALISED)
 
 MAX_TASKS = 200
 MAX_EPISODES = 20
@@ -104,7 +103,7 @@ class ReplayedEpisode:
     @property
     def score(self) -> Score:
         """Of its steps."""
-        matching = self.count(*MATCHING)
+        matching = sum(step.is_same for step in self.steps)
         missed = self.count(Match.NOT_REACHED) if self.outcome in ENDED_BY_ITSELF else 0
         return Score(matching, matching + self.count(Match.DIFFERENT, Match.EXTRA) + missed)
 

@@ -23,11 +23,9 @@ class _Places:
 
     @property
     def is_full(self) -> bool:
-        """Whether one has to wait for a place."""
         return self._used >= self._count or bool(self._waiting)
 
     async def acquire(self) -> None:
-        """Takes a place."""
         if not self.is_full:
             self._used += 1
             return
@@ -43,7 +41,6 @@ class _Places:
             raise
 
     def release(self) -> None:
-        """Gives a place back."""
         self._used -= 1
         self._give()
 

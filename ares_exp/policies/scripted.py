@@ -117,7 +117,6 @@ class _Script:
         self._position = 0
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Returns the next reply."""
         position, count = self._position, len(self._replies)
         if position >= count and not (self._repeat_last and count):
             replies = count_of(count, "reply", "replies")

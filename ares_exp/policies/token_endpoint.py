@@ -230,7 +230,6 @@ class _ContinuingEpisode:
         return await self.policy.go_on(request, self)
 
     def count(self) -> int:
-        """Counts an answer."""
         self._calls += 1
         return self._calls
 

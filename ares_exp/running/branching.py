@@ -35,8 +35,8 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import AdvancingClient, EpisodeSpec, Policy
 from ares_exp.records.run_dir import RunDir
 from ares_exp.resume.episode_ref import EpisodeRef
-from ares_exp.snapshots.nearest import nearest_snapshot
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
+from ares_exp.snapshots.store import SnapshotStore
 from ares_exp.trajectories.recorded_responses import answers, recorded_exchanges
 from ares_exp.trajectories.records import EpisodeTrajectory
 
@@ -199,10 +199,10 @@ class Branching:
 
     def _nearest(self, made: Path) -> EnvironmentSnapshot | None:
         """Returns the recorded snapshot of the step, one made from it, or the last earlier one. Blocking."""
-        found = nearest_snapshot(self._run_dir.snapshots, self._episode.episode_id, self._step)
+        found = SnapshotStore(self._run_dir.snapshots).nearest(self._episode.episode_id, self._step)
         if found is not None and found.step_count == self._step:
             return found
-        return nearest_snapshot(made, self._episode.episode_id, self._step) or found
+        return SnapshotStore(made).nearest(self._episode.episode_id, self._step) or found
 
     def _recorded(self, agents: AgentFactoryBase) -> EpisodeTrajectory:
         """Reads the recorded episode. Blocking."""

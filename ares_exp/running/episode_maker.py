@@ -30,7 +30,7 @@ from ares_exp.resume.resumable_policy import ResumablePolicy
 from ares_exp.rollout import run_episode
 from ares_exp.running.components import Components, Settings
 from ares_exp.running.running_episode import RunningEpisode
-from ares_exp.snapshots.nearest import nearest_snapshot
+from ares_exp.snapshots.store import SnapshotStore
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.normalisers import Normaliser, with_own
 from ares_exp.trajectories.recorded_responses import answers
@@ -247,7 +247,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
             exchanges, first = planned.earlier.exchanges, branching.step if branching is not None else 0
             store, last = self._run_dir.snapshots, first + len(exchanges)
             try:
-                found = nearest_snapshot(store, planned.earlier.episode_id, last)
+                found = SnapshotStore(store).nearest(planned.earlier.episode_id, last)
             except SnapshotError as error:
                 logger.warning("Episode %s is played again from its beginning: %s", planned.episode_id, error)
                 found = None

@@ -124,6 +124,17 @@ class SnapshotStore:
             )
         return snapshot
 
+    def nearest(self, episode_id: str, step: int) -> EnvironmentSnapshot | None:
+        """Returns the last snapshot of an episode at `step` or before; `None` if no episode can continue from it.
+
+        Raises:
+            SnapshotError: It cannot be read.
+        """
+        found = [one for one in map(step_of, self.ids()) if one is not None]
+        steps = [taken_at for of_episode, taken_at in found if of_episode == episode_id and taken_at <= step]
+        nearest = self.get(f"{episode_id}@{max(steps)}") if steps else None
+        return nearest if nearest is not None and nearest.is_restorable else None
+
     def not_found(self, wanted: str) -> str:
         """Returns the error for an unknown id; it lists those that exist."""
         ids = [name for name in self.ids() if is_id(name)]
