@@ -185,7 +185,7 @@ def test_the_replies_decide_the_reward(stub: Path, replies: str, reward: float) 
 @pytest.mark.once
 def test_a_limit_of_the_run_and_a_selection(stub: Path) -> None:
     done = run(
-        stub, "policy=stub", "env.preset=echo:0:4", "env.tasks=[0,echo:2]", "step_limit=2", "env.container=daytona"
+        stub, "policy=stub", "env.preset=echo:0:4", "env.tasks=[0,echo:2]", "limits.steps=2", "env.container=daytona"
     )
     assert done.returncode == 1, "there is no reward: nothing was verified"
     found = rows(stub)
