@@ -64,7 +64,7 @@ def _lines(report: SweepReport) -> Iterator[str]:
             others = f"{rivals} other" if rivals == 1 else f"{rivals} others"
             yield (
                 f"  Its interval overlaps with {'that' if rivals == 1 else 'those'} of {others}: "
-                f"`ares-exp compare {_shown(report.path)}` tells what differs by more than chance."
+                f"`ares-exp compare {_shown(report.path)} --all-pairs` reports what differs by more than chance."
             )
     failed = [row for row in report.rows if row.message is not None]
     yield from (f"job {row.job} failed: {one_line(row.message or '', 240)}" for row in failed[:MAX_FAILURES])

@@ -65,12 +65,12 @@ class CommandParser(argparse.ArgumentParser):
             return self.parse_intermixed_args(words)
         if words and words[0] in self.below:
             return self.below[words[0]].parse(words[1:])
-        if words and not words[0].startswith("-"):
-            near = close_matches(words[0], self.below)
-            self.error(f"there is no command {words[0]!r}.{near} Expected one of {', '.join(self.below)}.")
         listed = self.add_subparsers(metavar="COMMAND", required=True)
         for name, command in self.below.items():
             listed.add_parser(name, help=command.get_default("about"))
+        if words and not words[0].startswith("-"):
+            near = close_matches(words[0], self.below)
+            self.error(f"there is no command {words[0]!r}.{near} Expected one of {', '.join(self.below)}.")
         return self.parse_args(words)
 
 
