@@ -1,9 +1,9 @@
 """Previous sessions of a run: their rows completed, and the attempts still owed.
 
 A run that was killed leaves running episodes: a log of answers (`answer_log`) without a row, a trajectory without an
-end. Each becomes a row with the outcome `lost`, and its attempt is owed a retry that reuses the logged answers. An
-episode that had ended has its result in the log. A run that was interrupted leaves rows with the outcome `cancelled`,
-and their logs.
+end. Each gets a row and an end with the outcome `lost`, and its attempt is owed a retry that reuses the logged answers.
+An episode that had ended has its result in the log. A run that was interrupted leaves rows with the outcome
+`cancelled`, and their logs.
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ def load_previous_sessions(run_dir: RunDir, *, wall_sec: float = 0.0) -> Previou
     results = list(recorded_results.results)
     logs = logged_episodes(run_dir.answers)
     ended = {result.episode_id for result in results}
+    _end_lost_trajectories(run_dir.path)
     lost = [log for log in logs if log.episode_id not in ended and log.has_begun]
     under_way = {log.slot for log in lost}
     never = [log for log in logs if not log.has_begun and log.slot in under_way]  # for a retry of these
@@ -157,6 +158,21 @@ def _lost(log: LoggedEpisode, end_time: float, used: EnvironmentUsage | None) ->
         environment_usage=used,
         length_stops=usage.length_stops,
     )
+
+
+def _end_lost_trajectories(path: Path) -> None:
+    """Ends the trajectories of lost episodes: while this session records, they would seem to be running."""
+    from ares_exp.trajectories.episode_places import find_files, is_export
+    from ares_exp.trajectories.files.episode_file import end_lost_episodes
+
+    try:
+        for file in [file for group in find_files(path) for file in group if not is_export(file)]:
+            try:
+                end_lost_episodes(file)
+            except TrajectoryFormatError as error:
+                logger.warning("%s", error)
+    except TrajectoryFormatError as error:
+        logger.info("There is no trajectory to end: %s", error)
 
 
 def _end_times(path: Path, wanted: set[str]) -> dict[str, float]:

@@ -23,6 +23,7 @@ without an end has its complete steps and the outcome `lost`, unless its LAST st
 from __future__ import annotations
 
 import json
+import os
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,11 +33,11 @@ from typing import Any, Protocol
 
 from ares_exp.errors import TrajectoryFormatError, TrajectoryVersionError
 from ares_exp.records.results import ErrorInfo, Outcome
-from ares_exp.records.run_dir import dump_json
+from ares_exp.records.run_dir import append_durably, dump_json
 from ares_exp.records.validation import validated
 from ares_exp.trajectories.checks import BROKEN, what_broke
 from ares_exp.trajectories.ending import ending
-from ares_exp.trajectories.files.line_file import ZSTD, Line, first_and_last_line, read_lines, read_rest
+from ares_exp.trajectories.files.line_file import ZSTD, Line, first_and_last_line, read_lines, read_rest, write_lines
 from ares_exp.trajectories.files.schema_versions import SCHEMA_VERSION, check_version, whole_episode
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, total_reward
@@ -305,6 +306,29 @@ def _take(line: Line, path: Path, episodes: dict[str, FoundEpisode], *, with_ste
         episode.take(kind, text, with_steps=with_steps)
     if episode.ended is not None:
         yield episodes.pop(episode_id)
+
+
+def end_lost_episodes(path: Path) -> None:
+    """Ends the episodes of a file that a dead process left, with the outcome `lost`. Blocking.
+
+    A file with a broken record stays as it is. Nothing else may write to the file meanwhile.
+
+    Raises:
+        TrajectoryFormatError: The file cannot be read.
+        OSError: The file cannot be written.
+    """
+    problems: list[str] = []
+    lost = [found for found in find_headers(path, problems=problems) if found.ended is None]
+    if problems or not lost:
+        return
+    if not is_shared(path):
+        write_lines(path, dump_episode(lost[0].trajectory))
+        return
+    read = [next(find_episodes(path, offsets=found.offsets)).trajectory for found in lost]
+    _, last = first_and_last_line(path)
+    if not last.text.endswith("\n"):
+        os.truncate(path, last.offset)
+    append_durably(path, "".join(end_line(episode, shared=True) for episode in read))
 
 
 def _records_of_json(line: Line) -> tuple[str, str, str]:

@@ -18,7 +18,7 @@ from ares_exp.records.run_summary import RunSummary
 from ares_exp.resume.answer_log import LoggedEpisode, logged_episodes
 from ares_exp.resume.episode_plan import PlannedEpisode, episode_seed, plan_episodes
 from ares_exp.resume.previous_sessions import PreviousSessions, load_previous_sessions
-from ares_exp.trajectories.files.episode_file import dump_episode
+from ares_exp.trajectories.files.episode_file import dump_episode, find_headers
 from ares_exp.trajectories.recorded_responses import Exchange
 from ares_exp.trajectories.records import serialize_llm_request
 from tests.unit.resume.logs import log_in
@@ -224,15 +224,33 @@ def test_what_had_no_answer_in_time_is_no_step(run_dir: RunDir) -> None:
     assert (lost.replayed.steps, lost.replayed.cost) == (1, 0.5)
 
 
-def test_torn_trajectory_is_lost_and_unchanged(run_dir: RunDir) -> None:
+@pytest.mark.parametrize("name", ["trajectories/e0.json", "trajectories.jsonl"])
+def test_torn_trajectory_is_ended_as_lost(run_dir: RunDir, name: str) -> None:
     leave(run_dir, log("e0"))
-    lines = list(dump_episode(chat("e0", "fix")))
+    path = run_dir.path / name
+    lines = list(dump_episode(chat("e0", "fix"), shared=path.suffix == ".jsonl"))
     run_dir.trajectories.mkdir()
-    (run_dir.trajectories / "e0.json").write_text("".join(lines[:2]) + lines[2][:5])
+    path.write_text("".join(lines[:2]) + lines[2][:5])
     (run_dir.trajectories / "e1.json").touch()
     [lost] = load_previous_sessions(run_dir).results
     assert (lost.outcome, lost.finished_at) == ("lost", chat().steps[0].timestamp)
-    assert (run_dir.trajectories / "e0.json").read_text() == "".join(lines[:2]) + lines[2][:5]
+    written = path.read_text()
+    assert written.startswith("".join(lines[:2]))
+    [found] = find_headers(path)
+    assert found.ended is not None
+    assert (found.ended.outcome, found.ended.num_steps) == ("lost", 1)
+    load_previous_sessions(run_dir)
+    assert path.read_text() == written
+
+
+def test_broken_trajectory_stays_as_it_is(run_dir: RunDir) -> None:
+    lines = list(dump_episode(chat("e0", "fix")))
+    run_dir.trajectories.mkdir()
+    path = run_dir.trajectories / "e0.json"
+    path.write_text("".join([*lines[:2], "{\n", lines[3]]))
+    before = path.read_text()
+    load_previous_sessions(run_dir)
+    assert path.read_text() == before
 
 
 @pytest.mark.parametrize("torn", ['{"episode_id": "b", "task', '{"episode_id": "b"}', "\0" * 10])
