@@ -162,11 +162,11 @@ def _lost(log: LoggedEpisode, end_time: float, used: EnvironmentUsage | None) ->
 
 def _end_lost_trajectories(path: Path) -> None:
     """Ends the trajectories of lost episodes: while this session records, they would seem to be running."""
-    from ares_exp.trajectories.episode_places import find_files, is_export
+    from ares_exp.trajectories.episode_places import find_files
     from ares_exp.trajectories.files.episode_file import end_lost_episodes
 
     try:
-        for file in [file for group in find_files(path) for file in group if not is_export(file)]:
+        for file in [file for group in find_files(path) for file in group]:
             try:
                 end_lost_episodes(file)
             except TrajectoryFormatError as error:
