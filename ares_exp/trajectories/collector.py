@@ -7,10 +7,12 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from ares_exp.llms.request import freeze
 from ares_exp.records.results import ErrorInfo, Outcome
+from ares_exp.records.run_dir import append_text
 from ares_exp.trajectories.files.step_encoding import StepEncoder
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, total_reward
 
@@ -207,6 +209,23 @@ class EpisodeCollector(CollectorBase):
 
     def _ended(self, handle: EpisodeHandle, trajectory: EpisodeTrajectory) -> None:
         """An episode has ended."""
+
+    def _append(self, handle: EpisodeHandle, path: Path | str, line: str) -> None:
+        """Appends the line of a step to the episode's file, unless the file lacks earlier lines.
+
+        Raises:
+            OSError: The line cannot be written, or the lines before the first step could not be. It is raised once per
+                episode. A file that another process has removed is no error: `_ended` writes it again.
+        """
+        try:
+            if handle.unwritten is None:
+                append_text(path, line)
+                return
+            failure = handle.unwritten if len(handle.steps) == 1 else None
+        except OSError as error:
+            failure = handle.unwritten = error
+        if failure is not None and not isinstance(failure, FileNotFoundError):
+            raise failure
 
     def _resolve(self, episode: EpisodeHandle | None) -> EpisodeHandle:
         with self._lock:

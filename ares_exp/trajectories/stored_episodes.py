@@ -97,7 +97,7 @@ def read_headers(path: Path, *, is_written: bool, broken: list[str] | None) -> I
             step_count=header.step_count,
             **{name: getattr(header, name) for name in _HEADER},
         )
-        is_running = is_written and found.ended is None and header.outcome is Outcome.LOST
+        is_running = is_written and found.ended is None
         yield replace(stored, outcome=None, error=None) if is_running else stored
 
 

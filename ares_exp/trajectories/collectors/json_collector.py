@@ -99,18 +99,8 @@ class JsonTrajectoryCollector(EpisodeCollector):
             self._directory.acquire(self.output_dir, holder)
 
     def _recorded(self, handle: EpisodeHandle, encoded: Mapping[str, Any]) -> None:
-        first = len(handle.steps) == 1
-        if handle.unwritten is not None:
-            if first:
-                raise handle.unwritten  # told once
-            return
-        try:
-            append_text(self._path(handle), step_line(handle.episode_id, encoded, first=first))
-        except FileNotFoundError as error:  # removed by another process: the end writes it again
-            handle.unwritten = error
-        except OSError as error:
-            handle.unwritten = error
-            raise
+        line = step_line(handle.episode_id, encoded, first=len(handle.steps) == 1)
+        self._append(handle, self._path(handle), line)
 
     def _ended(self, handle: EpisodeHandle, trajectory: EpisodeTrajectory) -> None:
         path, is_compressed = self._path(handle), self.suffix.endswith(ZSTD)

@@ -58,17 +58,7 @@ class JsonlTrajectoryCollector(EpisodeCollector):
             self._was_made = True
 
     def _recorded(self, handle: EpisodeHandle, encoded: Mapping[str, Any]) -> None:
-        if handle.unwritten is not None:
-            if len(handle.steps) == 1 and not isinstance(handle.unwritten, FileNotFoundError):
-                raise handle.unwritten  # told once
-            return
-        try:
-            append_text(self.path, step_line(handle.episode_id, encoded, first=False, shared=True))
-        except FileNotFoundError as error:  # removed by another process: the end writes it again
-            handle.unwritten = error
-        except OSError as error:
-            handle.unwritten = error
-            raise
+        self._append(handle, self.path, step_line(handle.episode_id, encoded, first=False, shared=True))
 
     def _ended(self, handle: EpisodeHandle, trajectory: EpisodeTrajectory) -> None:
         try:
