@@ -22,7 +22,7 @@ class Recipe:
     """What another process makes the same environments from. No policy of the run is in it.
 
     Attributes:
-        nodes: The resolved nodes of `env`, `agent` and `container`.
+        nodes: The resolved nodes of `env`, `scorer`, `agent` and `container`.
         cwd: The working directory, which relative paths start at.
         search_path: Where modules are looked for, for parts of the user's own.
     """
@@ -37,7 +37,7 @@ class Recipe:
         from omegaconf import OmegaConf
 
         resolved: Any = OmegaConf.to_container(config, resolve=True)
-        nodes = {group: resolved[group] for group in ("env", "agent", "container")}
+        nodes = {group: resolved[group] for group in ("env", "scorer", "agent", "container")}
         return cls(nodes, Path.cwd(), tuple(str(Path(entry or ".").absolute()) for entry in sys.path))
 
 

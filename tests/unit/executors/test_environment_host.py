@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
+from ares_exp.config.hydra_setup import compose_config
 from ares_exp.containers.owned_directory import find_short_lived
 from ares_exp.environment import EpisodeReport, TimeStep, restart, termination, transition
 from ares_exp.environments.source import EpisodeParts
 from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
 from ares_exp.errors import EpisodeStateError, HostLostError, PolicyError
 from ares_exp.executors.environment_host import EnvironmentHost
+from ares_exp.executors.executor import Recipe
 from ares_exp.executors.host_connection import InProcessConnection
 from ares_exp.executors.remote_environment import RemoteEnvironment
 from ares_exp.executors.remote_host import RemoteHost
@@ -25,6 +28,7 @@ from ares_exp.executors.wire import EnvironmentOrder
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.environment_answers import read_asked
+from ares_exp.scoring.scored_source import make_scored_source
 from tests.unit.executors.hosted import HostedEnvironment
 
 
@@ -338,3 +342,10 @@ async def test_its_folder_is_found_when_it_was_killed(tmp_path: Path, monkeypatc
     assert [(one.name, one.is_stale) for one in find_short_lived()] == [(str(parent), False)]
     await host.end()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_hosts_score_with_the_scorer_of_the_run() -> None:
+    overrides = ["scorer=judge", "policy@scorer.policy=scripted", "scorer.policy.replies=[Score: 8]"]
+    recipe = Recipe.of(compose_config([*overrides, "collector=none"]))
+    source = make_scored_source(OmegaConf.create(dict(recipe.nodes)))
+    assert source.spenders == ["the judge `judge`"]
