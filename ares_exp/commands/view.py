@@ -144,6 +144,7 @@ class _Request(BaseHTTPRequestHandler):
     """One request. Only GET exists; all other methods are rejected."""
 
     server: Server
+    server_version, sys_version = "ares-exp", ""
     timeout = IDLE_SEC
 
     def do_GET(self) -> None:
