@@ -587,7 +587,8 @@ class _Completed(StandIn, EnvironmentBase):
 
     @property
     def is_timed(self) -> bool:
-        return self._has(_TIME_LEFT)
+        part: Any = self._part
+        return part.is_timed if isinstance(part, EnvironmentBase) else self._has(_TIME_LEFT)
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
         env, given = self._part, dict[str, Any]()

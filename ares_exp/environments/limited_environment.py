@@ -24,16 +24,16 @@ GIVEN_UP = "{} has no `truncate(limit)`, which would score what there was, so it
 """Why an episode has no reward that a limit of the run has ended."""
 
 
-def limited(env: MinimalEnvironment, limits: EpisodeLimits, usage: EpisodeUsage | None = None) -> EnvironmentBase:
+def limited(env: MinimalEnvironment, limits: EpisodeLimits, used: EpisodeUsage | None = None) -> EnvironmentBase:
     """Returns an environment that ends its episodes at `limits`: `env` itself if it does so, otherwise around it.
 
     Args:
         env: The environment.
         limits: The limits of each of its episodes.
-        usage: What its only episode has used, if the caller counts it.
+        used: What the first episode has used before its `reset()`, which continues it.
     """
     whole = complete(env)
-    return whole if whole.keeps(limits) else LimitedEnvironment(whole, limits, usage=usage)
+    return whole if whole.keeps(limits) else LimitedEnvironment(whole, limits, used=used)
 
 
 class LimitedEnvironment(EnvironmentWrapper):
@@ -47,18 +47,18 @@ class LimitedEnvironment(EnvironmentWrapper):
     another one is closed when its time is up in the middle of a step.
     """
 
-    def __init__(self, env: MinimalEnvironment, limits: EpisodeLimits, *, usage: EpisodeUsage | None = None) -> None:
+    def __init__(self, env: MinimalEnvironment, limits: EpisodeLimits, *, used: EpisodeUsage | None = None) -> None:
         """Limits `env`.
 
         Args:
             env: The environment.
             limits: What each of its episodes may use.
-            usage: What its only episode has used, counted by the caller; `None`: it is counted here.
+            used: What the first episode has used before its `reset()`, which continues it.
         """
         super().__init__(env)
         self._limits = limits
-        self._counts = usage is None
-        self._usage = usage or EpisodeUsage()
+        self._used = used
+        self._usage = EpisodeUsage()
         self._keeps_time = False
         self._deadline = Deadline(None)
         self._pending: TimeStep[Any] | None = None
@@ -68,8 +68,7 @@ class LimitedEnvironment(EnvironmentWrapper):
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
         """Starts an episode, whose time runs from its first observation."""
-        if self._counts:
-            self._usage = EpisodeUsage()
+        self._usage, self._used = replace(self._used) if self._used is not None else EpisodeUsage(), None
         self._pending = self._last = self._truncated_by = None
         self._is_given_up = False
         self._pending = await super().reset(seed=seed, options=options)
@@ -97,8 +96,7 @@ class LimitedEnvironment(EnvironmentWrapper):
             except DeadlinePassedError:
                 return await self._give_up("time")
         self._pending = time_step
-        if self._counts:
-            self._usage.add(action)
+        self._usage.add(action)
         limit = self._limits.reached(self._usage)
         if time_step.step_type != "LAST" and limit is not None:
             return await self._cut_short(limit)

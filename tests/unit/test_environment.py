@@ -149,6 +149,17 @@ def test_a_complete_environment_stays_as_it_is() -> None:
     assert complete(wrapper) is wrapper
 
 
+async def test_only_an_environment_with_time_left_is_timed() -> None:
+    class Unseeded(EnvironmentBase):
+        async def reset(self) -> TimeStep[str]:  # type: ignore[override]
+            return restart("first")
+
+    env = complete(Unseeded())
+    assert (await env.reset(seed=3)).observation == "first"
+    assert [complete(one).is_timed for one in (Unseeded(), Bare(), Able())] == [False, False, True]
+    assert [EnvironmentWrapper(one).is_timed for one in (Unseeded(), Bare(), Able())] == [False, False, True]
+
+
 @pytest.mark.parametrize("number", range(3))
 async def test_a_wrapper_passes_every_member_on(number: int) -> None:
     env = Able()

@@ -110,14 +110,10 @@ async def test_one_that_can_end_is_asked_to_and_scored() -> None:
     assert await play(unable, 1) == TimeStep("LAST", None, 1.0, "step 1"), "it says that it cannot"
 
 
-async def test_usage_that_the_caller_counts_is_not_counted_twice() -> None:
-    usage = EpisodeUsage(num_steps=2)
-    env = LimitedEnvironment(Endless(), limits(steps=3), usage=usage)
-    await env.reset()
-    assert (await env.step(ANSWER)).mid()
-    usage.add(ANSWER)
-    assert (await env.step(ANSWER)).last()
-    assert usage.num_steps == 3
+async def test_what_an_episode_has_used_before_counts_once() -> None:
+    env = LimitedEnvironment(Endless(), limits(steps=3), used=EpisodeUsage(num_steps=2))
+    assert (await play(env, 1)).last()
+    assert (await play(env, 3)).last()
 
 
 async def test_an_environment_that_keeps_the_limits_stays_as_it_is() -> None:
