@@ -1,4 +1,4 @@
-"""The commands, groups and top-level keys that a user meets, and the length of `--help`: a new one replaces an old one."""
+"""The commands, groups and top-level keys that a user meets, and the length of `--help`: a new one replaces another."""
 
 from __future__ import annotations
 
