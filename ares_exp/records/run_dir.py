@@ -174,7 +174,7 @@ def _commit(group: Sequence[_Append]) -> None:
                 folders.setdefault(os.path.dirname(one.path), []).append(one)  # noqa: PTH120 - faster than a Path
         for folder, texts in folders.items():
             with _failing(texts):
-                sync_to_disk(folder)
+                sync_to_disk(folder or ".")
     except BaseException:
         for one in group:
             one.failure = OSError(errno.EINTR, os.strerror(errno.EINTR), one.path)

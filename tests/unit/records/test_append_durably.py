@@ -113,6 +113,12 @@ def test_interrupted_sync_fails_texts_that_waited(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "b").read_text() == "2"
 
 
+def test_name_of_file_in_working_directory_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    append_durably("rows", "whole\n", flags=os.O_CREAT, is_new=True)
+    assert Path("rows").read_text() == "whole\n"
+
+
 def test_full_disk_leaves_the_file_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "rows"
     append_durably(path, "whole\n", flags=os.O_CREAT)
