@@ -19,20 +19,14 @@ if TYPE_CHECKING:
     from ares_exp.environments.episode_limits import EpisodeLimits as EpisodeLimits
     from ares_exp.llms.request import LLMRequest as LLMRequest
     from ares_exp.llms.response import LLMResponse as LLMResponse
-    from ares_exp.presets.registry import EnvironmentInfo as EnvironmentInfo
-    from ares_exp.presets.registry import info as info
-    from ares_exp.presets.registry import list_presets as list_presets
-    from ares_exp.presets.registry import make as make
-    from ares_exp.presets.registry import register_env as register_env
-    from ares_exp.presets.registry import register_preset as register_preset
     from ares_exp.rollout import run_episode as run_episode
-    from ares_exp.scripting.rollouts import FinishedEpisode as FinishedEpisode
-    from ares_exp.scripting.rollouts import rollouts as rollouts
-    from ares_exp.scripting.run import arun as arun
-    from ares_exp.scripting.run import run as run
-    from ares_exp.scripting.run_results import RunResults as RunResults
+    from ares_exp.runs.from_python import arun as arun
+    from ares_exp.runs.from_python import run as run
+    from ares_exp.runs.rollouts import FinishedEpisode as FinishedEpisode
+    from ares_exp.runs.rollouts import rollouts as rollouts
+    from ares_exp.runs.run_results import RunResults as RunResults
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot as EnvironmentSnapshot
-    from ares_exp.tasks.harbor import load_task as load_task
+    from ares_exp.tasks.harbor_task import load_task as load_task
     from ares_exp.training.driven import driven as driven
     from ares_exp.trajectories.collecting_environment import (
         TrajectoryCollectingEnvironment as TrajectoryCollectingEnvironment,
@@ -42,6 +36,12 @@ if TYPE_CHECKING:
     from ares_exp.trajectories.records import EpisodeTrajectory as EpisodeTrajectory
     from ares_exp.trajectories.records import serialize_llm_request as serialize_llm_request
     from ares_exp.trajectories.records import serialize_llm_response as serialize_llm_response
+    from ares_exp.wrappers.registry import EnvironmentInfo as EnvironmentInfo
+    from ares_exp.wrappers.registry import info as info
+    from ares_exp.wrappers.registry import list_presets as list_presets
+    from ares_exp.wrappers.registry import make as make
+    from ares_exp.wrappers.registry import register_env as register_env
+    from ares_exp.wrappers.registry import register_preset as register_preset
     from ares_exp.wrappers.wrap import wrap_as_gym as wrap_as_gym
 
 _OWNERS = {
@@ -49,30 +49,30 @@ _OWNERS = {
     "DaytonaContainerFactory": "ares_exp.containers.daytona",
     "DockerContainerFactory": "ares_exp.containers.docker",
     "Environment": "ares_exp.environment",
-    "EnvironmentInfo": "ares_exp.presets.registry",
+    "EnvironmentInfo": "ares_exp.wrappers.registry",
     "EnvironmentSnapshot": "ares_exp.snapshots.snapshot",
     "EpisodeLimits": "ares_exp.environments.episode_limits",
     "EpisodeTrajectory": "ares_exp.trajectories.records",
-    "FinishedEpisode": "ares_exp.scripting.rollouts",
+    "FinishedEpisode": "ares_exp.runs.rollouts",
     "JsonTrajectoryCollector": "ares_exp.trajectories.collectors.json_collector",
     "LLMRequest": "ares_exp.llms.request",
     "LLMResponse": "ares_exp.llms.response",
     "LocalContainerFactory": "ares_exp.containers.local",
     "NullTrajectoryCollector": "ares_exp.trajectories.collectors.null_collector",
-    "RunResults": "ares_exp.scripting.run_results",
+    "RunResults": "ares_exp.runs.run_results",
     "ShellAgentFactory": "ares_exp.agents.shell_agent",
     "TimeStep": "ares_exp.environment",
     "TrajectoryCollectingEnvironment": "ares_exp.trajectories.collecting_environment",
-    "arun": "ares_exp.scripting.run",
-    "info": "ares_exp.presets.registry",
-    "list_presets": "ares_exp.presets.registry",
-    "load_task": "ares_exp.tasks.harbor",
-    "make": "ares_exp.presets.registry",
-    "register_env": "ares_exp.presets.registry",
-    "register_preset": "ares_exp.presets.registry",
+    "arun": "ares_exp.runs.from_python",
+    "info": "ares_exp.wrappers.registry",
+    "list_presets": "ares_exp.wrappers.registry",
+    "load_task": "ares_exp.tasks.harbor_task",
+    "make": "ares_exp.wrappers.registry",
+    "register_env": "ares_exp.wrappers.registry",
+    "register_preset": "ares_exp.wrappers.registry",
     "driven": "ares_exp.training.driven",
-    "rollouts": "ares_exp.scripting.rollouts",
-    "run": "ares_exp.scripting.run",
+    "rollouts": "ares_exp.runs.rollouts",
+    "run": "ares_exp.runs.from_python",
     "run_episode": "ares_exp.rollout",
     "serialize_llm_request": "ares_exp.trajectories.records",
     "serialize_llm_response": "ares_exp.trajectories.records",

@@ -2,7 +2,7 @@
 
 import sys
 
-from ares_exp.cli.main import main
+from ares_exp.commands.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

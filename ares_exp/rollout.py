@@ -6,14 +6,14 @@ import asyncio
 import time
 from typing import Any
 
-from ares_exp.asking.asked_ahead import AskedAhead, ForesightedClient, concurrency_of
-from ares_exp.asking.checked_answer import checked_answer
-from ares_exp.asking.episode_events import AnswerDeadline, EpisodeEvents
 from ares_exp.config.parts import has_members
 from ares_exp.environment import EnvironmentBase, MinimalEnvironment, PendingRequest, TimeStep, complete
 from ares_exp.errors import PolicyError, PolicyTimeoutError, RefusalError, UnansweredError
 from ares_exp.llms.request import LLMClient
 from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.asked_ahead import AskedAhead, ForesightedClient, concurrency_of
+from ares_exp.policies.checked_answer import checked_answer
+from ares_exp.policies.episode_events import AnswerDeadline, EpisodeEvents
 
 
 async def run_episode(

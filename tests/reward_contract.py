@@ -13,8 +13,8 @@ import pytest
 
 from ares_exp.containers.container import ContainerFactory
 from ares_exp.containers.network_policy import NO_NETWORK
-from ares_exp.environments.scoring import Scoring
-from ares_exp.tasks.harbor import load_task
+from ares_exp.environments.scoring.episode_scoring import Scoring
+from ares_exp.tasks.harbor_task import load_task
 
 AGENT = "nobody"
 LOOP = """

@@ -11,8 +11,8 @@ from typing import Any
 
 import aiohttp
 
-from ares_exp.interception.endpoint import Endpoint
-from ares_exp.interception.line import Line
+from ares_exp.agents.interception.agent_endpoint import Endpoint
+from ares_exp.agents.interception.line import Line
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 

@@ -9,13 +9,13 @@ from typing import Any
 
 from ares_exp.agents.toolbox.installing import install
 from ares_exp.agents.toolbox.package import AgentPackage, Build
+from ares_exp.agents.toolbox.package_store import AgentStore
 from ares_exp.agents.toolbox.pinned import PACKAGES, PYTHONS, package_named
 from ares_exp.agents.toolbox.placing import default_builds
-from ares_exp.agents.toolbox.store import AgentStore
+from ares_exp.commands.cli.run_command import EXIT_OK, CommandParser
 from ares_exp.errors import ConfigError
-from ares_exp.terminal.run_command import EXIT_OK, CommandParser
-from ares_exp.terminal.table import columns_that_fit, make_table
-from ares_exp.terminal.terminal import format_size, make_console
+from ares_exp.records.terminal_text import format_size, make_console
+from ares_exp.records.text_table import columns_that_fit, make_table
 
 DESCRIPTION = """\
 Lists, installs and removes the packages of agents in the cache of this user (~/.cache/ares_exp/agents, or below

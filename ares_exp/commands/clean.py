@@ -15,7 +15,7 @@ from ares_exp.containers.leftover import Leftover
 from ares_exp.containers.owned_directory import find_short_lived
 from ares_exp.containers.user_cache import find_caches
 from ares_exp.errors import ConfigError, ContainerServiceError, PreflightError
-from ares_exp.terminal.terminal import format_size
+from ares_exp.records.terminal_text import format_size
 
 EXIT_OK, EXIT_REMAINS = 0, 1
 

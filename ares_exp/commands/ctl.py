@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ares_exp.commands.cli.run_command import EXIT_OK
 from ares_exp.errors import ConfigError
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.run_dir import SWEEP_RECORD, RunDir, append_lines, dump_json, open_regular
-from ares_exp.running.control.orders import VERBS, Order, watch, write_order
-from ares_exp.running.control.status import PLACES, RunStatus, read_status
-from ares_exp.terminal.run_command import EXIT_OK
-from ares_exp.terminal.terminal import count_of, format_duration, one_line
+from ares_exp.records.terminal_text import count_of, format_duration, one_line
+from ares_exp.runs.control.orders import VERBS, Order, watch, write_order
+from ares_exp.runs.control.status import PLACES, RunStatus, read_status
 
 EXIT_NOT_DONE = 1
 WAIT_SEC = 15.0
@@ -140,14 +140,14 @@ def _is_run(path: Path) -> bool:
 
 def _state(path: Path) -> str:
     """Returns how far a run is: `running`, `finished`, `killed`, …; `not started` if it has no record yet."""
-    from ares_exp.pages.run_payload import ShownRun
+    from ares_exp.reports.run_payload import ShownRun
 
     return ShownRun(path).state.name if _is_run(path) else "not started"
 
 
 def _jobs(sweep: Path) -> Sequence[Path]:
     """Returns the jobs that have started to write."""
-    from ares_exp.sweeps.job_folder import job_folders
+    from ares_exp.runs.sweeps.job_folder import job_folders
 
     return [*job_folders(sweep)]
 
@@ -198,7 +198,7 @@ def _give_to_sweep(sweep: Path, order: Order, wait_sec: float) -> list[Outcome]:
     Raises:
         ConfigError: The sweep is not running, or the order is for one run.
     """
-    from ares_exp.sweeps.interruption import stop
+    from ares_exp.runs.sweeps.interruption import stop
 
     jobs = [job for job in _jobs(sweep) if _state(job) == "running"]
     if order.verb == "cancel":

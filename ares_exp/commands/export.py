@@ -13,13 +13,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ares_exp.commands.cli.run_command import EXIT_OK
 from ares_exp.environment import MAIN_LANE
 from ares_exp.errors import UserError
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.results import Outcome
 from ares_exp.records.run_dir import appearing, dump_json
-from ares_exp.terminal.run_command import EXIT_OK
-from ares_exp.terminal.terminal import count_of, printable
+from ares_exp.records.terminal_text import count_of, printable
 from ares_exp.trajectories.collectors.json_collector import SAFE_NAME
 from ares_exp.trajectories.exports.exported_episodes import ExportedEpisodes
 from ares_exp.trajectories.exports.parquet_export import PARQUET_SUFFIX, write_parquet
@@ -147,7 +147,10 @@ def _write_parquet(episodes: ExportedEpisodes, arguments: argparse.Namespace) ->
 
 
 def _write_atif(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> Written:
-    from ares_exp.trajectories.atif.writer import ATIF_SUFFIX, write_atif  # loads pydantic, which takes its time
+    from ares_exp.trajectories.exports.atif_writer import (  # loads pydantic, which takes its time
+        ATIF_SUFFIX,
+        write_atif,
+    )
 
     changed: Counter[str] = Counter()
     if (found := _unless_empty(episodes)) is not None:
@@ -202,8 +205,8 @@ def _write_tokens(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> 
 
 
 def _write_harbor(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> Written:
-    from ares_exp.harbor_export.job_folder import is_file_name, write_job
-    from ares_exp.harbor_export.recorded_job import read_job
+    from ares_exp.commands.harbor_export.exported_job import is_file_name, write_job
+    from ares_exp.commands.harbor_export.recorded_job import read_job
 
     folder, name = arguments.out.parent, arguments.out.name
     if not is_file_name(name):

@@ -11,17 +11,17 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from ares_exp.commands.cli.run_command import EXIT_OK
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.options import BUILT_IN, Option, find_options, print_problems
 from ares_exp.config.plugins import installed_plugins
 from ares_exp.config.targets import explain_target
 from ares_exp.environments.source import Report, make_source
 from ares_exp.errors import ConfigError, PresetError, UserError, close_matches
-from ares_exp.presets.configured_preset import ConfiguredPreset
-from ares_exp.tasks.task import Task
-from ares_exp.terminal.run_command import EXIT_OK
-from ares_exp.terminal.table import columns_that_fit, make_table
-from ares_exp.terminal.terminal import make_console, one_line, printable
+from ares_exp.records.terminal_text import make_console, one_line, printable
+from ares_exp.records.text_table import columns_that_fit, make_table
+from ares_exp.tasks.task_contract import Task
+from ares_exp.wrappers.configured_preset import ConfiguredPreset
 
 GROUP_OF: Mapping[str, str] = {
     "envs": "env",

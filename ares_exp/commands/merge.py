@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ares_exp.commands.cli.run_command import EXIT_OK
 from ares_exp.config.hydra_setup import HYDRA_RECORDS
 from ares_exp.config.overrides import listed
 from ares_exp.errors import ConfigError
+from ares_exp.records.exit_codes import INCOMPLETE
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.record_files import read_json_object, read_yaml
 from ares_exp.records.recorded_results import MAX_NUMBER, read_results
 from ares_exp.records.results import EpisodeResult
 from ares_exp.records.run_dir import RunDir, appearing, open_regular, sync_to_disk
 from ares_exp.records.run_summary import RunSummary
-from ares_exp.resume.recorded_run import is_recorded_run, recorded_config
-from ares_exp.resume.session import KEYS_THAT_MAY_CHANGE, config_differences
-from ares_exp.terminal.exit_codes import INCOMPLETE
-from ares_exp.terminal.run_command import EXIT_OK
+from ares_exp.runs.resume.recorded_run import is_recorded_run, recorded_config
+from ares_exp.runs.resume.session import KEYS_THAT_MAY_CHANGE, config_differences
 from ares_exp.trajectories.episode_places import RUN_FILES, RUN_FOLDERS
 
 DESCRIPTION = """\
@@ -124,7 +124,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
-    from ares_exp.reporting.summary import render_summary
+    from ares_exp.reports.summary import render_summary
 
     shards = _read_shards(arguments.runs, allowed=arguments.allow)
     summary = _write_merged_run(arguments.out, shards)
@@ -261,7 +261,7 @@ def _write_merged_run(out: Path, shards: Shards) -> RunSummary:
     Raises:
         ConfigError: There is something already, or it cannot be written.
     """
-    from ares_exp.statistics.results_document import results_document
+    from ares_exp.records.statistics.results_document import results_document
 
     summary = shards.summary()
     try:

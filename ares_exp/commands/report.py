@@ -7,14 +7,14 @@ import sys
 import webbrowser
 from pathlib import Path
 
+from ares_exp.commands.cli.run_command import EXIT_OK
+from ares_exp.commands.report_subject import subject_of
 from ares_exp.errors import ConfigError
-from ares_exp.pages.chosen_episodes import WHICH
-from ares_exp.pages.redaction import KINDS
-from ares_exp.pages.written_report import Written, write_report
 from ares_exp.records.latest_run import MEANING, run_path
-from ares_exp.report.subject import subject_of
-from ares_exp.terminal.run_command import EXIT_OK
-from ares_exp.terminal.terminal import count_of, format_size, printable
+from ares_exp.records.terminal_text import count_of, format_size, printable
+from ares_exp.reports.page_redaction import KINDS
+from ares_exp.reports.shown_episodes import WHICH
+from ares_exp.reports.written_report import Written, write_report
 
 NAME = "report.html"
 SUFFIXES = (".html", ".htm")

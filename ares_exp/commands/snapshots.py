@@ -10,18 +10,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from ares_exp.commands.cli.run_command import EXIT_OK, CommandParser
+from ares_exp.containers.filesystem.delta import Entry
+from ares_exp.containers.filesystem.delta_encoding import get_delta
 from ares_exp.errors import SnapshotMetadataError, UserError
-from ares_exp.filesystem.delta import Entry
-from ares_exp.filesystem.delta_encoding import get_delta
 from ares_exp.records.latest_run import MEANING, run_path
+from ares_exp.records.terminal_text import collapsed, format_size, make_console, one_line, printable
+from ares_exp.records.text_table import columns_that_fit, make_table
 from ares_exp.snapshots.chosen_snapshots import HELP, chosen_snapshot, chosen_snapshots, find_store
 from ares_exp.snapshots.garbage import GRACE_SEC
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.snapshots.snapshot_id import step_of
 from ares_exp.snapshots.store import SnapshotStore, in_order
-from ares_exp.terminal.run_command import EXIT_OK, CommandParser
-from ares_exp.terminal.table import columns_that_fit, make_table
-from ares_exp.terminal.terminal import collapsed, format_size, make_console, one_line, printable
 
 EXIT_DAMAGED = EXIT_SKIPPED = 1
 

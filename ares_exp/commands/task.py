@@ -14,20 +14,20 @@ from datetime import datetime
 from itertools import groupby
 from pathlib import Path
 
-import ares_exp.authoring
-from ares_exp.authoring.candidates import find_candidates, with_problems
-from ares_exp.authoring.two_runs import NOTHING, SOLUTION, PlayedRun, play_both
-from ares_exp.authoring.verdict import Problem, TaskVerdict, judge
+import ares_exp.commands
+from ares_exp.commands.cli.run_command import EXIT_OK, CommandParser
+from ares_exp.commands.task_candidates import find_candidates, with_problems
+from ares_exp.commands.task_runs import NOTHING, SOLUTION, PlayedRun, play_both
+from ares_exp.commands.task_verdict import Problem, TaskVerdict, judge
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.schema import KEYS, validate
 from ares_exp.errors import ConfigError
+from ares_exp.records import exit_codes
 from ares_exp.records.latest_run import CHECKS
 from ares_exp.records.results import HOST_IMAGE
 from ares_exp.records.run_dir import fresh_dir
-from ares_exp.terminal import exit_codes
-from ares_exp.terminal.run_command import EXIT_OK, CommandParser
-from ares_exp.terminal.table import make_table
-from ares_exp.terminal.terminal import count_of, draw, format_number, one_line, printable, write
+from ares_exp.records.terminal_text import count_of, draw, format_number, one_line, printable, write
+from ares_exp.records.text_table import make_table
 
 DESCRIPTION = "Makes a task to begin with, and checks whether the tests of tasks test."
 EPILOG = """\
@@ -62,7 +62,7 @@ Examples:
 Exit codes: 0 the tests of all tasks do; 1 the tests of some do not, or a task is invalid; 2 the command line is wrong,
 or nothing can be run here; 130 interrupted.
 """
-TEMPLATE = Path(ares_exp.authoring.__file__).parent / "template"
+TEMPLATE = Path(ares_exp.commands.__file__).parent / "template"
 FILES = {
     "instruction.md": "what the agent is told",
     "task.toml": "time limits, resources, network",

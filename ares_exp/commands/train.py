@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
-    from ares_exp.cli.main import play
+    from ares_exp.commands.cli.main import play
 
     flags = ["-m"] if arguments.multirun else []
     if arguments.config_dir is not None:

@@ -13,17 +13,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ares_exp.commands.cli.run_command import EXIT_OK, CommandParser
 from ares_exp.errors import UserError
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.recorded_results import read_results
 from ares_exp.records.run_dir import RunDir
-from ares_exp.terminal.run_command import EXIT_OK, CommandParser
-from ares_exp.terminal.terminal import printable
-from ares_exp.trackers.wandb_recording.identity import WandbIdentity, read_identity
-from ares_exp.trackers.wandb_recording.recording import FINISHED, WALL_SEC
-from ares_exp.trackers.wandb_recording.run_files import RunFiles
-from ares_exp.trackers.wandb_recording.service import first_line, no_traces, uploading
-from ares_exp.trackers.wandb_recording.upload_record import pages_of, read_upload_record
+from ares_exp.records.terminal_text import printable
+from ares_exp.trackers.run_files import RunFiles
+from ares_exp.trackers.upload_record import pages_of, read_upload_record
+from ares_exp.trackers.wandb_identity import WandbIdentity, read_identity
+from ares_exp.trackers.wandb_recording import FINISHED, WALL_SEC
+from ares_exp.trackers.wandb_service import first_line, no_traces, uploading
 
 if TYPE_CHECKING:
     from wandb_workspaces.workspaces import Workspace

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 
 from ares_exp.cancellation import finish
+from ares_exp.containers.filesystem.delta import Entry
 from ares_exp.errors import CaptureError
-from ares_exp.filesystem.delta import Entry
 
 READ_SEC = 300.0
 """Bound on the reading of a container's files."""

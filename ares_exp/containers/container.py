@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Literal, Protocol, Self, TypedDict, Unpack, ru
 
 from ares_exp.cancellation import finish
 from ares_exp.config.parts import completed
+from ares_exp.containers.filesystem.delta import Delta, StoredChanges
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.leftover import Leftover
 from ares_exp.containers.network_policy import PUBLIC, NetworkPolicy
 from ares_exp.errors import ConfigError, ContainerStartError, EnvironmentStartTimeoutError
-from ares_exp.filesystem.delta import Delta, StoredChanges
-from ares_exp.filesystem.objects import ObjectStore
 
 User = str | int
 """An OS user: a name, a uid, or `"uid:gid"`."""

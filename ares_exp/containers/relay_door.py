@@ -110,7 +110,7 @@ class _Relay:
                 if found not in _RUN:
                     raise DoorUnavailableError(_NONE.format(remedy=remedy))
                 name, command = _RUN[found]
-                source = resources.files("ares_exp.containers.relays").joinpath(name).read_text()
+                source = resources.files("ares_exp.containers").joinpath(name).read_text()
                 words = command.format(source=shlex.quote(source), lease=lease_sec, ports=" ".join(map(str, ports)))
                 await stream.write(f"{words}\n".encode())
                 said, rest = await _line(stream)

@@ -14,6 +14,9 @@ from contextlib import suppress
 from typing import cast
 
 from ares_exp.agents.code_agent import AccountedAgent, CodeAgent, CodeAgentFactory, CountingAgent
+from ares_exp.agents.runtime.agent_runtime import AgentRuntime
+from ares_exp.agents.runtime.call import Call
+from ares_exp.agents.runtime.journal import CallEntry, Journal, UnheardEntry
 from ares_exp.cancellation import finish
 from ares_exp.containers.activity import Activity
 from ares_exp.containers.container import Container, Shell, User
@@ -28,9 +31,6 @@ from ares_exp.errors import (
     SnapshotMismatchError,
     UnansweredError,
 )
-from ares_exp.journal.call import Call
-from ares_exp.journal.journal import CallEntry, Journal, UnheardEntry
-from ares_exp.journal.runtime import AgentRuntime
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import AgentFacts

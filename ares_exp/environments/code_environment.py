@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ares_exp.agents.code_agent import CodeAgentFactory, as_agent_factory
+from ares_exp.agents.runtime.encoding import JournalEncoder
+from ares_exp.agents.runtime.journal import Journal, StepEntry
 from ares_exp.cancellation import finish
 from ares_exp.containers.activity import Activity, Aside
 from ares_exp.containers.container import (
@@ -26,6 +28,7 @@ from ares_exp.containers.container import (
     SnapshottableContainer,
     as_container_factory,
 )
+from ares_exp.containers.filesystem.delta import StoredChanges
 from ares_exp.containers.network_policy import PUBLIC
 from ares_exp.environment import (
     MAIN_LANE,
@@ -49,7 +52,7 @@ from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.hosted_agent import AgentState
 from ares_exp.environments.past_stage import PastStage, results_of, verdict_of
 from ares_exp.environments.phase_clock import PhaseClock
-from ares_exp.environments.scoring import Scoring
+from ares_exp.environments.scoring.episode_scoring import Scoring
 from ares_exp.environments.source import EpisodeParts
 from ares_exp.environments.task_choice import choose_task
 from ares_exp.errors import (
@@ -60,15 +63,12 @@ from ares_exp.errors import (
     SnapshotTimingError,
     SnapshotUnsupportedError,
 )
-from ares_exp.filesystem.delta import StoredChanges
-from ares_exp.journal.encoding import JournalEncoder
-from ares_exp.journal.journal import Journal, StepEntry
 from ares_exp.llms.message_edit import MessageEdit, edited
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.episode_usage import EpisodeUsage
 from ares_exp.tasks.agent_context import AgentContext
-from ares_exp.tasks.task import Stage, Task, Verdict
+from ares_exp.tasks.task_contract import Stage, Task, Verdict
 
 if TYPE_CHECKING:
     from ares_exp.environments.playing_again import EpisodeStart

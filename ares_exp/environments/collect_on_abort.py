@@ -11,9 +11,9 @@ from pathlib import Path
 
 from ares_exp.containers.container import Container
 from ares_exp.environments.agent_host import AgentHost
-from ares_exp.environments.scoring import artifacts_of, keep_agent_files, stage_dir
-from ares_exp.tasks.artifacts.manifest import MANIFEST
-from ares_exp.tasks.task import Stage
+from ares_exp.environments.scoring.episode_scoring import artifacts_of, keep_agent_files, stage_dir
+from ares_exp.tasks.task_contract import Stage
+from ares_exp.tasks.verification.manifest import MANIFEST
 
 COLLECT_SEC = 60.0
 INTERRUPTED_COLLECT_SEC = 5.0

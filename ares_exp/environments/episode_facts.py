@@ -14,7 +14,7 @@ from ares_exp.llms.message_edit import MessageEdit
 from ares_exp.records.validation import explain_validation
 
 if TYPE_CHECKING:
-    from ares_exp.filesystem.objects import ObjectStore
+    from ares_exp.containers.filesystem.stored_objects import ObjectStore
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
 

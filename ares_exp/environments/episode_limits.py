@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ares_exp.environment import LimitName
 from ares_exp.records.episode_usage import EpisodeUsage
-from ares_exp.tasks.time_limits import TimeLimits
+from ares_exp.tasks.verification.time_limits import TimeLimits
 
 
 @dataclass(frozen=True, slots=True)

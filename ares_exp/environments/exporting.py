@@ -16,13 +16,13 @@ from ares_exp.agents.code_agent import StatefulAgent
 from ares_exp.cancellation import finish
 from ares_exp.config.parts import import_name
 from ares_exp.containers.container import ContainerSpec, SnapshottableContainer
+from ares_exp.containers.filesystem.delta import Delta
+from ares_exp.containers.filesystem.delta_encoding import put_delta
 from ares_exp.environment import TimeStep
 from ares_exp.environments.agent_host import AgentHost
 from ares_exp.environments.left_processes import left_processes
 from ares_exp.environments.past_stage import recorded_stage
 from ares_exp.errors import SnapshotError, SnapshotTimingError, SnapshotUnsupportedError
-from ares_exp.filesystem.delta import Delta
-from ares_exp.filesystem.delta_encoding import put_delta
 from ares_exp.llms.request import LLMRequest
 from ares_exp.records.run_dir import dump_json
 

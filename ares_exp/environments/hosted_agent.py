@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ares_exp.agents.code_agent import CodeAgent, ContextualAgent, StatefulAgent
+from ares_exp.agents.runtime.agent_runtime import AgentRuntime
 from ares_exp.errors import AgentError, SnapshotMismatchError
-from ares_exp.journal.runtime import AgentRuntime
 from ares_exp.llms.request import LLMRequest, Message
 from ares_exp.llms.response import LLMResponse
 

@@ -8,6 +8,8 @@ from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Unpack, cast
 
+from ares_exp.agents.runtime.agent_runtime import AgentRuntime
+from ares_exp.agents.runtime.host_files import HostFiles, digest_of
 from ares_exp.containers.activity import Activity, CommandRecord
 from ares_exp.containers.container import Container, ExecOptions, ExecResult, Shell, User
 from ares_exp.containers.door import DOOR_PORT, Door, Serve, ServingContainer
@@ -19,8 +21,6 @@ from ares_exp.errors import (
     DoorUnavailableError,
     EpisodeStateError,
 )
-from ares_exp.journal.host_files import HostFiles, digest_of
-from ares_exp.journal.runtime import AgentRuntime
 
 
 class HostedContainer:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pydantic
 
+from ares_exp.agents.runtime.encoding import JournalEncoder, decode_journal
+from ares_exp.agents.runtime.journal import Journal
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.environment import LimitName
 from ares_exp.errors import SnapshotMetadataError
-from ares_exp.filesystem.objects import ObjectStore
-from ares_exp.journal.encoding import JournalEncoder, decode_journal
-from ares_exp.journal.journal import Journal
 from ares_exp.records.results import StageResult
-from ares_exp.tasks.task import Task, Verdict
+from ares_exp.tasks.task_contract import Task, Verdict
 
 NOT_REACHED = Verdict(0.0, {"reward": 0.0})
 """What a stage is worth that a limit of the episode kept from being played."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ares_exp.agents.runtime.journal import CallEntry, DoneEntry, Journal, StepEntry, UnheardEntry
 from ares_exp.containers.activity import Activity
 from ares_exp.environment import PastStep, restart, transition
-from ares_exp.journal.journal import CallEntry, DoneEntry, Journal, StepEntry, UnheardEntry
 from ares_exp.llms.message_edit import edited
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse

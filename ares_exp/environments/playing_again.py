@@ -15,8 +15,8 @@ from ares_exp.errors import DivergenceError, SnapshotMismatchError
 from ares_exp.llms.message_edit import MessageEdit
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.tasks.task import Task
-from ares_exp.terminal.terminal import count_of
+from ares_exp.records.terminal_text import count_of
+from ares_exp.tasks.task_contract import Task
 from ares_exp.trajectories.normalisers import with_own
 from ares_exp.trajectories.recorded_responses import Exchange, RecordedResponses
 from ares_exp.trajectories.records import serialize_llm_request

@@ -21,7 +21,7 @@ from ares_exp.errors import (
     TaskError,
     UnsafeSnapshotError,
 )
-from ares_exp.tasks.task import Task
+from ares_exp.tasks.task_contract import Task
 
 if TYPE_CHECKING:
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
@@ -121,7 +121,7 @@ def recorded_task(snapshot: EnvironmentSnapshot) -> Task:
         SnapshotMismatchError: It is not there any more.
         SnapshotMetadataError: What is recorded names none.
     """
-    from ares_exp.tasks.harbor import load_task
+    from ares_exp.tasks.harbor_task import load_task
 
     data = snapshot.task_data
     if snapshot.task_type != "harbor":

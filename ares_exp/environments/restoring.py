@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ares_exp.agents.code_agent import AgentFactoryBase
+from ares_exp.agents.runtime.encoding import decode_journal
+from ares_exp.agents.runtime.journal import Journal
 from ares_exp.config.parts import import_name
+from ares_exp.containers.filesystem.delta import StoredChanges
+from ares_exp.containers.filesystem.delta_encoding import get_delta
 from ares_exp.environment import TimeStep
 from ares_exp.environments.episode_facts import EpisodeFacts
 from ares_exp.environments.hosted_agent import AgentState
@@ -23,14 +27,10 @@ from ares_exp.errors import (
     SnapshotMismatchError,
     SnapshotUnsupportedError,
 )
-from ares_exp.filesystem.delta import StoredChanges
-from ares_exp.filesystem.delta_encoding import get_delta
-from ares_exp.journal.encoding import decode_journal
-from ares_exp.journal.journal import Journal
 from ares_exp.llms.message_edit import MessageEdit
 from ares_exp.llms.request import LLMRequest
 from ares_exp.records.episode_usage import EpisodeUsage
-from ares_exp.tasks.task import Task
+from ares_exp.tasks.task_contract import Task
 
 if TYPE_CHECKING:
     from ares_exp.environments.code_environment import CodeEnvironment

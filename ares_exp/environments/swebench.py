@@ -19,9 +19,9 @@ from ares_exp.tasks.swebench.build_context import GITHUB, BuildOptions, make_con
 from ares_exp.tasks.swebench.child_process import ChildProcess
 from ares_exp.tasks.swebench.dataset import find_dataset, load_rows
 from ares_exp.tasks.swebench.eval_commands import check_command
-from ares_exp.tasks.swebench.images import check_template
+from ares_exp.tasks.swebench.instance_images import check_template
 from ares_exp.tasks.swebench.official import official_version
-from ares_exp.tasks.swebench.task import SweBenchOptions, SweBenchTask, check_log_parser
+from ares_exp.tasks.swebench.swebench_task import SweBenchOptions, SweBenchTask, check_log_parser
 from ares_exp.tasks.task_sources.git_command import Git
 from ares_exp.tasks.task_warnings import TaskWarnings
 

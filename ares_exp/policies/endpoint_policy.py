@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 import pydantic
 from pydantic import AfterValidator, Field
 
-from ares_exp.asking.waiting import OnWait, nobody_waits
 from ares_exp.errors import ConfigError, EndpointError, MalformedAnswerError, PreflightError, RefusalError
 from ares_exp.llms.reasoning import KnownReasoning, reasoning_to_message
 from ares_exp.llms.request import LLMClient, LLMRequest
@@ -27,6 +26,7 @@ from ares_exp.llms.wire import Report, shorten
 from ares_exp.policies.endpoint import Endpoint, EndpointWire
 from ares_exp.policies.policy import EpisodeSpec, Policy
 from ares_exp.policies.retry import Backoff
+from ares_exp.policies.waiting import OnWait, nobody_waits
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from ares_exp.records.results import EpisodeResult, Outcome
-from ares_exp.terminal.terminal import draw, format_number, one_line, printable, write
+from ares_exp.records.terminal_text import draw, format_number, one_line, printable, write
 from ares_exp.trajectories.records import EpisodeTrajectory
 from ares_exp.trajectories.request_diff import Match, StepComparison
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from ares_exp.asking.waiting import OnWait, reported
+from ares_exp.policies.waiting import OnWait, reported
 
 MAX_PAUSES = 20
 """Pauses that one request sits out before it tries all the same, so that it never waits for ever."""

@@ -14,7 +14,7 @@ from ares_exp.errors import PolicyError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, Piece, TextData, ToolCallData
 from ares_exp.policies.policy import EpisodeSpec, Policy
-from ares_exp.terminal.terminal import count_of
+from ares_exp.records.terminal_text import count_of
 
 SCRIPTED_MODEL = "scripted"
 

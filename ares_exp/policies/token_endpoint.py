@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal
 
 import pydantic
 
-from ares_exp.asking.waiting import OnWait, nobody_waits
 from ares_exp.cancellation import in_thread
 from ares_exp.errors import ConfigError, MalformedAnswerError, PreflightError, UnsendableRequestError, WireFormatError
 from ares_exp.llms.openai_chat import MaxTokensField
@@ -32,6 +31,7 @@ from ares_exp.policies.in_process.chat_template import (
 )
 from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS, NEUTRAL_SAMPLING
 from ares_exp.policies.policy import EpisodeSpec, Weights
+from ares_exp.policies.waiting import OnWait, nobody_waits
 
 ENGINE_KEYS = ("kv_transfer_params", "ec_transfer_params", "prompt_logprobs", "metrics", "sglext", "metadata")
 """What engines tell of an answer beside it."""

@@ -14,13 +14,13 @@ from typing import Any, Literal, Self
 
 import pydantic
 
-from ares_exp.asking.waiting import nobody_waits
 from ares_exp.cancellation import in_thread
 from ares_exp.errors import ConfigError, ContextOverflowError, PreflightError, UnsendableRequestError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, ToolCallData, Usage
 from ares_exp.policies.endpoint_policy import Count, ModelName, Seconds, StopSequences, Temperature, TopP
 from ares_exp.policies.in_process.activations import Hook, KeptStates, StateWatcher
+from ares_exp.policies.in_process.batch_engine import ModelThread
 from ares_exp.policies.in_process.chat_template import (
     ChatTemplate,
     Conversations,
@@ -29,10 +29,10 @@ from ares_exp.policies.in_process.chat_template import (
     prompt_of,
     with_template,
 )
-from ares_exp.policies.in_process.engine import ModelThread
 from ares_exp.policies.in_process.generation import LoadedModel
 from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS, Row, Sampling, cut_at_stop
 from ares_exp.policies.policy import EpisodeSpec, Policy, Weights
+from ares_exp.policies.waiting import nobody_waits
 
 logger = logging.getLogger(__name__)
 

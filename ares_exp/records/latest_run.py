@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ares_exp.errors import ConfigError
 from ares_exp.records.run_dir import EPISODES, SWEEP_RECORD, RunDir, open_regular
-from ares_exp.terminal.terminal import printable
+from ares_exp.records.terminal_text import printable
 
 LATEST = "latest"
 OUTPUTS = Path("outputs")

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ares_exp.records import exit_codes
 from ares_exp.records.results import UNFINISHED, EnvironmentUsage, EpisodeResult, count_outcomes, final_results
-from ares_exp.terminal import exit_codes
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.errors import SnapshotCorruptError, SnapshotError, SnapshotNotFoundError, SnapshotVersionError
-from ares_exp.filesystem.objects import ObjectStore
 from ares_exp.records.run_dir import atomic_file, dump_json
 from ares_exp.records.validation import briefly
 from ares_exp.snapshots.checked_json import MAX_FILE_BYTES, check_json, read_json_object

@@ -1,7 +1,7 @@
 """The snapshot store: a directory with snapshots, and the objects that they share.
 
 ```
-<path>/objects/ab/cdef…             contents, each once (ares_exp.filesystem.objects)
+<path>/objects/ab/cdef…             contents, each once (ares_exp.containers.filesystem.stored_objects)
 <path>/<snapshot_id>/snapshot.json  a snapshot: complete when it is there, as everything it needs was there before
 <path>/.tmp-…                       what a killed process left; `gc` removes it
 <path>/.lock                        shared by those who write, exclusive to `gc`
@@ -20,10 +20,11 @@ from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.errors import SnapshotError, SnapshotMetadataError, SnapshotNotFoundError
-from ares_exp.filesystem.objects import ObjectStore
 from ares_exp.records.run_dir import sync_to_disk
-from ares_exp.snapshots import garbage, store_lock, verification
+from ares_exp.snapshots import garbage, store_lock
+from ares_exp.snapshots import snapshot_checks as verification
 from ares_exp.snapshots.checked_json import read_json_object
 from ares_exp.snapshots.snapshot import OBJECTS, SNAPSHOT_FILE, EnvironmentSnapshot, encode
 from ares_exp.snapshots.snapshot_id import check_id, is_id, new_id, step_of

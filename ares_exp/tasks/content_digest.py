@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ares_exp.tasks.harborignore import UploadFilter
-from ares_exp.tasks.link_bounds import LinkBounds
+from ares_exp.tasks.verification.link_bounds import LinkBounds
 
 _FILES = ("task.toml", "instruction.md", "README.md", "trajectory.json")
 _GITIGNORE = ".gitignore"

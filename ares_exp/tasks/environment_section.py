@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ares_exp.containers.network_policy import NetworkMode, NetworkPolicy
 from ares_exp.tasks.mcp_server import McpServer
-from ares_exp.tasks.network_policy import AllowedHost
+from ares_exp.tasks.task_network import AllowedHost
 from ares_exp.tasks.toml_table import EnvVars, Seconds, TomlTable
 
 _UNITS_IN_MB = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}

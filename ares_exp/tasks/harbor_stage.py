@@ -12,29 +12,35 @@ from ares_exp.containers.container import Container, ContainerSpec, Shell, User
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.errors import AddTestsDirError, TaskError, TransferError, VerifierError
 from ares_exp.tasks.artifact import Artifact, CollectHook
-from ares_exp.tasks.artifacts.collection import COLLECT_TIMEOUT_SEC, collect
-from ares_exp.tasks.artifacts.delivery import deliver_artifacts
-from ares_exp.tasks.artifacts.hooks import hook_limit_sec
-from ares_exp.tasks.artifacts.places import with_conventional
 from ares_exp.tasks.env_templates import resolve_env, secret_values
 from ares_exp.tasks.environment_section import EnvironmentSection
 from ares_exp.tasks.harborignore import uploadable
 from ares_exp.tasks.image_files import upload_image_files
-from ares_exp.tasks.rewards import reaches
-from ares_exp.tasks.root_commands import empty, make_log_dirs, release_log_dir, reserve_log_dir, stop_processes
-from ares_exp.tasks.solution import find_solution, upload_solution
-from ares_exp.tasks.step_setup import longest_set_up_sec, set_up_step
-from ares_exp.tasks.task import Verdict
+from ares_exp.tasks.task_contract import Verdict
 from ares_exp.tasks.task_files import CONTAINER_DEFINITIONS, compose_file
 from ares_exp.tasks.task_toml import TASK_TOML, AgentSection, Step, TaskToml, VerifierMode, VerifierSection
-from ares_exp.tasks.verification import TESTS_DIR, VERIFIER_DIR, verify
+from ares_exp.tasks.verification.collection import COLLECT_TIMEOUT_SEC, collect
+from ares_exp.tasks.verification.delivery import deliver_artifacts
+from ares_exp.tasks.verification.hooks import hook_limit_sec
+from ares_exp.tasks.verification.places import with_conventional
+from ares_exp.tasks.verification.rewards import reaches
+from ares_exp.tasks.verification.root_commands import (
+    empty,
+    make_log_dirs,
+    release_log_dir,
+    reserve_log_dir,
+    stop_processes,
+)
+from ares_exp.tasks.verification.solution import find_solution, upload_solution
+from ares_exp.tasks.verification.step_setup import longest_set_up_sec, set_up_step
+from ares_exp.tasks.verification.verification import TESTS_DIR, VERIFIER_DIR, verify
 
 AGENT_DIR = "/logs/agent"
 
 
 @dataclass(frozen=True, eq=False)
 class HarborStage:
-    """One instruction of a Harbor task. Implements `ares_exp.tasks.task.Stage`.
+    """One instruction of a Harbor task. Implements `ares_exp.tasks.task_contract.Stage`.
 
     Attributes:
         root: The task directory, absolute.

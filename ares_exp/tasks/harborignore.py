@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ares_exp.cancellation import in_thread
 from ares_exp.containers.owned_directory import working_directory
 from ares_exp.errors import TaskError, TransferError
-from ares_exp.tasks.link_bounds import LinkBounds
+from ares_exp.tasks.verification.link_bounds import LinkBounds
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec

@@ -8,8 +8,8 @@ from pathlib import Path
 from ares_exp.containers.container import Container
 from ares_exp.errors import ContainerStartError
 from ares_exp.tasks.environment_section import EnvironmentSection
-from ares_exp.tasks.root_commands import PLAIN_SHELL
 from ares_exp.tasks.task_files import CONTAINER_DEFINITIONS
+from ares_exp.tasks.verification.root_commands import PLAIN_SHELL
 
 
 async def upload_image_files(container: Container, folder: Path, environment: EnvironmentSection) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ares_exp.errors import ConfigError, TaskError
-from ares_exp.tasks.link_bounds import LinkBounds
+from ares_exp.tasks.verification.link_bounds import LinkBounds
 
 
 def strip_canary(text: str) -> str:

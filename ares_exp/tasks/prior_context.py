@@ -23,8 +23,8 @@ def read_prior_context(path: Path) -> tuple[Mapping[str, Any], ...]:
     """
     if not path.is_file():
         return ()
-    from ares_exp.trajectories.atif.schema import validate_atif
     from ares_exp.trajectories.checks import BROKEN, what_broke
+    from ares_exp.trajectories.exports.atif_schema import validate_atif
     from ares_exp.trajectories.files.line_file import read_lines, read_rest
 
     try:
@@ -42,7 +42,7 @@ def read_prior_context(path: Path) -> tuple[Mapping[str, Any], ...]:
 
 def _messages(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     from ares_exp.llms.request import freeze
-    from ares_exp.trajectories.atif.messages import llm_calls, message_of_result, message_of_step
+    from ares_exp.trajectories.exports.atif_messages import llm_calls, message_of_result, message_of_step
 
     messages: list[Mapping[str, Any]] = []
     after_prompt = False

@@ -8,8 +8,8 @@ from pathlib import Path
 from ares_exp.errors import TaskError
 from ares_exp.tasks.content_digest import TOP_FILES
 from ares_exp.tasks.harborignore import IGNORE_FILE, UploadFilter
-from ares_exp.tasks.link_bounds import LinkBounds
 from ares_exp.tasks.task_toml import TaskToml, VerifierSection
+from ares_exp.tasks.verification.link_bounds import LinkBounds
 
 INSTRUCTION = "instruction.md"
 COMPOSE = "docker-compose.yaml"

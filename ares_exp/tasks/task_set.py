@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ares_exp.errors import TaskError
-from ares_exp.tasks.harbor import HarborTask, load_task
+from ares_exp.tasks.harbor_task import HarborTask, load_task
 from ares_exp.tasks.task_toml import TASK_TOML
 
 SAMPLES = Path(__file__).parent / "samples"

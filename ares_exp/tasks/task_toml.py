@@ -14,10 +14,10 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from ares_exp.errors import TaskError
 from ares_exp.tasks.artifact import Artifacts, CollectHook
 from ares_exp.tasks.environment_section import EnvironmentSection, HealthCheck
-from ares_exp.tasks.link_bounds import LinkBounds
-from ares_exp.tasks.network_policy import PhaseTable
 from ares_exp.tasks.step_name import check_step_name, check_unique
+from ares_exp.tasks.task_network import PhaseTable
 from ares_exp.tasks.toml_table import REMEDY, EnvVars, Seconds, TomlTable, User, explain
+from ares_exp.tasks.verification.link_bounds import LinkBounds
 
 TASK_TOML = "task.toml"
 

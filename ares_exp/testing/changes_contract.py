@@ -18,10 +18,10 @@ from ares_exp.containers.container import (
     ContainerSpec,
     SnapshottableContainer,
 )
+from ares_exp.containers.filesystem.delta import Delta, StoredChanges, differences
+from ares_exp.containers.filesystem.delta_encoding import get_delta, put_delta
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.errors import CaptureError, ContainerDiedError, SnapshotError, SnapshotMismatchError
-from ares_exp.filesystem.delta import Delta, StoredChanges, differences
-from ares_exp.filesystem.delta_encoding import get_delta, put_delta
-from ares_exp.filesystem.objects import ObjectStore
 from ares_exp.records.secrets import protect
 from ares_exp.testing.awkward_tree import listing, make_awkward, python
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ares_exp.containers.container import Container
+from ares_exp.environments.scoring.scorer import ScoredEpisode, as_scorer
+from ares_exp.environments.scoring.scorer_call import ConfiguredScorer
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import Outcome
-from ares_exp.scoring.call import ConfiguredScorer
-from ares_exp.scoring.scorer import ScoredEpisode, as_scorer
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request, serialize_llm_response
 
 

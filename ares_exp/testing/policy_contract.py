@@ -10,9 +10,9 @@ from typing import TypeVar
 
 import pytest
 
-from ares_exp.asking.asked_ahead import concurrency_of
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.asked_ahead import concurrency_of
 from ares_exp.policies.policy import AdvancingClient, EpisodeSpec, Policy, UpdatablePolicy, as_policy
 from ares_exp.trajectories.records import serialize_llm_request, serialize_llm_response
 

@@ -70,8 +70,8 @@ class EpisodeRows:
 
 def total_metrics(summary: RunSummary) -> dict[str, Any]:
     """Makes the totals of a run as flat `run/…` metrics, and its statistics as `stat/…`."""
-    from ares_exp.statistics.metrics import metrics
-    from ares_exp.statistics.run_statistics import RunStatistics
+    from ares_exp.records.statistics.metric_estimates import metrics
+    from ares_exp.records.statistics.run_statistics import RunStatistics
 
     statistics = RunStatistics.of(summary.results, planned=summary.planned, threshold=summary.threshold)
     return dict(_flat("run", summary.to_dict())) | metrics(statistics)

@@ -11,10 +11,10 @@ import pydantic
 from ares_exp.records.results import EpisodeResult
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.trackers.background_writer import BackgroundWriter
+from ares_exp.trackers.recorded_files import RecordedFiles
 from ares_exp.trackers.tracker import RunInfo, TrackerBase
-from ares_exp.trackers.wandb_recording.options import Mode, WandbOptions, effective_mode
-from ares_exp.trackers.wandb_recording.recorded_files import RecordedFiles
-from ares_exp.trackers.wandb_recording.recording import WandbRecording
+from ares_exp.trackers.wandb_options import Mode, WandbOptions, effective_mode
+from ares_exp.trackers.wandb_recording import WandbRecording
 
 if TYPE_CHECKING:
     from ares_exp.trajectories.records import EpisodeTrajectory

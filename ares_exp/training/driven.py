@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from ares_exp.cancellation import finish
 from ares_exp.errors import UserError
 from ares_exp.policies.policy import Policy, as_policy
-from ares_exp.scripting.run import checked_overrides, only_run
+from ares_exp.runs.from_python import checked_overrides, only_run
 from ares_exp.training.driver import EpisodeDriver
 
 if TYPE_CHECKING:
     from ares_exp.llms.request import LLMClient
-    from ares_exp.running.trainer import TrainedRun
+    from ares_exp.runs.trainer import TrainedRun
 
 
 @asynccontextmanager
@@ -53,8 +53,8 @@ async def driven(
     Raises:
         UserError: Something is wrong with the overrides or with what they name; no container was started.
     """
-    from ares_exp.scripting.composing import compose_job
-    from ares_exp.scripting.run_log import run_log
+    from ares_exp.runs.composing import compose_job
+    from ares_exp.runs.run_log import run_log
 
     folders = [Path(folder) for folder in config_dirs]
     body = Body(max_staleness)

@@ -17,9 +17,9 @@ from typing import Self
 from ares_exp.errors import ConfigError, TrajectoryFormatError, UserError, close_matches
 from ares_exp.policies.policy import UpdatablePolicy, Weights
 from ares_exp.records.results import EpisodeResult, final_results
-from ares_exp.resume.episode_plan import PlannedEpisode, plan_attempt
-from ares_exp.running.running_episode import RunningEpisode
-from ares_exp.running.trainer import TrainedRun
+from ares_exp.runs.resume.episode_plan import PlannedEpisode, plan_attempt
+from ares_exp.runs.running_episode import RunningEpisode
+from ares_exp.runs.trainer import TrainedRun
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 CANCEL_LIMIT_SEC = 60.0

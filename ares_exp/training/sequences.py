@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from ares_exp.environment import MAIN_LANE
 from ares_exp.errors import UntrainableError
-from ares_exp.terminal.terminal import count_of
+from ares_exp.records.terminal_text import count_of
 from ares_exp.training.sampled_calls import Accepted, SampledCall, calls_of, lanes_of
 from ares_exp.trajectories.records import EpisodeTrajectory
 from ares_exp.trajectories.stored_episodes import StoredEpisode

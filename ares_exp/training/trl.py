@@ -23,7 +23,7 @@ from pydantic import Field, validate_call
 from ares_exp.environment import MAIN_LANE
 from ares_exp.errors import ConfigError, UserError
 from ares_exp.policies.policy import Policy, UpdatablePolicy
-from ares_exp.running.trainer import TrainedRun
+from ares_exp.runs.trainer import TrainedRun
 from ares_exp.training.checkpoints import Checkpoint, Checkpoints
 from ares_exp.training.curriculum import Curriculum, Weighting, ZeroStdGroups
 from ares_exp.training.driver import DrivenEpisode, EpisodeDriver

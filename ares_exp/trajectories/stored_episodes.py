@@ -13,7 +13,7 @@ from typing import Any, overload
 
 from ares_exp.errors import TrajectoryFormatError
 from ares_exp.records.results import ErrorInfo, Outcome
-from ares_exp.terminal.terminal import count_of
+from ares_exp.records.terminal_text import count_of
 from ares_exp.trajectories.episode_places import find_files, id_by_name
 from ares_exp.trajectories.files.episode_file import find_episodes, find_headers, is_shared
 from ares_exp.trajectories.files.writer_lock import has_writer

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ares_exp.wrappers.async_gym import AsyncGymWrapper as AsyncGymWrapper
     from ares_exp.wrappers.episode_info import EpisodeInfo as EpisodeInfo
-    from ares_exp.wrappers.gym import GymWrapper as GymWrapper
     from ares_exp.wrappers.preset_gym import PresetGym as PresetGym
+    from ares_exp.wrappers.sync_gym import GymWrapper as GymWrapper
     from ares_exp.wrappers.text_wrappers import TextAction as TextAction
     from ares_exp.wrappers.text_wrappers import TextObservation as TextObservation
     from ares_exp.wrappers.wrap import wrap_as_gym as wrap_as_gym
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _OWNERS = {
     "AsyncGymWrapper": "ares_exp.wrappers.async_gym",
     "EpisodeInfo": "ares_exp.wrappers.episode_info",
-    "GymWrapper": "ares_exp.wrappers.gym",
+    "GymWrapper": "ares_exp.wrappers.sync_gym",
     "PresetGym": "ares_exp.wrappers.preset_gym",
     "TextAction": "ares_exp.wrappers.text_wrappers",
     "TextObservation": "ares_exp.wrappers.text_wrappers",

@@ -75,7 +75,7 @@ def drive_sync_gym(environment: MinimalEnvironment) -> GymDriver:
     The environment then runs on the wrapper's event loop, not on the caller's: what it shares with other environments
     must not be bound to a loop.
     """
-    from ares_exp.wrappers.gym import GymWrapper
     from ares_exp.wrappers.gym_in_thread import GymInThread
+    from ares_exp.wrappers.sync_gym import GymWrapper
 
     return ThreadedGymDriver(GymInThread(GymWrapper(environment)))

@@ -15,9 +15,9 @@ from ares_exp.environment import MinimalEnvironment
 from ares_exp.errors import EpisodeStateError
 from ares_exp.wrappers.async_gym import GymStep
 from ares_exp.wrappers.episode_info import EpisodeInfo
-from ares_exp.wrappers.gym import GymWrapper
 from ares_exp.wrappers.loop_call import CANCEL_GRACE_SEC
 from ares_exp.wrappers.loop_thread import CLOSE_LIMIT_SEC
+from ares_exp.wrappers.sync_gym import GymWrapper
 
 _END_LIMIT_SEC = CLOSE_LIMIT_SEC + 6 * CANCEL_GRACE_SEC
 _JOIN_LIMIT_SEC = 1.0

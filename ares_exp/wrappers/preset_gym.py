@@ -17,14 +17,14 @@ from ares_exp.config.targets import import_target, option_targets
 from ares_exp.containers.container import ContainerFactory, ContainerFactoryBase, as_container_factory
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.errors import ConfigError, PresetError, UserError, close_matches
-from ares_exp.presets.configured_preset import ConfiguredPreset
-from ares_exp.presets.preset_id import PresetId
-from ares_exp.presets.registry import find_preset
-from ares_exp.tasks.time_limits import TimeLimits
+from ares_exp.tasks.verification.time_limits import TimeLimits
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import TrajectoryCollector
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
-from ares_exp.wrappers.gym import GymWrapper
+from ares_exp.wrappers.configured_preset import ConfiguredPreset
+from ares_exp.wrappers.preset_id import PresetId
+from ares_exp.wrappers.registry import find_preset
+from ares_exp.wrappers.sync_gym import GymWrapper
 
 P = ParamSpec("P")
 AtLeastOne = Annotated[int, pydantic.Field(ge=1)]

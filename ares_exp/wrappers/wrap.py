@@ -8,7 +8,7 @@ from ares_exp.environment import MinimalEnvironment
 from ares_exp.wrappers.async_gym import AsyncGymWrapper
 
 if TYPE_CHECKING:
-    from ares_exp.wrappers.gym import GymWrapper
+    from ares_exp.wrappers.sync_gym import GymWrapper
 
 
 @overload
@@ -52,6 +52,6 @@ def wrap_as_gym(
         raise ValueError("`allow_running_loop` is for `async_mode=False`: an AsyncGymWrapper never blocks a loop.")
     if async_mode:
         return AsyncGymWrapper(env, render_mode=render_mode)
-    from ares_exp.wrappers.gym import GymWrapper
+    from ares_exp.wrappers.sync_gym import GymWrapper
 
     return GymWrapper(env, render_mode=render_mode, allow_running_loop=allow_running_loop)

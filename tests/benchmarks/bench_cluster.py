@@ -31,12 +31,12 @@ from ares_exp.agents.shell_agent import ShellAgentFactory
 from ares_exp.containers.container import as_container_factory
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.source import as_source
-from ares_exp.executors.executor import ExecutorBase, Recipe
-from ares_exp.executors.here import LocalExecutor
-from ares_exp.executors.ray_executor import RayExecutor
 from ares_exp.records.run_dir import RunDir
-from ares_exp.running.components import Components, Settings
-from ares_exp.running.experiment import Experiment
+from ares_exp.runs.components import Components, Settings
+from ares_exp.runs.executors.executor import ExecutorBase, Recipe
+from ares_exp.runs.executors.here import LocalExecutor
+from ares_exp.runs.executors.ray_executor import RayExecutor
+from ares_exp.runs.experiment import Experiment
 from ares_exp.trackers.null_tracker import NullTracker
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.wrappers.drivers import drive_async_gym

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from ares_exp.statistics.estimate import Estimate, mean, mean_over_attempts, wilson
-from ares_exp.statistics.paired import Difference
-from ares_exp.statistics.pass_rates import ks_up_to, pass_rates
+from ares_exp.records.statistics.estimate import Estimate, mean, mean_over_attempts, wilson
+from ares_exp.records.statistics.paired import Difference
+from ares_exp.records.statistics.pass_rates import ks_up_to, pass_rates
 
 REPETITIONS = 2000
 

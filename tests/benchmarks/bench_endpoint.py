@@ -19,7 +19,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from ares_exp.interception.line import Line
+from ares_exp.agents.interception.line import Line
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from tests.served_line import CHAT, chat, served

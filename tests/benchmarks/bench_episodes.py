@@ -29,8 +29,8 @@ from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnviron
 from ares_exp.policies.oracle import OraclePolicy
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_summary import RunSummary
-from ares_exp.running.components import Components, Settings
-from ares_exp.running.experiment import Experiment
+from ares_exp.runs.components import Components, Settings
+from ares_exp.runs.experiment import Experiment
 from ares_exp.trackers.null_tracker import NullTracker
 from ares_exp.trajectories.collector import TrajectoryCollector
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector

@@ -35,8 +35,8 @@ from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.policies.policy import EpisodeSpec, Policy
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_summary import RunSummary
-from ares_exp.running.components import Components, Settings
-from ares_exp.running.experiment import Experiment
+from ares_exp.runs.components import Components, Settings
+from ares_exp.runs.experiment import Experiment
 from ares_exp.trackers.null_tracker import NullTracker
 from ares_exp.trackers.tracker import RunInfo
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector

@@ -12,11 +12,11 @@ import sys
 import time
 from typing import cast
 
+from ares_exp.agents.runtime.encoding import JournalEncoder, decode_journal
+from ares_exp.agents.runtime.journal import Journal, StepEntry
 from ares_exp.agents.shell_agent import ShellAgentFactory
 from ares_exp.containers.container import Container, ExecResult
 from ares_exp.environments.agent_host import AgentHost
-from ares_exp.journal.encoding import JournalEncoder, decode_journal
-from ares_exp.journal.journal import Journal, StepEntry
 from ares_exp.llms.response import LLMResponse
 from ares_exp.testing.echo_container import RehearsalContainer
 

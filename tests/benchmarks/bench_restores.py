@@ -13,13 +13,13 @@ from typing import Any
 
 import docker
 
+from ares_exp.agents.runtime.encoding import JournalEncoder, decode_journal
+from ares_exp.agents.runtime.journal import Journal
 from ares_exp.agents.shell_agent import ShellAgentFactory
 from ares_exp.containers.container import Container, ExecResult
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.environments.agent_host import AgentHost
 from ares_exp.environments.code_environment import CodeEnvironment
-from ares_exp.filesystem.objects import ObjectStore
-from ares_exp.journal.encoding import JournalEncoder, decode_journal
-from ares_exp.journal.journal import Journal
 from tests.benchmarks.bench_step import InMemoryContainer, InMemoryFactory
 from tests.benchmarks.comparison import timed
 from tests.benchmarks.editing_episode import (

@@ -18,12 +18,12 @@ from typing import Any
 
 import docker
 
-from ares_exp.asking.episode_events import EpisodeEvents
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.exporting import export_episode
 from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.episode_events import EpisodeEvents
 from ares_exp.rollout import run_episode
 from ares_exp.snapshots.schedule import NoSnapshots, SnapshotSchedule
 from tests.benchmarks.bench_restores import fork, replay, restore

@@ -19,16 +19,16 @@ from typing import Any, Protocol
 
 from ares_exp.agents.code_agent import AgentContainer, CodeAgent
 from ares_exp.agents.shell_agent import ShellAgentFactory
-from ares_exp.asking.episode_events import EpisodeEvents
 from ares_exp.containers.container import ContainerSpec, ExecResult
 from ares_exp.containers.network_policy import PUBLIC
 from ares_exp.environment import Environment, complete
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.llms.request import LLMClient, LLMRequest, Message
 from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.episode_events import EpisodeEvents
 from ares_exp.rollout import run_episode
 from ares_exp.tasks.agent_context import AgentContext
-from ares_exp.tasks.task import Verdict
+from ares_exp.tasks.task_contract import Verdict
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector
 from ares_exp.wrappers.drivers import drive_async_gym

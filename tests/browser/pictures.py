@@ -13,7 +13,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from ares_exp.cli.commands import COMMANDS
+from ares_exp.commands.cli.commands import COMMANDS
 from tests.browser.chromium import Page, chromium
 
 report = partial(COMMANDS["report"].main, program="ares-exp report")

@@ -16,15 +16,15 @@ from urllib.parse import urlsplit
 import pytest
 
 import ares_exp
-from ares_exp.cli.commands import COMMANDS
-from ares_exp.pages import page as page_of
-from ares_exp.pages.episode_page import episode_page
-from ares_exp.running.control.orders import Order, write_order
-from ares_exp.running.control.status import read_status
+from ares_exp.commands.cli.commands import COMMANDS
+from ares_exp.reports import page as page_of
+from ares_exp.reports.episode_page import episode_page
+from ares_exp.runs.control.orders import Order, write_order
+from ares_exp.runs.control.status import read_status
 from ares_exp.trajectories.files.episode_file import dump_episode
 from tests.browser.chromium import OWNED, Page, chromium, is_here
 from tests.browser.hostile import IN_BROWSERS, PAYLOADS, hostile_run
-from tests.unit.report.recorded import row, run_of
+from tests.unit.commands.recorded import row, run_of
 from tests.unit.trajectories.chats import chat
 from tests.unit.view.served import served
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from ares_exp.agents.code_agent import AgentContainer, CodeAgentFactory, as_agent_factory
 from ares_exp.agents.shell_agent import SUBMIT, ShellAgentFactory, bash_blocks
-from ares_exp.asking.episode_events import EpisodeEvents
 from ares_exp.containers.container import ContainerFactory
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.episode_limits import EpisodeLimits
@@ -17,10 +16,11 @@ from ares_exp.environments.source import EpisodeParts
 from ares_exp.errors import AresExpError
 from ares_exp.llms.request import LLMClient, LLMRequest, Message
 from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.episode_events import EpisodeEvents
 from ares_exp.policies.oracle import OraclePolicy
 from ares_exp.policies.scripted import ScriptedPolicy
 from ares_exp.rollout import run_episode
-from ares_exp.tasks.time_limits import TimeLimits
+from ares_exp.tasks.verification.time_limits import TimeLimits
 from tests.compatibility.case import DONE, Episode, write_task
 from tests.compatibility.outcome import files_below, manifest
 

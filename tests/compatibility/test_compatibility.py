@@ -13,10 +13,10 @@ import pytest
 
 from ares_exp.environments.harbor import HarborEnvironments
 from ares_exp.errors import TaskError, UserError
-from ares_exp.tasks.harbor import HarborTask, load_task
+from ares_exp.tasks.harbor_task import HarborTask, load_task
 from ares_exp.tasks.task_set import scan_tasks
 from ares_exp.tasks.task_sources.task_lists import HARBOR_REPOSITORY
-from ares_exp.tasks.time_limits import TimeLimits
+from ares_exp.tasks.verification.time_limits import TimeLimits
 from tests.compatibility.case import (
     Case,
     Containers,

@@ -10,9 +10,9 @@ from typing import IO, Unpack
 
 from ares_exp.containers.container import Container, ContainerSpec, ExecOptions, ExecResult
 from ares_exp.containers.daytona.capture import SandboxFiles
+from ares_exp.containers.filesystem.delta import Delta, DeltaLimits
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.errors import ContainerDiedError, TransferError
-from ares_exp.filesystem.delta import Delta, DeltaLimits
-from ares_exp.filesystem.objects import ObjectStore
 
 BASE = "daytona:image=test"
 

@@ -12,6 +12,8 @@ import pytest
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.daytona.file_listing import CHANGES, DIRECTORY
 from ares_exp.containers.docker import DockerContainerFactory
+from ares_exp.containers.filesystem.delta import Delta, DeltaLimits, Entry, StoredChanges, differences
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.errors import (
     CaptureError,
     ContainerDiedError,
@@ -19,8 +21,6 @@ from ares_exp.errors import (
     SnapshotMismatchError,
     SnapshotUnsupportedError,
 )
-from ares_exp.filesystem.delta import Delta, DeltaLimits, Entry, StoredChanges, differences
-from ares_exp.filesystem.objects import ObjectStore
 from ares_exp.testing.awkward_tree import listing, make_awkward
 from ares_exp.testing.changes_contract import CountingStore, run
 from tests.daytona.files_container import FilesBox

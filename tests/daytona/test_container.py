@@ -17,6 +17,7 @@ from ares_exp.containers.container import ContainerSpec, Mount
 from ares_exp.containers.daytona.container import DaytonaContainer
 from ares_exp.containers.daytona.factory import DaytonaContainerFactory
 from ares_exp.containers.daytona.keepalive import KeepAlive
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
 from ares_exp.errors import (
@@ -29,7 +30,6 @@ from ares_exp.errors import (
     EnvironmentStartTimeoutError,
     PreflightError,
 )
-from ares_exp.filesystem.objects import ObjectStore
 from tests.daytona.emulator import Emulator, Fault
 from tests.daytona.emulator.faults import FaultKind
 

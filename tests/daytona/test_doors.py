@@ -9,7 +9,7 @@ import pytest
 
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.daytona.factory import DaytonaContainerFactory
-from ares_exp.containers.daytona.relay import Relay
+from ares_exp.containers.daytona.sandbox_relay import Relay
 from ares_exp.containers.network_policy import NO_NETWORK
 from ares_exp.testing.door_contract import DoorContract, Server, echo, greet, greet_at_last, port_of
 from tests.daytona.emulator import Emulator, Fault

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers.container import Container, ContainerSpec, ExecResult, Mount
-from ares_exp.containers.daytona.image_plan import ImagePlan, plan_image
-from ares_exp.containers.daytona.options import DaytonaOptions
+from ares_exp.containers.daytona.sandbox_options import DaytonaOptions
+from ares_exp.containers.images.image_plan import ImagePlan, plan_image
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.container import LocalContainer
 from ares_exp.errors import ContainerStartError, TaskError, UnsupportedTaskError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ares_exp.containers.daytona.object_store import has_object_store
 from ares_exp.containers.daytona.service import DaytonaService
+from ares_exp.containers.images.object_store import has_object_store
 from ares_exp.errors import ContainerServiceUnavailableError
 from tests.daytona.emulator import Emulator, Fault
 

@@ -19,11 +19,11 @@ from ares_exp.containers.daytona.provider_snapshot import (
 )
 from ares_exp.containers.daytona.sandbox_base import KEPT_PREFIX
 from ares_exp.containers.daytona.service import DaytonaService
+from ares_exp.containers.filesystem.delta import Delta, StoredChanges
+from ares_exp.containers.filesystem.delta_encoding import get_delta, put_delta
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.ownership import owner_labels
 from ares_exp.errors import CaptureError, ContainerDiedError, SnapshotMismatchError
-from ares_exp.filesystem.delta import Delta, StoredChanges
-from ares_exp.filesystem.delta_encoding import get_delta, put_delta
-from ares_exp.filesystem.objects import ObjectStore
 from tests.daytona.emulator import Emulator, Fault
 from tests.daytona.real_client import said
 

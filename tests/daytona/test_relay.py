@@ -10,8 +10,8 @@ import pytest
 
 from ares_exp.containers.command_runner import CommandRunner
 from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.daytona.relay import Relay
 from ares_exp.containers.daytona.relay_script import CHUNK_BYTES, Chunk, chunks
+from ares_exp.containers.daytona.sandbox_relay import Relay
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.container import LocalContainer
 from ares_exp.errors import ContainerDiedError, ContainerError, ContainerServiceUnavailableError

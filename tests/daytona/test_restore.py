@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers.daytona.file_listing import DIRECTORY
-from ares_exp.containers.daytona.image_plan import ImagePlan
 from ares_exp.containers.daytona.listed_changes import Changes, Listed
 from ares_exp.containers.daytona.restore import verify
 from ares_exp.containers.daytona.sandbox_base import require_base, sandbox_base
+from ares_exp.containers.filesystem.delta import Delta, Entry, StoredChanges, sorted_by_path
+from ares_exp.containers.filesystem.delta_encoding import get_delta, put_delta
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
+from ares_exp.containers.images.image_plan import ImagePlan
 from ares_exp.errors import RestoreError, SnapshotMismatchError, UnsafeSnapshotError
-from ares_exp.filesystem.delta import Delta, Entry, StoredChanges, sorted_by_path
-from ares_exp.filesystem.delta_encoding import get_delta, put_delta
-from ares_exp.filesystem.objects import ObjectStore
 from ares_exp.testing.changes_contract import run
 from tests.daytona.files_container import BASE
 from tests.daytona.test_capture import new_box

@@ -16,8 +16,7 @@ import pytest
 
 from ares_exp.containers.container import ContainerSpec, Mount
 from ares_exp.containers.daytona.factory import DaytonaContainerFactory
-from ares_exp.containers.daytona.image_plan import ImagePlan, plan_image
-from ares_exp.containers.daytona.options import DaytonaOptions
+from ares_exp.containers.daytona.sandbox_options import DaytonaOptions
 from ares_exp.containers.daytona.sandbox_request import (
     MAX_DOMAINS,
     MAX_NETWORKS,
@@ -26,6 +25,7 @@ from ares_exp.containers.daytona.sandbox_request import (
     network_settings,
     ttl_minutes,
 )
+from ares_exp.containers.images.image_plan import ImagePlan, plan_image
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
 from ares_exp.errors import ConfigError, UnsupportedTaskError
 from tests.daytona.emulator import Emulator

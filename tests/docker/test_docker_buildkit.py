@@ -16,8 +16,8 @@ import pytest
 
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
-from ares_exp.containers.docker.image import image_tag
-from ares_exp.containers.docker.image_build import _syntax_of, check_buildable
+from ares_exp.containers.images.image import image_tag
+from ares_exp.containers.images.image_build import _syntax_of, check_buildable
 from ares_exp.errors import ContainerStartError, UnsupportedTaskError
 from tests.docker.dockerfiles import built
 from tests.docker.test_docker_cli import program

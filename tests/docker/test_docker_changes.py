@@ -20,10 +20,10 @@ import pytest
 from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.docker.container import DockerContainer
+from ares_exp.containers.filesystem.delta import StoredChanges, differences
+from ares_exp.containers.filesystem.delta_encoding import put_delta
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.errors import ContainerDiedError, SnapshotMismatchError, SnapshotUnsupportedError
-from ares_exp.filesystem.delta import StoredChanges, differences
-from ares_exp.filesystem.delta_encoding import put_delta
-from ares_exp.filesystem.objects import ObjectStore
 from ares_exp.testing.awkward_tree import STEPS, listing, make_awkward
 from ares_exp.testing.changes_contract import ChangesContract, capture, run
 from tests.docker.dockerfiles import built
@@ -40,9 +40,9 @@ import asyncio, sys
 from pathlib import Path
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
-from ares_exp.filesystem.delta import StoredChanges
-from ares_exp.filesystem.delta_encoding import get_delta
-from ares_exp.filesystem.objects import ObjectStore
+from ares_exp.containers.filesystem.delta import StoredChanges
+from ares_exp.containers.filesystem.delta_encoding import get_delta
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
 
 async def main(store, image, digests):
     objects = ObjectStore(Path(store))

@@ -11,6 +11,7 @@ from ares_exp.agents.shell_agent import ShellAgentFactory
 from ares_exp.containers.container import ComposedContainer
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.docker.compose.container import ComposeContainer
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.network_namespace import obstacle
 from ares_exp.containers.network_policy import NO_NETWORK, NetworkPolicy
 from ares_exp.environments.code_environment import CodeEnvironment
@@ -21,10 +22,9 @@ from ares_exp.errors import (
     EnvironmentStartTimeoutError,
     SnapshotUnsupportedError,
 )
-from ares_exp.filesystem.objects import ObjectStore
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.oracle import OraclePolicy
-from ares_exp.tasks.harbor import load_task
+from ares_exp.tasks.harbor_task import load_task
 from ares_exp.testing.host_server import hello_server
 from tests.docker.compose_tasks import ASK, IMAGE, SERVER, compose_spec, needs_compose, things
 

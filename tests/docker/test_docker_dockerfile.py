@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.docker.dockerfile_check import check_dockerfile, without_syntax_line
+from ares_exp.containers.images.dockerfile_check import check_dockerfile, without_syntax_line
 from ares_exp.errors import TaskError
 
 

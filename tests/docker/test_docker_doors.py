@@ -16,10 +16,10 @@ from ares_exp.containers.container import ContainerFactory, ContainerSpec, Mount
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.docker.leftovers import KEPT_VOLUME
 from ares_exp.containers.docker.mounts import volume_name
+from ares_exp.containers.filesystem.delta import StoredChanges
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.network_policy import NO_NETWORK
 from ares_exp.errors import DoorUnavailableError, UnsupportedTaskError
-from ares_exp.filesystem.delta import StoredChanges
-from ares_exp.filesystem.objects import ObjectStore
 from ares_exp.testing.door_contract import DoorContract, RelayedDoorContract, Server, echo, greet
 from tests.docker.compose_tasks import IMAGE, compose_spec, needs_compose
 from tests.docker.engine_forwarder import forwarded_engine

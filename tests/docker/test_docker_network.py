@@ -21,7 +21,7 @@ from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.errors import ContainerDiedError, UnsupportedTaskError
 from ares_exp.llms.response import LLMResponse
-from ares_exp.tasks.harbor import load_task
+from ares_exp.tasks.harbor_task import load_task
 from ares_exp.testing.host_server import hello_server
 
 pytestmark = [pytest.mark.docker, pytest.mark.once]

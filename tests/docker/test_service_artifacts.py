@@ -10,7 +10,7 @@ import pytest
 from ares_exp.containers.container import ComposedContainer
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.errors import ContainerDiedError
-from ares_exp.tasks.harbor import load_task
+from ares_exp.tasks.harbor_task import load_task
 from tests.docker.compose_tasks import IMAGE, needs_compose
 
 pytestmark = [pytest.mark.docker, pytest.mark.once, needs_compose]

@@ -9,8 +9,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from ares_exp.cli.commands import COMMANDS
-from ares_exp.terminal.run_command import parser_of
+from ares_exp.commands.cli.commands import COMMANDS
+from ares_exp.commands.cli.run_command import parser_of
 from tests.docs_reference.markdown import GENERATED
 
 
@@ -49,7 +49,7 @@ def _all_words() -> Iterator[tuple[str, ...]]:
 
 _PRINT = """
 import contextlib, io, json, sys
-from ares_exp.cli.main import main
+from ares_exp.commands.cli.main import main
 
 for words in json.loads(sys.stdin.read()):
     sys.argv[:] = ["ares-exp", *words, "--help"]

@@ -19,7 +19,7 @@ from ares_exp import DockerContainerFactory, LocalContainerFactory
 from ares_exp.agents.shell_agent import ShellAgentFactory
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.llms.response import LLMResponse, Usage
-from ares_exp.tasks.harbor import load_task
+from ares_exp.tasks.harbor_task import load_task
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector
 from ares_exp.trajectories.records import EpisodeTrajectory

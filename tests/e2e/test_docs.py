@@ -26,7 +26,7 @@ import pytest
 import ares_exp
 from ares_exp.config.plugins import OPTION_FOLDERS, OPTION_GROUPS
 from ares_exp.config.schema import MADE_NODES
-from ares_exp.running.control.orders import Order
+from ares_exp.runs.control.orders import Order
 from ares_exp.tasks.task_set import SAMPLES
 from tests.docs_reference.__main__ import DOCS
 from tests.docs_reference.__main__ import PAGES as GENERATED

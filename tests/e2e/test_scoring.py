@@ -94,7 +94,7 @@ def test_a_run_that_is_killed_while_it_is_scored(cli: Cli, tmp_path: Path, grade
     url = f"env.scorers.second.policy.base_url={grader.url}"
     second = (
         "+policy@env.scorers.second.policy=openai",
-        "+env.scorers.second._target_=ares_exp.scoring.judge.Judge",
+        "+env.scorers.second._target_=ares_exp.environments.scoring.judge.Judge",
         "env.scorers.second.policy.api_key_env=null",
         "env.scorers.second.policy.model=grades",
     )

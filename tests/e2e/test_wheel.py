@@ -63,7 +63,7 @@ def test_the_main_job_from_the_wheel(tmp_path: Path, wheel: Path, target: Path) 
     assert "ares_exp/conf/config.yaml" in names
     assert "ares_exp/py.typed" in names
     assert "ares_exp/agents/templates/system.j2" in names
-    assert "ares_exp/authoring/template/environment/Dockerfile" in names
+    assert "ares_exp/commands/task_template/environment/Dockerfile" in names
     assert not [name for name in names if name.startswith(("tests/", "outputs/"))]
     here = tmp_path / "elsewhere"
     here.mkdir()

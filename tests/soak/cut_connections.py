@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 
 from tests.served_line import Recorder
-from tests.unit.interception.test_endpoint import play_through_cuts
+from tests.unit.agents.interception.test_endpoint import play_through_cuts
 
 
 async def main(cuts: int) -> None:

@@ -14,12 +14,12 @@ FOREIGN = {
     "containers/docker/container_lifetime.py": {"status_code"},  # an error of docker-py's
     "containers/docker/engine.py": {"explanation"},  # likewise
     "containers/egress_proxy.py": {"ipv4_mapped"},  # an address of the standard library
-    "filesystem/frames.py": {"compressor"},  # a threading.local
-    "journal/runtime.py": {"args", "__qualname__"},  # a function or a partial of the agent's
-    "journal/virtual_clock.py": {"__self__"},  # a function of `random`
+    "containers/filesystem/frames.py": {"compressor"},  # a threading.local
+    "agents/runtime/agent_runtime.py": {"args", "__qualname__"},  # a function or a partial of the agent's
+    "agents/runtime/virtual_clock.py": {"__self__"},  # a function of `random`
     "records/record_files.py": {"CSafeLoader"},  # of PyYAML, where it was built with it
     "records/secrets.py": {"_data"},  # of os.environ
-    "terminal/terminal.py": {"encoding"},  # a stream
+    "records/terminal_text.py": {"encoding"},  # a stream
     "wrappers/chat_text.py": {"messages", "system_prompt"},  # an observation of any environment's
     "wrappers/spaces.py": {"messages"},  # likewise
 }

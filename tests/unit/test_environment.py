@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from ares_exp.asking.episode_events import EpisodeEvents
 from ares_exp.containers.activity import Activity
 from ares_exp.environment import (
     Environment,
@@ -31,6 +30,7 @@ from ares_exp.environment import (
 from ares_exp.errors import EpisodeStateError, SnapshotUnsupportedError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.episode_events import EpisodeEvents
 from ares_exp.rollout import run_episode
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector

@@ -69,7 +69,9 @@ def test_every_module_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
             importlib.import_module(name)
 
 
-@pytest.mark.parametrize("module", ["ares_exp", "ares_exp.cli.main", "ares_exp.cli.job", "ares_exp.containers.local"])
+@pytest.mark.parametrize(
+    "module", ["ares_exp", "ares_exp.commands.cli.main", "ares_exp.commands.cli.job", "ares_exp.containers.local"]
+)
 def test_importing_touches_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print(sorted({HEAVY} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from ares_exp.asking.episode_events import EpisodeEvents
 from ares_exp.environment import TimeStep, restart, termination, transition
 from ares_exp.errors import MalformedAnswerError, PolicyError, PolicyTimeoutError, RefusalError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
+from ares_exp.policies.episode_events import EpisodeEvents
 from ares_exp.rollout import run_episode
 
 REQUEST = LLMRequest([{"role": "user", "content": "?"}])

@@ -13,11 +13,11 @@ from pydantic import Field, validate_call
 from ares_exp.agents.code_agent import AgentContainer
 from ares_exp.agents.installed.installed_agent import EndpointOptions, InstalledAgentFactory, last_lines
 from ares_exp.agents.installed.recipe import Launch, LaunchedCommand
+from ares_exp.agents.interception.line import KEEPALIVE_SEC, SideCalls
 from ares_exp.cancellation import in_thread
 from ares_exp.containers.container import ExecResult, Mount
 from ares_exp.containers.door import DOOR_PORT
 from ares_exp.errors import AgentExitError, ConfigError, PreflightError
-from ares_exp.interception.line import KEEPALIVE_SEC, SideCalls
 from ares_exp.trajectories.normalisers import UserNormaliser
 
 MOUNT_TARGET = "/opt/ares_exp/agent"

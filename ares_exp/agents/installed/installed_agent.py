@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 
 from ares_exp.agents.code_agent import AgentContainer, AgentFactoryBase
 from ares_exp.agents.installed.recipe import AGENT_DIR, AgentRecipe, Launch, LaunchedCommand
+from ares_exp.agents.interception.line import KEEPALIVE_SEC, Line, LineReport, SideCalls
 from ares_exp.cancellation import finish, in_thread
 from ares_exp.containers.container import ExecResult, Mount
 from ares_exp.containers.door import DOOR_PORT, Door, ServingContainer
 from ares_exp.errors import AgentError, DoorUnavailableError, EndpointLostError, NoRequestError
-from ares_exp.interception.line import KEEPALIVE_SEC, Line, LineReport, SideCalls
 from ares_exp.llms.request import LLMClient
 from ares_exp.records.results import AgentFacts
 from ares_exp.tasks.agent_context import AgentContext
 
 if TYPE_CHECKING:
-    from ares_exp.interception.endpoint import Endpoint
+    from ares_exp.agents.interception.agent_endpoint import Endpoint
 
 INSTRUCTION_FILE = f"{AGENT_DIR}/instruction.md"
 OUTPUT_FILE = f"{AGENT_DIR}/output.txt"
@@ -167,7 +167,7 @@ class InstalledAgent:
     @asynccontextmanager
     async def _served(self) -> AsyncIterator[tuple[Line, Door]]:
         """Opens a door to a line of its own; both are closed in the end."""
-        from ares_exp.interception.endpoint import Endpoint
+        from ares_exp.agents.interception.agent_endpoint import Endpoint
 
         if not isinstance(self._container, ServingContainer):
             raise DoorUnavailableError(

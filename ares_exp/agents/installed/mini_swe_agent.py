@@ -10,9 +10,9 @@ from pydantic import Field, validate_call
 from ares_exp.agents.installed.installed_agent import EndpointOptions, InstalledAgentFactory
 from ares_exp.agents.installed.packaged import LibcChoice, PackagedRecipe
 from ares_exp.agents.installed.recipe import Launch, LaunchedCommand
+from ares_exp.agents.interception.line import KEEPALIVE_SEC
 from ares_exp.agents.toolbox.placing import Placed
 from ares_exp.containers.door import DOOR_PORT
-from ares_exp.interception.line import KEEPALIVE_SEC
 
 _LAUNCH = """\
 import os

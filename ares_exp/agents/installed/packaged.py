@@ -10,13 +10,13 @@ from pydantic import Field, validate_call
 from ares_exp.agents.code_agent import AgentContainer
 from ares_exp.agents.installed.installed_agent import EndpointOptions, InstalledAgentFactory, last_lines
 from ares_exp.agents.installed.recipe import Launch, LaunchedCommand
+from ares_exp.agents.interception.line import KEEPALIVE_SEC, SideCalls
 from ares_exp.agents.toolbox.package import AgentPackage, Build
 from ares_exp.agents.toolbox.pinned import PACKAGES
 from ares_exp.agents.toolbox.placing import Placed, check_runs, fitting_build, ready_builds
 from ares_exp.containers.container import ExecResult, Mount
 from ares_exp.containers.door import DOOR_PORT
 from ares_exp.errors import AgentExitError
-from ares_exp.interception.line import KEEPALIVE_SEC, SideCalls
 
 LibcChoice = Literal["auto", "glibc", "musl"]
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from ares_exp.agents.toolbox.npm import NpmConfig, fetch_tarball
 from ares_exp.agents.toolbox.package import Build, NpmTarball
-from ares_exp.agents.toolbox.store import AgentStore, Installed
+from ares_exp.agents.toolbox.package_store import AgentStore, Installed
 from ares_exp.agents.toolbox.wheels import fetch_wheels
 from ares_exp.cancellation import finish
 from ares_exp.errors import ToolboxError
-from ares_exp.terminal.terminal import format_size
+from ares_exp.records.terminal_text import format_size
 
 _WAIT_SEC = 3600.0
 """Bound on waiting for another process that installs the same build."""

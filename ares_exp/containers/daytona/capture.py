@@ -27,14 +27,7 @@ from ares_exp.containers.daytona.packed_files import read_files
 from ares_exp.containers.daytona.restore import put_back, verify
 from ares_exp.containers.daytona.sandbox_base import require_base
 from ares_exp.containers.daytona.sandbox_scripts import Fetch, Run, SandboxScripts, ScriptFailedError, Send
-from ares_exp.errors import (
-    CaptureError,
-    ContainerDiedError,
-    ContainerError,
-    RestoreError,
-    SnapshotUnsupportedError,
-)
-from ares_exp.filesystem.delta import (
+from ares_exp.containers.filesystem.delta import (
     Delta,
     DeltaLimits,
     Entry,
@@ -44,8 +37,15 @@ from ares_exp.filesystem.delta import (
     link_number,
     parents,
 )
-from ares_exp.filesystem.objects import ObjectStore
-from ares_exp.filesystem.tar_program import YOUNG_SEC
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
+from ares_exp.containers.filesystem.tar_program import YOUNG_SEC
+from ares_exp.errors import (
+    CaptureError,
+    ContainerDiedError,
+    ContainerError,
+    RestoreError,
+    SnapshotUnsupportedError,
+)
 
 SERVICE_PATHS = (
     "/.dockerenv",

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ares_exp.containers.daytona.credentials import Credentials
 from ares_exp.containers.daytona.keepalive import KeepAlive
-from ares_exp.containers.daytona.object_store import has_object_store
 from ares_exp.containers.daytona.service import DaytonaService
+from ares_exp.containers.images.object_store import has_object_store
 
 
 @dataclass(slots=True)

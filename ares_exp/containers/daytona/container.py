@@ -29,16 +29,18 @@ from ares_exp.containers.daytona.capture import SandboxFiles
 from ares_exp.containers.daytona.connection import Connection, Connections
 from ares_exp.containers.daytona.creation import create_sandbox, delete_sandbox
 from ares_exp.containers.daytona.execution import execute
-from ares_exp.containers.daytona.image_plan import ImagePlan, plan_image
-from ares_exp.containers.daytona.options import DaytonaOptions
 from ares_exp.containers.daytona.provider_snapshot import keep_files, make_ready, snapshot_to_start_from
-from ares_exp.containers.daytona.relay import Relay
 from ares_exp.containers.daytona.relay_stream import RelayStream
 from ares_exp.containers.daytona.sandbox_base import kept_base, sandbox_base
+from ares_exp.containers.daytona.sandbox_options import DaytonaOptions
+from ares_exp.containers.daytona.sandbox_relay import Relay
 from ares_exp.containers.daytona.sandbox_request import create_params, network_settings, ttl_minutes
 from ares_exp.containers.daytona.terminal import DaytonaTerminal, terminal_script
 from ares_exp.containers.daytona.transfer import FileTransfer
 from ares_exp.containers.door import DOOR_PORT, Door, OpenDoors, Serve
+from ares_exp.containers.filesystem.delta import Delta
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
+from ares_exp.containers.images.image_plan import ImagePlan, plan_image
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.containers.owned_directory import short_lived_directory
 from ares_exp.containers.ownership import owner_labels
@@ -53,8 +55,6 @@ from ares_exp.errors import (
     SnapshotUnsupportedError,
     TransferError,
 )
-from ares_exp.filesystem.delta import Delta
-from ares_exp.filesystem.objects import ObjectStore
 
 if TYPE_CHECKING:
     from daytona import AsyncSandbox

@@ -13,7 +13,7 @@ from ares_exp.containers.daytona.connection import Connections
 from ares_exp.containers.daytona.container import DaytonaContainer
 from ares_exp.containers.daytona.credentials import has_credentials
 from ares_exp.containers.daytona.leftovers import find_all, remove_stale
-from ares_exp.containers.daytona.options import CaptureWay, DaytonaOptions
+from ares_exp.containers.daytona.sandbox_options import CaptureWay, DaytonaOptions
 from ares_exp.containers.daytona.sandbox_request import check_spec
 from ares_exp.containers.leftover import Leftover
 from ares_exp.containers.network_policy import NetworkPolicy, normalise_host

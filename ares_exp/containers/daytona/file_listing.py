@@ -13,7 +13,7 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from ares_exp.filesystem.delta import UNKEPT_DIRECTORIES
+from ares_exp.containers.filesystem.delta import UNKEPT_DIRECTORIES
 
 DIRECTORY = "/.ares_exp_files"
 """The directory in the sandbox for listings and archives; never listed itself."""

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import IO, cast
 
+from ares_exp.containers.filesystem.delta import MAX_MTIME_NS, MAX_PATH_BYTES, DeltaLimits
 from ares_exp.errors import CaptureError
-from ares_exp.filesystem.delta import MAX_MTIME_NS, MAX_PATH_BYTES, DeltaLimits
 
 MAX_PACKED_BYTES = 2**28
 """Bound on the file of changes, as transferred."""

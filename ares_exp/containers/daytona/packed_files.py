@@ -15,11 +15,11 @@ from typing import IO
 from ares_exp.containers.bounded_reading import Skip, bounded
 from ares_exp.containers.daytona.file_listing import DIRECTORY, PRELUDE, UNREADABLE
 from ares_exp.containers.daytona.sandbox_scripts import SandboxScripts
+from ares_exp.containers.filesystem.delta import DeltaLimits, Entry
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
+from ares_exp.containers.filesystem.tar_entries import read_tar
+from ares_exp.containers.filesystem.tar_program import GNU_CREATE, READ_SOMETHING
 from ares_exp.errors import CaptureError
-from ares_exp.filesystem.delta import DeltaLimits, Entry
-from ares_exp.filesystem.objects import ObjectStore
-from ares_exp.filesystem.tar_entries import read_tar
-from ares_exp.filesystem.tar_program import GNU_CREATE, READ_SOMETHING
 
 _LARGE_BYTES = 16 * 2**20
 _MORE_BYTES = 2**28  # headers, and compression overhead

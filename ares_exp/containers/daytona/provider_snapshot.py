@@ -21,6 +21,7 @@ from ares_exp.cancellation import finish
 from ares_exp.containers.daytona.failures import plain
 from ares_exp.containers.daytona.sandbox_base import KEPT_PREFIX, kept_base, kept_name
 from ares_exp.containers.daytona.service import DaytonaService, state_of
+from ares_exp.containers.filesystem.delta import Delta, StoredChanges
 from ares_exp.containers.ownership import machine_mark
 from ares_exp.errors import (
     CaptureError,
@@ -30,7 +31,6 @@ from ares_exp.errors import (
     ContainerServiceUnavailableError,
     SnapshotMismatchError,
 )
-from ares_exp.filesystem.delta import Delta, StoredChanges
 
 if TYPE_CHECKING:
     from daytona import AsyncDaytona, AsyncSandbox

@@ -14,9 +14,9 @@ from ares_exp.cancellation import in_thread
 from ares_exp.containers.daytona.file_listing import DIRECTORY, PRELUDE, UNREADABLE, Started
 from ares_exp.containers.daytona.listed_changes import Changes, Listed
 from ares_exp.containers.daytona.sandbox_scripts import SandboxScripts
+from ares_exp.containers.filesystem.delta import Delta, Entry, StoredChanges
+from ares_exp.containers.filesystem.layer import write_layer
 from ares_exp.errors import RestoreError, UnsafeSnapshotError
-from ares_exp.filesystem.delta import Delta, Entry, StoredChanges
-from ares_exp.filesystem.layer import write_layer
 
 _UPLOAD = f"{DIRECTORY}/upload"
 _KINDS = {"file": "f", "directory": "d", "symlink": "l", "fifo": "p"}

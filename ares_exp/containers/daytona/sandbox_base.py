@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from ares_exp.containers.daytona.image_plan import ImagePlan
+from ares_exp.containers.images.image_plan import ImagePlan
 from ares_exp.errors import ContainerStartError, SnapshotMismatchError
 
 KEPT_PREFIX = "ares-exp-kept-"

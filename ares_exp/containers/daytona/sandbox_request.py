@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.daytona.image_plan import ImagePlan, plan_image
-from ares_exp.containers.daytona.options import DaytonaOptions
+from ares_exp.containers.daytona.sandbox_options import DaytonaOptions
+from ares_exp.containers.images.image_plan import ImagePlan, plan_image
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
 from ares_exp.errors import ConfigError, UnsupportedTaskError
 

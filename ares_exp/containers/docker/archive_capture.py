@@ -15,10 +15,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 from ares_exp.containers.docker.engine import EngineError
 from ares_exp.containers.docker.transfer import open_archive
+from ares_exp.containers.filesystem.delta import Entry
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
+from ares_exp.containers.filesystem.tar_entries import read_tar
 from ares_exp.errors import CaptureError
-from ares_exp.filesystem.delta import Entry
-from ares_exp.filesystem.objects import ObjectStore
-from ares_exp.filesystem.tar_entries import read_tar
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -31,9 +31,9 @@ from typing import BinaryIO, TypeVar
 
 from ares_exp.containers.bounded_reading import Skip, bounded
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread
-from ares_exp.containers.docker.program import run_program
-from ares_exp.filesystem.delta import in_directories, is_kept, parents
-from ares_exp.filesystem.tar_program import GNU_CREATE, READ_SOMETHING, YOUNG_SEC
+from ares_exp.containers.filesystem.delta import in_directories, is_kept, parents
+from ares_exp.containers.filesystem.tar_program import GNU_CREATE, READ_SOMETHING, YOUNG_SEC
+from ares_exp.containers.images.program import run_program
 
 _TAR = ["tar", *GNU_CREATE, "--files-from=-"]
 _STAT = ["xargs", "-0", "stat", "--printf=%i %s %h %f %.9Y %.9Z %n\\0", "--"]

@@ -29,11 +29,11 @@ from ares_exp.containers.docker.container_lifetime import NAME_PREFIX, remove
 from ares_exp.containers.docker.creation import Throttle, create
 from ares_exp.containers.docker.engine import INQUIRY_TIMEOUT_SEC, Engine, EngineError, engine_errors, in_thread, reason
 from ares_exp.containers.docker.upper_directory import find_upper_directory
+from ares_exp.containers.filesystem.delta import Delta, Entry, StoredChanges, link_number, sorted_by_path
+from ares_exp.containers.filesystem.overlay_upper import ScanCache, scan
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.ownership import owner_labels
 from ares_exp.errors import CaptureError, SnapshotMetadataError, SnapshotUnsupportedError
-from ares_exp.filesystem.delta import Delta, Entry, StoredChanges, link_number, sorted_by_path
-from ares_exp.filesystem.objects import ObjectStore
-from ares_exp.filesystem.overlay_upper import ScanCache, scan
 
 CaptureWay = Literal["auto", "upper", "archive"]
 

@@ -12,14 +12,14 @@ from typing import Any
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker.capture import Capture, CaptureWay
 from ares_exp.containers.docker.container_lifetime import why_it_stays
-from ares_exp.containers.docker.derived_image import DerivedImage, ThinLoadRefused, borrow
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
-from ares_exp.containers.docker.image import ensure_image, inspect_image
-from ares_exp.containers.docker.program import run_program
+from ares_exp.containers.filesystem.delta import Delta, Entry, StoredChanges
+from ares_exp.containers.filesystem.layer import write_layer
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
+from ares_exp.containers.images.derived_image import DerivedImage, ThinLoadRefused, borrow
+from ares_exp.containers.images.image import ensure_image, inspect_image
+from ares_exp.containers.images.program import run_program
 from ares_exp.errors import CaptureError, ContainerDiedError, ContainerStartError, RestoreError, SnapshotMismatchError
-from ares_exp.filesystem.delta import Delta, Entry, StoredChanges
-from ares_exp.filesystem.layer import write_layer
-from ares_exp.filesystem.objects import ObjectStore
 
 _logger = logging.getLogger(__name__)
 _REMEDY = (

@@ -26,12 +26,14 @@ from ares_exp.containers.docker.changed_files import ChangedFiles
 from ares_exp.containers.docker.container_lifetime import FIRST_COMMAND, NAME_PREFIX, FirstProcess, remove
 from ares_exp.containers.docker.creation import AnswerLostError, create, remove_when_it_appears, starts
 from ares_exp.containers.docker.engine import Engine, connect, engine_errors, in_thread, reason
-from ares_exp.containers.docker.image import ensure_image
 from ares_exp.containers.docker.mounts import container_mounts
 from ares_exp.containers.docker.network import ContainerNetwork, NetworkOptions
 from ares_exp.containers.docker.reaper import watch_over_us
 from ares_exp.containers.docker.running import RunningContainer
 from ares_exp.containers.door import DOOR_PORT, Door, Serve
+from ares_exp.containers.filesystem.delta import Delta
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
+from ares_exp.containers.images.image import ensure_image
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.containers.ownership import owner_labels
 from ares_exp.containers.terminal import Terminal
@@ -43,8 +45,6 @@ from ares_exp.errors import (
     SnapshotError,
     TaskError,
 )
-from ares_exp.filesystem.delta import Delta
-from ares_exp.filesystem.objects import ObjectStore
 
 if TYPE_CHECKING:
     from docker.types import Mount

@@ -19,10 +19,10 @@ from ares_exp.containers.docker.capture import CaptureWay
 from ares_exp.containers.docker.compose.container import ComposeContainer, check_compose
 from ares_exp.containers.docker.container import DockerContainer, DockerOptions
 from ares_exp.containers.docker.engine import connect, engine_errors, in_thread, reason
-from ares_exp.containers.docker.image_build import check_buildable
 from ares_exp.containers.docker.leftovers import find, find_locks, remove_stale
 from ares_exp.containers.docker.mounts import check_mounts
 from ares_exp.containers.docker.network import NetworkOptions, check_network
+from ares_exp.containers.images.image_build import check_buildable
 from ares_exp.containers.leftover import Leftover
 from ares_exp.containers.network_policy import NetworkPolicy, normalise_host
 from ares_exp.errors import ConfigError, ContainerServiceError, PreflightError, TaskError

@@ -27,9 +27,11 @@ from ares_exp.containers.container import (
     bounded_start,
     refuse_second_start,
 )
-from ares_exp.containers.dockerfile.reading import Dockerfile
-from ares_exp.containers.dockerfile.steps import apply_step, stage_context
 from ares_exp.containers.door import DOOR_HOST, DOOR_PORT, Door, OpenDoors, Serve
+from ares_exp.containers.filesystem.delta import Delta
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
+from ares_exp.containers.images.dockerfile_reading import Dockerfile
+from ares_exp.containers.images.dockerfile_steps import apply_step, stage_context
 from ares_exp.containers.listening_door import listen_at_free_port, open_listening_door
 from ares_exp.containers.local import guardian
 from ares_exp.containers.local.bubblewrap import bwrap_arguments, find_bwrap, is_privileged
@@ -53,8 +55,6 @@ from ares_exp.errors import (
     SnapshotUnsupportedError,
     TransferError,
 )
-from ares_exp.filesystem.delta import Delta
-from ares_exp.filesystem.objects import ObjectStore
 from ares_exp.records.results import HOST_IMAGE
 
 TRANSFER_TIMEOUT_SEC = 600.0

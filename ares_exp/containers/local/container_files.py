@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ares_exp.containers.filesystem.delta import Delta, Entry, StoredChanges, differences, sorted_by_path
+from ares_exp.containers.filesystem.overlay_upper import ScanCache, scan
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
+from ares_exp.containers.filesystem.tree import write_tree
 from ares_exp.containers.local.bubblewrap import CHANNELS
 from ares_exp.containers.local.host_base import host_base, require_base
 from ares_exp.containers.local.host_root import Part
 from ares_exp.errors import CaptureError, RestoreError, UnsafeSnapshotError
-from ares_exp.filesystem.delta import Delta, Entry, StoredChanges, differences, sorted_by_path
-from ares_exp.filesystem.objects import ObjectStore
-from ares_exp.filesystem.overlay_upper import ScanCache, scan
-from ares_exp.filesystem.tree import write_tree
 
 _OPAQUE = "user.overlay.opaque"
 _SHOWN_DIFFERENCES = 3

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from ares_exp.containers.container import ContainerFactoryBase, ContainerSpec, Shell
-from ares_exp.containers.dockerfile.steps import check_sources
+from ares_exp.containers.images.dockerfile_steps import check_sources
 from ares_exp.containers.leftover import Leftover
 from ares_exp.containers.local.bubblewrap import find_bwrap, is_privileged
 from ares_exp.containers.local.cgroup import usable_cgroup_paths

@@ -21,7 +21,9 @@ import pydantic
 
 from ares_exp.cancellation import in_thread
 from ares_exp.containers.container import ContainerFactoryBase, ContainerSpec, Shell, User
-from ares_exp.containers.dockerfile.steps import check_sources
+from ares_exp.containers.filesystem.delta import Delta
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
+from ares_exp.containers.images.dockerfile_steps import check_sources
 from ares_exp.containers.local.container import LocalContainer
 from ares_exp.containers.local.container_directory import ContainerDirectory, remove_stale
 from ares_exp.containers.local.container_process import ContainerProcess, Launch
@@ -38,8 +40,6 @@ from ares_exp.errors import (
     SnapshotUnsupportedError,
     UnsupportedTaskError,
 )
-from ares_exp.filesystem.delta import Delta
-from ares_exp.filesystem.objects import ObjectStore
 
 _PROBE = ContainerSpec(name="probe", start_timeout_sec=30.0)
 

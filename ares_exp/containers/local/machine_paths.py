@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.dockerfile.reading import CopyStep, Dockerfile, MakeDirectoryStep
-from ares_exp.containers.dockerfile.steps import find_sources
+from ares_exp.containers.images.dockerfile_reading import CopyStep, Dockerfile, MakeDirectoryStep
+from ares_exp.containers.images.dockerfile_steps import find_sources
 from ares_exp.containers.local.guardian import MADE
 from ares_exp.errors import ContainerStartError, TransferError, UnsupportedTaskError
 

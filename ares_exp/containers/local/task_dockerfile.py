@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.dockerfile.reading import Base, Dockerfile, read_dockerfile
+from ares_exp.containers.images.dockerfile_reading import Base, Dockerfile, read_dockerfile
 from ares_exp.containers.local.bubblewrap import is_privileged
 from ares_exp.containers.local.container_process import ROOT_NAMES
 from ares_exp.containers.local.host_root import SEARCH_PATH

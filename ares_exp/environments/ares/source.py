@@ -11,9 +11,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, validate_call
 
+from ares_exp.environments.ares.ares_package import container_class, count_tasks, import_ares, response_module
 from ares_exp.environments.ares.conversion import response_to_ares
 from ares_exp.environments.ares.environment import AresEnvironment
-from ares_exp.environments.ares.package import container_class, count_tasks, import_ares, response_module
 from ares_exp.environments.source import EpisodeParts, Report, SourceBase
 from ares_exp.errors import ConfigError, PreflightError
 from ares_exp.tasks.positions import parse_position

@@ -26,14 +26,14 @@ from ares_exp.environments.deadline import Deadline, DeadlinePassedError
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.task_choice import choose_task
 from ares_exp.environments.twenty_questions.objects import HiddenObject
-from ares_exp.environments.twenty_questions.oracle import GameOracle, Oracle
+from ares_exp.environments.twenty_questions.oracle_model import GameOracle, Oracle
 from ares_exp.environments.twenty_questions.replies import MAX_CHARS, Guess, Reply, Unusable, is_one_of, parse_reply
 from ares_exp.errors import ConfigError, EpisodeStateError
 from ares_exp.llms.request import LLMClient, LLMRequest, Message
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.episode_usage import EpisodeUsage
 from ares_exp.records.results import EnvironmentUsage
-from ares_exp.tasks.task import Verdict
+from ares_exp.tasks.task_contract import Verdict
 
 RULES = """We play twenty questions. I think of something: an object, an animal, a plant, or the like. You find out
 what it is by asking questions that can be answered with yes or no.

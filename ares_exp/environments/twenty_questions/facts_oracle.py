@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from ares_exp.environments.twenty_questions.oracle import Answer, known_facts
+from ares_exp.environments.twenty_questions.oracle_model import Answer, known_facts
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import Policy

@@ -13,7 +13,7 @@ from ares_exp.environments.source import EpisodeParts, Report, SourceBase
 from ares_exp.environments.twenty_questions.environment import TwentyQuestionsEnvironment
 from ares_exp.environments.twenty_questions.facts_oracle import FactsOracle
 from ares_exp.environments.twenty_questions.objects import HiddenObject, load_objects
-from ares_exp.environments.twenty_questions.oracle import Oracle
+from ares_exp.environments.twenty_questions.oracle_model import Oracle
 from ares_exp.tasks.selection import select
 
 Entry = int | str

@@ -18,8 +18,6 @@ from ares_exp.containers.container import Container, ContainerSpec, ExecResult, 
 from ares_exp.containers.network_policy import PUBLIC, NetworkPolicy
 from ares_exp.containers.owned_directory import working_directory
 from ares_exp.errors import AddTestsDirError, TaskError, TransferError, VerifierError, VerifierTimeoutError
-from ares_exp.tasks.root_commands import as_root
-from ares_exp.tasks.solution import SOLUTION_DIR, SOLVE_SCRIPT
 from ares_exp.tasks.swebench.eval_commands import EvalPlan, marked
 from ares_exp.tasks.swebench.grading import Expectation, Grade, grade, nothing_to_grade
 from ares_exp.tasks.swebench.official import official_grade, official_version
@@ -32,8 +30,10 @@ from ares_exp.tasks.swebench.repository import (
     told,
 )
 from ares_exp.tasks.swebench.rows import SweBenchRow
-from ares_exp.tasks.task import Verdict
-from ares_exp.tasks.verification import TESTS_DIR
+from ares_exp.tasks.task_contract import Verdict
+from ares_exp.tasks.verification.root_commands import as_root
+from ares_exp.tasks.verification.solution import SOLUTION_DIR, SOLVE_SCRIPT
+from ares_exp.tasks.verification.verification import TESTS_DIR
 
 AGENT_TIMEOUT_SEC = 3600.0
 """The data sets have no limit for agents; `timeouts.agent=…` sets another."""
@@ -83,7 +83,7 @@ class Conditions:
 
 @dataclass(frozen=True, eq=False)
 class SweBenchStage:
-    """The only stage of a row's task. Implements `ares_exp.tasks.task.Stage`.
+    """The only stage of a row's task. Implements `ares_exp.tasks.task_contract.Stage`.
 
     Attributes:
         row: The row.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from ares_exp.errors import PreflightError, TaskError
-from ares_exp.tasks.harbor import HarborTask, load_task
+from ares_exp.tasks.harbor_task import HarborTask, load_task
 from ares_exp.tasks.selection import Named
 from ares_exp.tasks.task_origin import TaskOrigin
 from ares_exp.tasks.task_set import load_task_set

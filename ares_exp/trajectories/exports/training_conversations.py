@@ -18,7 +18,7 @@ from ares_exp.environment import MAIN_LANE
 from ares_exp.llms.reasoning import KnownReasoning, reasoning_text
 from ares_exp.llms.request import FrozenList, Message, freeze
 from ares_exp.llms.response import ThinkingData
-from ares_exp.terminal.terminal import count_of
+from ares_exp.records.terminal_text import count_of
 from ares_exp.trajectories.records import EpisodeTrajectory, lane_of
 
 ToolArguments = Literal["text", "object"]

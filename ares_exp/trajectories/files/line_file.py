@@ -163,7 +163,7 @@ def _decompressed(raw: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
     if path.suffix != ZSTD:
         yield raw
         return
-    from ares_exp.filesystem.zstd import zstd
+    from ares_exp.containers.filesystem.zstd import zstd
 
     bounds: dict[int, int] = {zstd.DecompressionParameter.window_log_max: 27}
     try:
@@ -179,7 +179,7 @@ def write_lines(path: Path, lines: Iterable[str], *, sync: bool = True) -> None:
     """Writes a file that appears whole or not at all; one called `….zst` is compressed. See `atomic_file`."""
     with atomic_file(path, sync=sync) as file:
         if path.suffix == ZSTD:
-            from ares_exp.filesystem.zstd import zstd
+            from ares_exp.containers.filesystem.zstd import zstd
 
             with zstd.ZstdFile(file, "w", level=9) as stream:
                 stream.write(b"")  # makes a frame even if there are no lines

@@ -17,18 +17,18 @@ import pytest
 
 import ares_exp
 from ares_exp.agents.installed.command import CommandAgentFactory
-from ares_exp.cli.words import run_word
+from ares_exp.commands.cli.words import run_word
+from ares_exp.containers.filesystem.delta_encoding import get_delta
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.errors import SnapshotUnsupportedError, UserError
-from ares_exp.filesystem.delta_encoding import get_delta
 from ares_exp.records.results import EpisodeResult, Outcome
-from ares_exp.resume.answer_log import logged_episodes
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.training.sampled_calls import lanes_of
 from ares_exp.trajectories import load
-from ares_exp.trajectories.atif.writer import to_atif
-from ares_exp.trajectories.commands.request_change import request_change
+from ares_exp.trajectories.answer_log import logged_episodes
+from ares_exp.trajectories.exports.atif_writer import to_atif
+from ares_exp.trajectories.request_change import request_change
 from tests.conftest import SECRET_FREE
 from tests.leaks import processes, wait_until
 from tests.loopback_endpoint import LoopbackEndpoint, Received, completion

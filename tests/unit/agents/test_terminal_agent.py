@@ -276,8 +276,8 @@ async def test_a_terminal_ends_with_its_shell_and_its_jobs_with_the_terminal(box
 
 @pytest.mark.local
 async def test_an_episode_in_a_terminal(box: Any) -> None:
+    from ares_exp.agents.runtime.journal import Journal
     from ares_exp.environments.agent_host import AgentHost
-    from ares_exp.journal.journal import Journal
 
     host = AgentHost(box, Journal(0.0, 0))
     host.start(TerminalAgentFactory(), "Do it.", timeout_sec=None)

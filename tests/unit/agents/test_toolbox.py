@@ -21,15 +21,15 @@ from ares_exp.agents.toolbox import pinned as catalogue
 from ares_exp.agents.toolbox.installing import ensure, install
 from ares_exp.agents.toolbox.npm import NpmConfig
 from ares_exp.agents.toolbox.package import AgentPackage, Build, Wheels, this_machine
+from ares_exp.agents.toolbox.package_store import AgentStore
 from ares_exp.agents.toolbox.pinned import PACKAGES, PYTHONS
 from ares_exp.agents.toolbox.placing import check_runs, fitting_build
-from ares_exp.agents.toolbox.store import AgentStore
 from ares_exp.agents.toolbox.wheels import requirement_lines
-from ares_exp.cli.commands import COMMANDS
+from ares_exp.commands.cli.commands import COMMANDS
 from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.errors import AgentInstallError, ToolboxError
-from ares_exp.filesystem.objects import ObjectStore
 from tests.npm_registry import NpmRegistry, pinned, tgz, tiny_package
 
 main = partial(COMMANDS["agents"].main, program="ares-exp agents")

@@ -11,12 +11,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from ares_exp.commands.cli.subcommands import run_module
 from ares_exp.commands.export import FORMATS
 from ares_exp.records.results import Outcome
-from ares_exp.terminal.subcommands import run_module
-from ares_exp.trajectories.atif.schema import validate_atif
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryCollector
+from ares_exp.trajectories.exports.atif_schema import validate_atif
 from ares_exp.trajectories.exports.exported_episodes import ExportedEpisodes
 from ares_exp.trajectories.files.episode_file import read_episodes
 from ares_exp.trajectories.records import EpisodeTrajectory

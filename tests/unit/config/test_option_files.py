@@ -12,7 +12,7 @@ from typing import Any
 import pydantic
 import pytest
 
-from ares_exp.cli.help import render_help
+from ares_exp.commands.cli.help import render_help
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.instantiate import instantiate_group
 from ares_exp.config.option_files import OptionFiles

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.cli.commands import COMMANDS
-from ares_exp.cli.help import print_help
+from ares_exp.commands.cli.commands import COMMANDS
+from ares_exp.commands.cli.help import print_help
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.option_files import OptionFiles
 from ares_exp.config.options import conf_dir, config_dirs_of, find_options, option_problems, refuse_unreadable
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.errors import ConfigError
-from ares_exp.presets.configured_preset import ConfiguredPreset
-from ares_exp.presets.registry import make
 from ares_exp.records.record_files import MAX_YAML_BYTES
+from ares_exp.wrappers.configured_preset import ConfiguredPreset
+from ares_exp.wrappers.registry import make
 from tests.installed_package import Site
 
 main = partial(COMMANDS["list"].main, program="ares-exp list")

@@ -164,7 +164,7 @@ def test_a_wrong_command_line(clean: Clean, arguments: list[str]) -> None:
 def test_directories_of_killed_uploads(clean: Clean, tmp_path: Path) -> None:
     script = (
         "import os, signal\n"
-        "from ares_exp.trackers.wandb_recording.service import no_traces\n"
+        "from ares_exp.trackers.wandb_service import no_traces\n"
         "with no_traces() as folder:\n"
         "    (folder / 'log').touch()\n"
         "    print(folder, flush=True)\n"

@@ -35,8 +35,8 @@ from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.container_directory import folders
 from ares_exp.containers.local.container_storage import find_storage
 from ares_exp.errors import SnapshotUnsupportedError
-from ares_exp.filesystem.delta import Delta, StoredChanges, differences
-from ares_exp.filesystem.objects import ObjectStore
+from ares_exp.containers.filesystem.delta import Delta, StoredChanges, differences
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
 
 change, look = sys.argv[1:]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.dockerfile.reading import (
+from ares_exp.containers.images.dockerfile_reading import (
     Base,
     CopyStep,
     Dockerfile,
@@ -15,7 +15,7 @@ from ares_exp.containers.dockerfile.reading import (
     RunStep,
     read_dockerfile,
 )
-from ares_exp.containers.dockerfile.steps import check_sources, find_sources, stage_context
+from ares_exp.containers.images.dockerfile_steps import check_sources, find_sources, stage_context
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.errors import TaskError, UnsupportedTaskError
 

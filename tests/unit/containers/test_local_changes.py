@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec
+from ares_exp.containers.filesystem.delta import Delta, Entry, StoredChanges, differences
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.bubblewrap import CHANNELS, is_privileged
 from ares_exp.containers.local.container_directory import folders
 from ares_exp.containers.local.container_storage import find_storage
 from ares_exp.errors import CaptureError, RestoreError, SnapshotMismatchError, UnsafeSnapshotError
-from ares_exp.filesystem.delta import Delta, Entry, StoredChanges, differences
-from ares_exp.filesystem.objects import ObjectStore
 from ares_exp.records.secrets import protect
 from ares_exp.testing.awkward_tree import python
 from ares_exp.testing.changes_contract import ChangesContract

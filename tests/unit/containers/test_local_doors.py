@@ -9,10 +9,10 @@ import pytest
 
 from ares_exp.containers.container import ContainerFactory, ContainerSpec, Mount
 from ares_exp.containers.door import DOOR_PORT
+from ares_exp.containers.filesystem.delta import StoredChanges
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.network_policy import PUBLIC
-from ares_exp.filesystem.delta import StoredChanges
-from ares_exp.filesystem.objects import ObjectStore
 from ares_exp.testing.door_contract import DoorContract, greet
 from tests.killed_door import killed_door
 from tests.unit.containers.local_containers import local_container, needs_local

@@ -71,7 +71,7 @@ async def test_it_ends_by_itself_when_nobody_is_there_any_more(program: str) -> 
     if (path := shutil.which(program, path=SEARCH_PATH)) is None:
         pytest.skip(f"this machine has no {program}")
     name, command = _RUN[program]
-    source = resources.files("ares_exp.containers.relays").joinpath(name).read_text()
+    source = resources.files("ares_exp.containers").joinpath(name).read_text()
     with closed_port() as port:
         pass
     words = shlex.split(command.format(source=shlex.quote(source), lease=1, ports=port))

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from ares_exp.commands import clean
+from ares_exp.commands.cli.run_command import run_module
 from ares_exp.config.targets import find_part, option_targets
-from ares_exp.running.provenance import collect_provenance
-from ares_exp.terminal.run_command import run_module
+from ares_exp.runs.provenance import collect_provenance
 from ares_exp.wrappers.preset_gym import container_factory
 from tests.installed_package import Site
-from tests.unit.harbor_export.recorded_run import record, tried
+from tests.unit.commands.harbor_export.recorded_run import record, tried
 
 MODULE = """
 from ares_exp.containers.container import ContainerFactoryBase

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ares_exp.containers.docker.capture import stacked
-from ares_exp.filesystem.delta import Entry
+from ares_exp.containers.filesystem.delta import Entry
 
 FILE, OTHER, GONE = Entry("file", mode=0o644), Entry("file", mode=0o600), Entry("whiteout")
 DIRECTORY, HIDING = Entry("directory", mode=0o755), Entry("directory", mode=0o755, opaque=True)

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 import ares_exp
+from ares_exp.commands.cli.subcommands import run_module
 from ares_exp.records.run_dir import SWEEP_RECORD
-from ares_exp.running.control import run_control
-from ares_exp.sweeps.interruption import STOP
-from ares_exp.terminal.subcommands import run_module
-from tests.unit.report.recorded import row, run_of
+from ares_exp.runs.control import run_control
+from ares_exp.runs.sweeps.interruption import STOP
+from tests.unit.commands.recorded import row, run_of
 
 LIMIT_SEC = 60
 SLOW = """\

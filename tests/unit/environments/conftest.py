@@ -12,7 +12,7 @@ from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
-from ares_exp.tasks.harbor import HarborTask, load_task
+from ares_exp.tasks.harbor_task import HarborTask, load_task
 from tests.unit.environments.steps import DOCKERFILE, FIRST, SECOND, TWO_STEPS, MakeSteps
 
 PASSES_WITH_ANSWER = (

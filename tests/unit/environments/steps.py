@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ares_exp.tasks.harbor import HarborTask
+from ares_exp.tasks.harbor_task import HarborTask
 
 FIRST = "#!/bin/sh\ngrep -c one /work/log > /logs/verifier/reward.txt\n"
 SECOND = """#!/bin/sh

@@ -28,7 +28,7 @@ from ares_exp.environments.limited_environment import LimitedEnvironment
 from ares_exp.errors import EpisodeStateError, PolicyError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage
-from ares_exp.tasks.time_limits import TimeLimits
+from ares_exp.tasks.verification.time_limits import TimeLimits
 from tests.conftest import SECRET_FREE
 from tests.warm_start import warm_command
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ares_exp.containers.local import LocalContainerFactory
-from ares_exp.environments.scoring import Scoring
+from ares_exp.environments.scoring.episode_scoring import Scoring
 from ares_exp.errors import AresExpError, EpisodeStateError
 from tests.unit.environments.snapshots import SUBMIT, running_boxes
 from tests.unit.environments.steps import MakeSteps

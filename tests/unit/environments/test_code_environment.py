@@ -36,7 +36,7 @@ from ares_exp.errors import (
 )
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
-from ares_exp.tasks.time_limits import TimeLimits
+from ares_exp.tasks.verification.time_limits import TimeLimits
 
 pytestmark = pytest.mark.local
 

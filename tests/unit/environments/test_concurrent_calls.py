@@ -11,24 +11,24 @@ from typing import Any
 
 import pytest
 
-from ares_exp.asking.asked_ahead import counted_when_awaited
-from ares_exp.asking.episode_events import EpisodeEvents
 from ares_exp.environment import EnvironmentWrapper, TimeStep
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.errors import PolicyError, RefusalError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
-from ares_exp.resume.answer_log import LoggedEpisode, logged_episodes
-from ares_exp.resume.episode_plan import PlannedEpisode
-from ares_exp.resume.resumable_policy import ResumablePolicy
+from ares_exp.policies.asked_ahead import counted_when_awaited
+from ares_exp.policies.episode_events import EpisodeEvents
 from ares_exp.rollout import run_episode
-from ares_exp.running.running_episode import RunningEpisode
+from ares_exp.runs.resume.episode_plan import PlannedEpisode
+from ares_exp.runs.resume.resumable_policy import ResumablePolicy
+from ares_exp.runs.running_episode import RunningEpisode
+from ares_exp.trajectories.answer_log import LoggedEpisode, logged_episodes
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector
 from ares_exp.trajectories.recorded_responses import answers
 from ares_exp.wrappers.drivers import drive_async_gym, drive_sync_gym
-from tests.unit.resume.logs import log_in
+from tests.unit.runs.resume.logs import log_in
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(60)]
 

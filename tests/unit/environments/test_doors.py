@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from ares_exp.agents.runtime.agent_runtime import AgentRuntime
 from ares_exp.containers.activity import Activity
 from ares_exp.environments.hosted_container import HostedContainer
 from ares_exp.errors import AgentError, DoorUnavailableError
-from ares_exp.journal.runtime import AgentRuntime
 from ares_exp.testing.door_contract import DoorContract, Server, echo, greet
 from ares_exp.testing.echo_container import RehearsalContainer
 from tests.unit.environments.snapshots import agent_of, ask, say

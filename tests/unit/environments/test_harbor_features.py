@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ares_exp.errors import AgentError, HealthcheckError, StepSetupError
-from ares_exp.tasks.harbor import HarborTask, load_task
+from ares_exp.tasks.harbor_task import HarborTask, load_task
 from tests.unit.environments.snapshots import SUBMIT, Restore, agent_of, ask, last_message, run, running_boxes
 
 pytestmark = pytest.mark.local

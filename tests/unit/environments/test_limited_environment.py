@@ -15,7 +15,7 @@ from ares_exp.errors import EpisodeStateError
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.records.episode_usage import EpisodeUsage
 from ares_exp.rollout import run_episode
-from ares_exp.tasks.time_limits import TimeLimits
+from ares_exp.tasks.verification.time_limits import TimeLimits
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
 from ares_exp.trajectories.records import serialize_llm_response

@@ -10,7 +10,7 @@ import pytest
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.errors import NoRequestError, VerifierError, VerifierTimeoutError
 from ares_exp.policies.oracle import OraclePolicy
-from ares_exp.tasks.time_limits import TimeLimits
+from ares_exp.tasks.verification.time_limits import TimeLimits
 from tests.unit.environments.snapshots import SUBMIT, ask, last_message, run
 from tests.unit.environments.steps import PASSES, TWO_STEPS, MakeSteps, shown
 

@@ -15,16 +15,16 @@ from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environment import TimeStep, restart, termination, transition
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.scoring.scored_source import ScoredSource
+from ares_exp.environments.scoring.scorer import ScoredEpisode
+from ares_exp.environments.scoring.scorer_call import ConfiguredScorer
+from ares_exp.environments.scoring.scoring_environment import ScoringEnvironment, ScoringRules
 from ares_exp.environments.source import EpisodeParts, SourceBase
 from ares_exp.errors import ContainerError, EpisodeStateError, ScorerError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import EnvironmentUsage, Outcome
-from ares_exp.scoring.call import ConfiguredScorer
-from ares_exp.scoring.scored_source import ScoredSource
-from ares_exp.scoring.scorer import ScoredEpisode
-from ares_exp.scoring.scoring_environment import ScoringEnvironment, ScoringRules
-from ares_exp.tasks.harbor import HarborTask
+from ares_exp.tasks.harbor_task import HarborTask
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector
 from tests.unit.environments.conftest import MakeTask

@@ -22,7 +22,7 @@ from ares_exp.errors import (
     SnapshotUnsupportedError,
 )
 from ares_exp.policies.oracle import OraclePolicy
-from ares_exp.tasks.time_limits import TimeLimits
+from ares_exp.tasks.verification.time_limits import TimeLimits
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector
 from tests.agents.thorough_agent import ThoroughAgentFactory

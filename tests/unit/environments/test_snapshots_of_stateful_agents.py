@@ -11,7 +11,7 @@ import pytest
 
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.errors import AgentError, DivergenceError, SnapshotMismatchError, SnapshotUnsupportedError
-from ares_exp.tasks.time_limits import TimeLimits
+from ares_exp.tasks.verification.time_limits import TimeLimits
 from tests.agents.stateful_agent import ForgetfulAgentFactory, StatefulAgent, StatefulAgentFactory
 from tests.unit.environments.snapshots import Restore, agent_of, ask, last_message, running_boxes, say
 

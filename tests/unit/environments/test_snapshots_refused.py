@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from ares_exp.agents.shell_agent import ShellAgentFactory
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.restoring import Continuation
@@ -26,9 +27,8 @@ from ares_exp.errors import (
     SnapshotNotFoundError,
     SnapshotUnsupportedError,
 )
-from ares_exp.filesystem.objects import ObjectStore
 from ares_exp.snapshots.checksum import with_checksum
-from ares_exp.tasks.harbor import load_task
+from ares_exp.tasks.harbor_task import load_task
 from tests.installed_package import Site
 from tests.unit.environments.snapshots import Restore, agent_of, ask, run, running_boxes
 

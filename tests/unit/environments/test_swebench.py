@@ -361,7 +361,7 @@ def test_rows_that_cannot_be_played_are_refused_by_name(player: Player, options:
 def test_a_published_row_whose_grader_is_missing_is_refused_before_the_start(
     player: Player, monkeypatch: pytest.MonkeyPatch, version: str | None, log_parser: str | None, told: str
 ) -> None:
-    monkeypatch.setattr("ares_exp.tasks.swebench.task.official_version", lambda: version)
+    monkeypatch.setattr("ares_exp.tasks.swebench.swebench_task.official_version", lambda: version)
     columns = {"eval_script": EVAL_SCRIPT, "log_parser": "parse_log_django"}
     source = player.source(columns=columns, test_command=None, log_parser=log_parser)
     source.load(print)

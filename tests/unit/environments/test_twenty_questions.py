@@ -17,7 +17,7 @@ from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.twenty_questions.environment import TwentyQuestionsEnvironment
 from ares_exp.environments.twenty_questions.facts_oracle import FactsOracle
 from ares_exp.environments.twenty_questions.objects import load_objects
-from ares_exp.environments.twenty_questions.oracle import Oracle
+from ares_exp.environments.twenty_questions.oracle_model import Oracle
 from ares_exp.errors import ConfigError, EndpointTimeoutError, EpisodeStateError, OracleAnswerError, PreflightError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
@@ -25,7 +25,7 @@ from ares_exp.policies.oracle import OraclePolicy
 from ares_exp.policies.policy import EpisodeSpec, Policy
 from ares_exp.policies.scripted import ScriptedPolicy
 from ares_exp.records.results import EnvironmentUsage, Outcome
-from ares_exp.tasks.time_limits import TimeLimits
+from ares_exp.tasks.verification.time_limits import TimeLimits
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
 from ares_exp.wrappers.wrap import wrap_as_gym

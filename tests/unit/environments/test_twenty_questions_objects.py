@@ -9,7 +9,7 @@ import pytest
 
 from ares_exp.environments.twenty_questions.facts_oracle import FactsOracle
 from ares_exp.environments.twenty_questions.objects import HiddenObject, load_objects
-from ares_exp.environments.twenty_questions.oracle import Answer, known_facts, oracle_request, parse_answer
+from ares_exp.environments.twenty_questions.oracle_model import Answer, known_facts, oracle_request, parse_answer
 from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
 from ares_exp.errors import ConfigError
 

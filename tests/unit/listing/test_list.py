@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from ares_exp.cli.commands import COMMANDS
 from ares_exp.commands import list as listing
+from ares_exp.commands.cli.commands import COMMANDS
 from ares_exp.commands.list import GROUP_OF
 from ares_exp.config.options import conf_dir, find_options
 from ares_exp.config.plugins import OPTION_GROUPS

@@ -12,10 +12,10 @@ import pydantic
 import pytest
 from aiohttp import web
 
-from ares_exp.asking.asked_ahead import concurrency_of
 from ares_exp.errors import MalformedAnswerError, PreflightError, RefusalError, UnsendableRequestError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
+from ares_exp.policies.asked_ahead import concurrency_of
 from ares_exp.policies.chat_completions import OpenAIPolicy
 from ares_exp.policies.policy import AdvancingClient, EpisodeSpec
 from tests.loopback_endpoint import (

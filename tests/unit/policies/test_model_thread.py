@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ares_exp.policies.in_process import engine
+from ares_exp.policies.in_process import batch_engine as engine
 from ares_exp.policies.in_process.sampling import Row, Sampling
 
 pytestmark = pytest.mark.train

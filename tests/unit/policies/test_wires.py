@@ -1,7 +1,7 @@
 """The policies of all three wires: an agent of parallel tool calls, and servers that stream, fail, refuse and count.
 
 The streams of these servers are written by the side of the wires that serves agents, which the vendors' own clients
-judge (`tests/unit/interception/wires`).
+judge (`tests/unit/agents/interception/wires`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ares_exp.agents.interception.served_chat import ChatCompletionsWire
+from ares_exp.agents.interception.served_messages import MessagesWire
+from ares_exp.agents.interception.served_responses import ResponsesWire
+from ares_exp.agents.interception.served_wire import Wire
 from ares_exp.agents.tools_agent import ToolsAgentFactory
 from ares_exp.errors import (
     AuthenticationError,
@@ -29,10 +33,6 @@ from ares_exp.errors import (
     ServerError,
     UnsendableRequestError,
 )
-from ares_exp.interception.wires.chat_completions import ChatCompletionsWire
-from ares_exp.interception.wires.messages import MessagesWire
-from ares_exp.interception.wires.responses import ResponsesWire
-from ares_exp.interception.wires.wire import Wire
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage
 from ares_exp.llms.server_sent_events import EventReader

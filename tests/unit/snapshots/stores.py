@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 from unicodedata import category
 
-from ares_exp.filesystem.delta import Delta, Entry
-from ares_exp.filesystem.delta_encoding import put_delta
-from ares_exp.filesystem.objects import CHUNK_BYTES, ObjectStore
+from ares_exp.containers.filesystem.delta import Delta, Entry
+from ares_exp.containers.filesystem.delta_encoding import put_delta
+from ares_exp.containers.filesystem.stored_objects import CHUNK_BYTES, ObjectStore
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot, encode_messages
 from ares_exp.snapshots.store import SnapshotStore
 

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from ares_exp.filesystem.delta_encoding import get_delta
+from ares_exp.containers.filesystem.delta_encoding import get_delta
 from ares_exp.snapshots.store import SnapshotStore
 from tests.unit.snapshots.golden_store import GOLDEN
 from tests.unit.snapshots.stores import BASE, EPISODE

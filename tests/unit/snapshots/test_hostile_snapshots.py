@@ -15,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from ares_exp.cli.commands import COMMANDS
+from ares_exp.commands.cli.commands import COMMANDS
+from ares_exp.containers.filesystem.zstd import zstd
 from ares_exp.errors import SnapshotError, SnapshotMetadataError
-from ares_exp.filesystem.zstd import zstd
 from ares_exp.snapshots.checked_json import MAX_FILE_BYTES
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.snapshots.store import SnapshotStore
@@ -163,7 +163,7 @@ import resource, sys
 from pathlib import Path
 from ares_exp.errors import SnapshotError
 from ares_exp.snapshots.store import SnapshotStore
-from ares_exp.filesystem.zstd import zstd
+from ares_exp.containers.filesystem.zstd import zstd
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 store = SnapshotStore(Path(sys.argv[1]))
 for name in store.ids():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.filesystem.delta_encoding import get_delta
+from ares_exp.containers.filesystem.delta_encoding import get_delta
 from ares_exp.snapshots.store import SnapshotStore
 
 KILLS = 60

@@ -21,11 +21,11 @@ from ares_exp.environments.harbor import HarborEnvironments
 from ares_exp.environments.source import as_source
 from ares_exp.errors import ConfigError, PolicyError
 from ares_exp.llms.response import LLMResponse
-from ares_exp.running.preparation import check_snapshots
+from ares_exp.runs.preparation import check_snapshots
 from ares_exp.snapshots.schedule import NoSnapshots, SnapshotSchedule
 from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
 from ares_exp.snapshots.store import SnapshotStore
-from ares_exp.tasks.harbor import load_task
+from ares_exp.tasks.harbor_task import load_task
 from ares_exp.tasks.task_set import SAMPLES
 
 Make = Callable[..., SnapshottingEnvironment]

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.filesystem.delta_encoding import get_delta
-from ares_exp.filesystem.objects import CHUNK_BYTES
-from ares_exp.filesystem.zstd import zstd
+from ares_exp.containers.filesystem.delta_encoding import get_delta
+from ares_exp.containers.filesystem.stored_objects import CHUNK_BYTES
+from ares_exp.containers.filesystem.zstd import zstd
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.snapshots.store import SnapshotStore
 from tests.unit.snapshots.stores import EPISODE, add, changes, file

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ares_exp.tasks.harbor import load_task
+from ares_exp.tasks.harbor_task import load_task
 
 MakeTask = Callable[..., Path]
 

@@ -8,8 +8,8 @@ import pytest
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
 from ares_exp.errors import TaskError, UnsupportedTaskError
-from ares_exp.tasks.harbor import load_task
-from ares_exp.tasks.task import Task
+from ares_exp.tasks.harbor_task import load_task
+from ares_exp.tasks.task_contract import Task
 from ares_exp.tasks.task_set import SAMPLES, load_task_set, scan_tasks
 
 MakeTask = Callable[..., Path]

@@ -8,9 +8,9 @@ import pytest
 
 from ares_exp.errors import TaskError, TransferError
 from ares_exp.tasks.content_digest import digested_files
-from ares_exp.tasks.harbor import load_task
+from ares_exp.tasks.harbor_task import load_task
 from ares_exp.tasks.harborignore import UploadFilter, uploadable
-from ares_exp.tasks.link_bounds import LinkBounds
+from ares_exp.tasks.verification.link_bounds import LinkBounds
 
 MakeTask = Callable[..., Path]
 Files = Mapping[str, str]

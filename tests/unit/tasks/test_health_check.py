@@ -11,8 +11,8 @@ from ares_exp.containers.container import Container, ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.errors import ContainerError, HealthcheckError
 from ares_exp.tasks.environment_section import HealthCheck
-from ares_exp.tasks.harbor import load_task
-from ares_exp.tasks.health_check import await_health, whole_seconds
+from ares_exp.tasks.harbor_task import load_task
+from ares_exp.tasks.verification.health_check import await_health, whole_seconds
 
 pytestmark = pytest.mark.local
 

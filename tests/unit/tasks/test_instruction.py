@@ -6,7 +6,7 @@ import pytest
 
 from ares_exp.errors import TaskError
 from ares_exp.tasks.instruction import read_instruction, strip_canary
-from ares_exp.tasks.link_bounds import LinkBounds
+from ares_exp.tasks.verification.link_bounds import LinkBounds
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ares_exp.errors import TaskError
 from ares_exp.llms.request import freeze
-from ares_exp.tasks.harbor import load_task
+from ares_exp.tasks.harbor_task import load_task
 from ares_exp.tasks.prior_context import read_prior_context
 from tests.examples import examples
 from tests.unit.trajectories.atif_examples import counting
@@ -84,7 +84,7 @@ def test_one_that_was_recorded_here(tmp_path: Path) -> None:
     from ares_exp.llms.request import LLMRequest
     from ares_exp.llms.response import LLMResponse
     from ares_exp.records.results import Outcome
-    from ares_exp.trajectories.atif.writer import write_atif
+    from ares_exp.trajectories.exports.atif_writer import write_atif
     from ares_exp.trajectories.records import (
         EpisodeTrajectory,
         StepRecord,

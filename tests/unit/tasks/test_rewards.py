@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from ares_exp.errors import RewardFileEmptyError, RewardFileNotFoundError, VerifierOutputParseError
-from ares_exp.tasks.rewards import (
+from ares_exp.tasks.task_contract import Verdict
+from ares_exp.tasks.verification.rewards import (
     MAX_REWARD_BYTES,
     choose_reward,
     overall_verdict,
@@ -13,7 +14,6 @@ from ares_exp.tasks.rewards import (
     parse_reward_txt,
     read_verdict,
 )
-from ares_exp.tasks.task import Verdict
 
 
 @pytest.mark.parametrize(

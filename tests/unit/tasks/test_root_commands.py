@@ -8,7 +8,7 @@ import pytest
 
 from ares_exp.containers.container import Container, ExecResult
 from ares_exp.errors import VerifierError
-from ares_exp.tasks.root_commands import stop_processes
+from ares_exp.tasks.verification.root_commands import stop_processes
 
 
 class ThisMachine:

@@ -9,7 +9,7 @@ import pytest
 
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
-from ares_exp.tasks.harbor import HarborTask, load_task
+from ares_exp.tasks.harbor_task import HarborTask, load_task
 
 MakeTask = Callable[..., Path]
 Files = Mapping[str, str | None]

@@ -11,8 +11,8 @@ import pytest
 from ares_exp.containers.container import Container
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.errors import HealthcheckError, StepSetupError, TaskError
-from ares_exp.tasks.harbor import HarborTask, load_task
-from ares_exp.tasks.task import Verdict
+from ares_exp.tasks.harbor_task import HarborTask, load_task
+from ares_exp.tasks.task_contract import Verdict
 from tests.unit.containers.local_containers import USER
 
 pytestmark = pytest.mark.local

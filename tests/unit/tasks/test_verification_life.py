@@ -20,7 +20,7 @@ from ares_exp.errors import (
     VerifierError,
     VerifierOutputParseError,
 )
-from ares_exp.tasks.harbor import HarborTask, load_task
+from ares_exp.tasks.harbor_task import HarborTask, load_task
 from ares_exp.tasks.task_set import SAMPLES, load_task_set
 
 MakeTask = Callable[..., Path]

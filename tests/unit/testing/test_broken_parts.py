@@ -17,6 +17,7 @@ import pytest
 from ares_exp.agents.shell_agent import ShellAgentFactory
 from ares_exp.containers.activity import Activity
 from ares_exp.containers.container import ContainerFactoryBase, ExecResult
+from ares_exp.containers.filesystem.delta import Delta, Entry
 from ares_exp.environment import (
     EpisodeReport,
     PastStep,
@@ -29,7 +30,6 @@ from ares_exp.environment import (
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.source import EpisodeParts, SourceBase
 from ares_exp.errors import DivergenceError, EpisodeStateError, UserError
-from ares_exp.filesystem.delta import Delta, Entry
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec, Policy

@@ -31,12 +31,10 @@ from ares_exp.policies.oracle import OraclePolicy
 from ares_exp.policies.policy import Policy, Weights
 from ares_exp.policies.replay import ReplayPolicy
 from ares_exp.policies.scripted import ScriptedPolicy
-from ares_exp.presets.registry import make
-from ares_exp.presets.tracked_environment import TrackedEnvironment
 from ares_exp.snapshots.schedule import SnapshotSchedule
-from ares_exp.tasks.harbor import load_task
+from ares_exp.tasks.harbor_task import load_task
 from ares_exp.tasks.task_set import SAMPLES
-from ares_exp.tasks.time_limits import TimeLimits
+from ares_exp.tasks.verification.time_limits import TimeLimits
 from ares_exp.testing.agent_contract import AgentContract
 from ares_exp.testing.collector_contract import CollectorContract
 from ares_exp.testing.environment_contract import EnvironmentContract
@@ -55,6 +53,8 @@ from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryColl
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
 from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, deserialize_llm_request
+from ares_exp.wrappers.registry import make
+from ares_exp.wrappers.tracked_environment import TrackedEnvironment
 from tests.agents.stateful_agent import StatefulAgentFactory
 from tests.agents.thorough_agent import ThoroughAgentFactory, answer
 from tests.loopback_endpoint import LoopbackEndpoint

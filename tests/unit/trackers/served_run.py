@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.unit.report.recorded import data_in
+from tests.unit.commands.recorded import data_in
 from tests.unit.trackers.wandb_service import ServedArtifact, WandbService
 
 

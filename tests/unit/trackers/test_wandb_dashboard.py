@@ -12,7 +12,7 @@ import pytest
 
 from ares_exp.commands.wandb import BARS, LINES, TABLE
 from ares_exp.records.run_summary import RunSummary
-from ares_exp.running.monitoring.runner_monitor import RunnerMonitor
+from ares_exp.runs.control.runner_monitor import RunnerMonitor
 from tests.unit.trackers.served_run import ServedRun
 from tests.unit.trackers.tracked_run import RESULTS, patient_tracker, run_info
 from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, WandbService

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.cli.words import run_word
+from ares_exp.commands.cli.words import run_word
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.trackers.wandb_tracker import WandbTracker
@@ -110,7 +110,7 @@ PLAYS = """
 import logging, sys
 from pathlib import Path
 import pandas, scipy.stats, wandb
-from ares_exp.trackers.wandb_recording import service
+from ares_exp.trackers import wandb_service as service
 from ares_exp.trackers.wandb_tracker import WandbTracker
 from tests.unit.trackers.test_wandb_online import RESULTS, SUMMARY, run_info
 

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData
-from ares_exp.pages.episode_page import episode_page
 from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome
 from ares_exp.records.run_summary import RunSummary
+from ares_exp.reports.episode_page import episode_page
 from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.trackers.tracker import RunInfo
-from ares_exp.trackers.wandb_recording.identity import read_identity
-from ares_exp.trackers.wandb_recording.recording import RENEWED_AFTER, WandbRecording
+from ares_exp.trackers.wandb_identity import read_identity
+from ares_exp.trackers.wandb_recording import RENEWED_AFTER, WandbRecording
 from ares_exp.trackers.wandb_tracker import WandbTracker
-from tests.unit.report.recorded import data_in, run_of
+from tests.unit.commands.recorded import data_in, run_of
 from tests.unit.trackers.served_run import ServedRun
 from tests.unit.trackers.tracked_run import RESULTS, SECRET, episode, patient_tracker, run_info
 from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, ServedArtifact, WandbService

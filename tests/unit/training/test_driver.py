@@ -15,8 +15,8 @@ import ares_exp
 from ares_exp import LLMRequest, LLMResponse
 from ares_exp.errors import ConfigError
 from ares_exp.policies.policy import Policy, Weights
-from ares_exp.running.control import run_control
-from ares_exp.running.control.orders import Order, write_order
+from ares_exp.runs.control import run_control
+from ares_exp.runs.control.orders import Order, write_order
 from ares_exp.training.driver import EpisodeDriver
 from tests.unit.training.counted_tasks import TASKS, Counted, options
 

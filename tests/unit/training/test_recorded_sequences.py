@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import TypeAdapter
 
+from ares_exp.commands.cli.subcommands import run_module
 from ares_exp.errors import UserError
 from ares_exp.records.run_dir import RunDir
-from ares_exp.terminal.subcommands import run_module
 from ares_exp.training.recorded_sequences import RecordedSequences
 from ares_exp.training.sequence_files import write_sequences
 from ares_exp.training.sequences import TrainingSequence, sequences_of

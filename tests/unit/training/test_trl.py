@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import ares_exp
-from ares_exp.cli.main import main
+from ares_exp.commands.cli.main import main
 from ares_exp.errors import ConfigError, UserError
 from ares_exp.training.trl import Grpo, last_checkpoint
 from tests.unit.training.counted_tasks import KILL, TASKS, Counted, options

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from ares_exp.errors import TrajectoryFormatError
-from ares_exp.trajectories.atif.schema import VERSIONS, validate_atif
+from ares_exp.trajectories.exports.atif_schema import VERSIONS, validate_atif
 from tests.unit.trajectories.atif_examples import at, counting, smallest
 
 STEP: dict[str, Any] = {"step_id": 1, "source": "user", "message": "x"}

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from ares_exp.llms.request import LLMRequest, Origin
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import Outcome
-from ares_exp.trajectories.atif.writer import OTHER_LANES, REWRITTEN, to_atif
+from ares_exp.trajectories.exports.atif_writer import OTHER_LANES, REWRITTEN, to_atif
 from ares_exp.trajectories.exports.parquet_export import write_parquet
 from ares_exp.trajectories.exports.preference_export import preference_rows
 from ares_exp.trajectories.exports.sft_export import sft_rows

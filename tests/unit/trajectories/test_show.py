@@ -16,17 +16,17 @@ import pytest
 from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
-from ares_exp.cli.words import run_word
+from ares_exp.commands.cli.words import run_word
 from ares_exp.commands.show import LEFT_OUT_WHERE_NARROW, list_columns
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, Usage
 from ares_exp.records.results import ErrorInfo, Outcome
-from ares_exp.terminal.table import columns_that_fit
-from ares_exp.terminal.terminal import collapsed, one_line, printable
-from ares_exp.trajectories.commands.request_change import request_change
+from ares_exp.records.terminal_text import collapsed, one_line, printable
+from ares_exp.records.text_table import columns_that_fit
 from ares_exp.trajectories.files.episode_file import dump_episode
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request
+from ares_exp.trajectories.request_change import request_change
 from ares_exp.trajectories.stored_episodes import load
 from tests.examples import examples
 from tests.unit.trajectories.chats import chat, said, with_answer, with_step, write

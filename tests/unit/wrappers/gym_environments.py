@@ -11,7 +11,7 @@ from typing import Any
 from ares_exp.environment import TimeStep, restart, termination, transition, truncation
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.wrappers.gym import GymWrapper
+from ares_exp.wrappers.sync_gym import GymWrapper
 from ares_exp.wrappers.text_wrappers import TextAction, TextObservation
 
 ACTION = LLMResponse.from_text("one more")

@@ -9,8 +9,8 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.wrappers.async_gym import NO_REQUEST, AsyncGymWrapper, to_gym
 from ares_exp.wrappers.episode_info import EpisodeInfo
-from ares_exp.wrappers.gym import GymWrapper
 from ares_exp.wrappers.spaces import LLMRequestSpace, LLMResponseSpace
+from ares_exp.wrappers.sync_gym import GymWrapper
 from ares_exp.wrappers.wrap import wrap_as_gym
 from tests.unit.wrappers.gym_environments import (
     ACTION,

@@ -9,9 +9,9 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AsyncVectorEnv
 
-from ares_exp.asking.episode_events import EpisodeEvents
 from ares_exp.environment import Environment, complete
 from ares_exp.llms.request import LLMRequest
+from ares_exp.policies.episode_events import EpisodeEvents
 from ares_exp.rollout import run_episode
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
@@ -19,8 +19,8 @@ from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollec
 from ares_exp.trajectories.records import EpisodeTrajectory
 from ares_exp.wrappers.async_gym import AsyncGymWrapper
 from ares_exp.wrappers.drivers import drive_async_gym, drive_sync_gym
-from ares_exp.wrappers.gym import GymWrapper
 from ares_exp.wrappers.spaces import LLMRequestSpace
+from ares_exp.wrappers.sync_gym import GymWrapper
 from ares_exp.wrappers.text_wrappers import TextAction, TextObservation
 from tests.unit.wrappers.gym_environments import ACTION
 

@@ -186,7 +186,7 @@ def test_a_wrapper_collected_on_its_own_thread_closes_the_environment():
 SCRIPT = """
 import os, sys, threading
 from tests.unit.wrappers.gym_environments import ACTION, BlockingEnvironment, CountingEnvironment
-from ares_exp.wrappers.gym import GymWrapper
+from ares_exp.wrappers.sync_gym import GymWrapper
 
 class Telling(CountingEnvironment):
     async def close(self):

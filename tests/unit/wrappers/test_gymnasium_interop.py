@@ -5,7 +5,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import OrderEnforcing, RecordEpisodeStatistics, TimeLimit
 
 from ares_exp.wrappers.async_gym import NO_REQUEST
-from ares_exp.wrappers.gym import GymWrapper
+from ares_exp.wrappers.sync_gym import GymWrapper
 from tests.unit.wrappers.gym_environments import (
     ACTION,
     CountingEnvironment,

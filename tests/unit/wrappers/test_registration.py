@@ -18,7 +18,7 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector
 from ares_exp.wrappers import PresetGym
-from ares_exp.wrappers.gym import GymWrapper
+from ares_exp.wrappers.sync_gym import GymWrapper
 from tests.swebench_rows import make_repository, make_row, write_rows
 
 ID = "ares_exp/Harbor-v0"

@@ -2,7 +2,7 @@ import gymnasium
 import pytest
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
-from ares_exp.wrappers.gym import GymWrapper
+from ares_exp.wrappers.sync_gym import GymWrapper
 from ares_exp.wrappers.wrap import wrap_as_gym
 from tests.unit.wrappers.gym_environments import ACTION, CountingEnvironment, RaisingEnvironment
 

@@ -14,7 +14,7 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.wrappers.async_gym import NO_REQUEST
 from ares_exp.wrappers.episode_info import EpisodeInfo
-from ares_exp.wrappers.gym import GymWrapper
+from ares_exp.wrappers.sync_gym import GymWrapper
 from tests.leaks import wait_until
 from tests.unit.wrappers.gym_environments import ACTION, CountingEnvironment, make_counting_gym_of
 
@@ -124,7 +124,7 @@ def test_a_closure_reaches_the_workers_by_cloudpickle(start):
     length = 1
 
     def factory():
-        from ares_exp.wrappers.gym import GymWrapper
+        from ares_exp.wrappers.sync_gym import GymWrapper
         from tests.unit.wrappers.gym_environments import CountingEnvironment
 
         return GymWrapper(CountingEnvironment(length))

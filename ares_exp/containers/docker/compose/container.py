@@ -17,6 +17,8 @@ from ares_exp.containers.docker.container import DockerOptions, EngineContainer,
 from ares_exp.containers.docker.container_lifetime import FirstProcess, why_it_stays
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
 from ares_exp.containers.docker.running import RunningContainer
+from ares_exp.containers.filesystem.delta import Delta
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.errors import (
     ContainerDiedError,
     ContainerError,
@@ -26,8 +28,6 @@ from ares_exp.errors import (
     SnapshotUnsupportedError,
     UnsupportedTaskError,
 )
-from ares_exp.filesystem.delta import Delta
-from ares_exp.filesystem.objects import ObjectStore
 
 _logger = logging.getLogger(__name__)
 

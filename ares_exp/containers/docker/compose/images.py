@@ -11,10 +11,10 @@ from typing import Any
 
 from ares_exp.containers.docker.compose.project_file import literal
 from ares_exp.containers.docker.compose.tool import ComposeTool, outer_environment
-from ares_exp.containers.docker.docker_cli import passed_on
 from ares_exp.containers.docker.engine import Engine, in_thread
-from ares_exp.containers.docker.image import ensure_image, image_tag, inspect_image
 from ares_exp.containers.docker.leftovers import image_labels
+from ares_exp.containers.images.docker_cli import passed_on
+from ares_exp.containers.images.image import ensure_image, image_tag, inspect_image
 from ares_exp.errors import ContainerStartError
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ares_exp.cancellation import finish
-from ares_exp.containers.docker.docker_cli import docker_clis
+from ares_exp.containers.images.docker_cli import docker_clis
 from ares_exp.containers.parent_death_guard import while_we_live
 from ares_exp.errors import ContainerStartError, PreflightError
 

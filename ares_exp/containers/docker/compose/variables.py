@@ -11,7 +11,7 @@ import re
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker.compose.project_file import MAIN
 from ares_exp.containers.docker.compose.tool import outer_environment
-from ares_exp.containers.docker.image import image_tag
+from ares_exp.containers.images.image import image_tag
 from ares_exp.errors import UnsupportedTaskError
 
 # Variables that control programs of this machine: a task must not set them.

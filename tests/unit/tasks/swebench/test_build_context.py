@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ares_exp.containers.docker.dockerfile_check import check_dockerfile
+from ares_exp.containers.images.dockerfile_check import check_dockerfile
 from ares_exp.errors import ConfigError, GitError
 from ares_exp.tasks.swebench.build_context import BuildOptions, make_context
 from ares_exp.tasks.swebench.rows import SweBenchRow, parse_row

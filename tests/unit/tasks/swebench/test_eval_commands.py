@@ -7,7 +7,7 @@ import pytest
 
 from ares_exp.errors import ConfigError, TaskError
 from ares_exp.tasks.swebench.eval_commands import EvalPlan, check_command, exit_code_of, plan_tests
-from ares_exp.tasks.swebench.images import check_template, image_name
+from ares_exp.tasks.swebench.instance_images import check_template, image_name
 from ares_exp.tasks.swebench.rows import parse_row
 
 Row = dict[str, Any]

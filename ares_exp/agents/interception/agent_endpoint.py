@@ -1,0 +1,284 @@
+"""The endpoint: an HTTP server that speaks the wires of LLM providers, on connections that doors hand over.
+
+It listens nowhere. An agent's request becomes a call of its episode's `Line`, and the answer goes back in the wire
+that was used. While there is none, the client is kept from giving up: a stream begins at once and then has an event
+now and then; a whole answer begins after half a minute, with blanks, which JSON ignores. What ends an answer for the
+client is sent when the answer is there, and so on record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from aiohttp import web
+
+from ares_exp.agents.interception.agent_connection import IDLE_SEC, MAX_BODY_BYTES, Connection
+from ares_exp.agents.interception.all_wires import WIRES, wire_at
+from ares_exp.agents.interception.line import Line
+from ares_exp.agents.interception.request_reading import parse_body
+from ares_exp.agents.interception.served_wire import Asked, Wire
+from ares_exp.agents.interception.turn import LineClosedError, Turn
+from ares_exp.cancellation import finish
+from ares_exp.errors import WireFormatError
+from ares_exp.llms.response import LLMResponse
+
+WHOLE_BEGINS_SEC = 30.0
+"""After so long, an answer that is not streamed begins with blanks."""
+UNWIND_SEC = 2.0
+_CHUNK_BYTES = 64 * 1024
+_LONGEST_CONTEXT = 1_000_000
+
+_logger = logging.getLogger(__name__)
+_of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, Endpoint] = WeakKeyDictionary()
+
+
+class Endpoint:
+    """The server of one event loop."""
+
+    def __init__(self, *, whole_begins_sec: float = WHOLE_BEGINS_SEC) -> None:
+        """Serves nothing yet.
+
+        Args:
+            whole_begins_sec: After how long an answer that is not streamed begins with blanks.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._whole_begins_sec = whole_begins_sec
+        self._server = web.Server(self._handle, request_factory=self._request)
+        self._connections: dict[Line, set[Connection]] = {}
+
+    @classmethod
+    def of_loop(cls) -> Endpoint:
+        """Returns the endpoint of the running event loop."""
+        loop = asyncio.get_running_loop()
+        if (endpoint := _of_loops.get(loop)) is None:
+            endpoint = _of_loops[loop] = cls()
+        return endpoint
+
+    async def serve(self, line: Line, client: socket.socket) -> None:
+        """Takes over a connection of an agent; returns when it is being served."""
+        connections = self._connections.setdefault(line, set())
+        connections -= {one for one in connections if one.transport is None}
+        made = Connection(self._server, line)
+        try:
+            await self._loop.connect_accepted_socket(lambda: made, client)
+        except BaseException:
+            client.close()
+            raise
+        connections.add(made)
+
+    async def close(self, line: Line) -> None:
+        """Cuts the connections of a line, and gives its calls up. Idempotent."""
+        await finish(self._close(line))
+
+    async def _close(self, line: Line) -> None:
+        await line.close()
+        open_ones = self._connections.pop(line, set())
+        for connection in open_ones:
+            if isinstance(connection.transport, asyncio.WriteTransport):
+                connection.transport.abort()
+        await asyncio.gather(*(connection.shutdown(UNWIND_SEC) for connection in open_ones))
+
+    def _request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+        return web.BaseRequest(message, payload, protocol, writer, task, self._loop, client_max_size=MAX_BODY_BYTES)
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answers one request."""
+        connection = request.protocol
+        assert isinstance(connection, Connection)
+        connection.served = None
+        path, wire = _route(request.path)
+        try:
+            return await self._answer(request, connection, path, wire)
+        except _RefusedError as refused:
+            shown = wire or WIRES[0]
+            return _json(shown.error(refused.status, str(refused)), status=refused.status)
+        except (LineClosedError, ConnectionError):
+            return _cut(request)
+
+    async def _answer(
+        self, request: web.BaseRequest, connection: Connection, path: str, wire: Wire | None
+    ) -> web.StreamResponse:
+        line = connection.line
+        if path == "/" and request.method in ("HEAD", "GET"):
+            return web.Response()
+        if not any(line.opens_for(one.key(request.headers)) for one in ([wire] if wire is not None else WIRES)):
+            raise _RefusedError(401, "The key is not that of this episode: send the one of ARES_LLM_KEY.")
+        if request.method == "GET" and "upgrade" in request.headers:
+            raise _RefusedError(426, "There are no websockets here: send a POST.")
+        if request.method == "GET" and (path == "/v1/models" or path.startswith("/v1/models/")):
+            return _json(_models(path.removeprefix("/v1/models").strip("/")))
+        if wire is None:
+            raise _RefusedError(404, f"There is no {request.method} {request.path:.200} here.")
+        if request.method != "POST":
+            raise _RefusedError(405, f"Expected a POST to {path}, got {request.method:.20}.")
+        body = await _body(request)
+        if path == wire.count_path and (counted := wire.count(body)) is not None:
+            return _json(counted)
+        asked = _read(wire, body, request.headers)
+        turn = line.ask(asked.request, request.headers)
+        exchange = _Exchange(request, connection, wire, asked, turn)
+        with connection.waiting_for(turn):
+            if asked.streamed:
+                return await exchange.stream(line.keepalive_sec)
+            return await exchange.whole(self._whole_begins_sec, line.keepalive_sec)
+
+
+class _RefusedError(Exception):
+    """A request that gets no answer but an error."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class _Exchange:
+    """One request for an answer, and the answer on its way back."""
+
+    def __init__(self, request: web.BaseRequest, connection: Connection, wire: Wire, asked: Asked, turn: Turn) -> None:
+        self._request = request
+        self._connection = connection
+        self._wire = wire
+        self._asked = asked
+        self._turn = turn
+
+    async def stream(self, keepalive_sec: float) -> web.StreamResponse:
+        """Answers by events.
+
+        Raises:
+            ConnectionError: The client has gone.
+            LineClosedError: There is no answer.
+        """
+        wire, asked = self._wire, self._asked
+        out = web.StreamResponse(headers={"Content-Type": wire.content_type, "Cache-Control": "no-cache"})
+        await out.prepare(self._request)
+        if opening := wire.opening(asked):
+            await out.write(opening)
+        keepalives = 0
+        while (response := await self._turn.answer(keepalive_sec)) is None:
+            keepalives += 1
+            await self._write(out, wire.keepalive(asked, keepalives))
+        *events, last = wire.events(asked, response, keepalives)
+        for chunk in _joined(events):
+            await self._write(out, chunk)
+        await self._write(out, last)
+        await self._end(out)
+        return out
+
+    async def whole(self, begins_sec: float, keepalive_sec: float) -> web.StreamResponse:
+        """Answers by one JSON body; raises as `stream`."""
+        out = web.StreamResponse(headers={"Content-Type": "application/json"})
+        response = await self._turn.answer(begins_sec)
+        if response is not None:
+            text = self._wire.whole(self._asked, response)
+            out.content_length = len(text)
+            await out.prepare(self._request)
+        else:
+            await out.prepare(self._request)
+            response = await self._blanks(out, keepalive_sec)
+            text = self._wire.whole(self._asked, response)
+        await self._write(out, text)
+        await self._end(out)
+        return out
+
+    async def _blanks(self, out: web.StreamResponse, keepalive_sec: float) -> LLMResponse:
+        while True:
+            await self._write(out, b" ")
+            if (response := await self._turn.answer(keepalive_sec)) is not None:
+                return response
+
+    async def _write(self, out: web.StreamResponse, data: bytes) -> None:
+        if self._request.transport is None or self._request.transport.is_closing():
+            raise ConnectionResetError("The client has gone.")
+        await out.write(data)
+
+    async def _end(self, out: web.StreamResponse) -> None:
+        """Ends the answer. From now on it counts as delivered, until the client cuts the connection."""
+        await out.write_eof()
+        if self._request.transport is not None:
+            self._turn.is_delivered = True
+            self._connection.served = self._turn
+
+
+def _joined(events: list[bytes]) -> Iterator[bytes]:
+    """Joins small events to larger writes."""
+    chunk: list[bytes] = []
+    size = 0
+    for event in events:
+        chunk.append(event)
+        size += len(event)
+        if size >= _CHUNK_BYTES:
+            yield b"".join(chunk)
+            chunk, size = [], 0
+    if chunk:
+        yield b"".join(chunk)
+
+
+def _route(path: str) -> tuple[str, Wire | None]:
+    """Returns the path with `/v1`, which clients may leave out, and the wire that it belongs to."""
+    path = path.rstrip("/") or "/"
+    if path != "/" and not path.startswith("/v1/"):
+        path = f"/v1{path}"
+    return path, wire_at(path)
+
+
+async def _body(request: web.BaseRequest) -> Any:
+    """Reads a JSON body, bounded in size and time.
+
+    Raises:
+        _RefusedError: It is too large, too slow, or no JSON.
+    """
+    try:
+        async with asyncio.timeout(IDLE_SEC):
+            raw = await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        limit = MAX_BODY_BYTES / 2**20
+        raise _RefusedError(413, f"Expected a body of at most {limit:g} MiB, got a larger one.") from None
+    except TimeoutError:
+        raise _RefusedError(408, f"Expected the body within {IDLE_SEC:g} s.") from None
+    try:
+        return await asyncio.to_thread(parse_body, raw) if len(raw) > _CHUNK_BYTES * 16 else parse_body(raw)
+    except WireFormatError as error:
+        raise _RefusedError(400, str(error)) from None
+
+
+def _read(wire: Wire, body: Any, headers: Mapping[str, str]) -> Asked:
+    try:
+        return wire.read(body, headers)
+    except WireFormatError as error:
+        raise _RefusedError(400, str(error)) from None
+
+
+def _json(body: bytes, *, status: int = 200) -> web.Response:
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+def _models(name: str) -> bytes:
+    """Writes the list of models in a form that the clients of all wires read: there is one, by whatever name."""
+    created = int(time.time())
+    model = {
+        "id": name or "policy",
+        "object": "model",
+        "type": "model",
+        "display_name": name or "policy",
+        "created": created,
+        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created)),
+        "owned_by": "ares_exp",
+        "max_input_tokens": _LONGEST_CONTEXT,
+        "max_tokens": _LONGEST_CONTEXT,
+    }
+    listed = {"object": "list", "data": [model], "has_more": False, "first_id": model["id"], "last_id": model["id"]}
+    return json.dumps(model if name else listed).encode()
+
+
+def _cut(request: web.BaseRequest) -> web.StreamResponse:
+    """Ends a connection without an answer: no error is made up to stop an agent."""
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response()  # which is sent nowhere

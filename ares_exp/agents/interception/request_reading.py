@@ -1,0 +1,182 @@
+"""Reading of what agents' clients send: bytes to checked JSON, names of losses, and what no wire may carry."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from ares_exp.agents.interception.served_wire import Asked
+from ares_exp.errors import WireFormatError
+from ares_exp.llms.chat_messages import parts_of, text_of, text_part
+from ares_exp.llms.request import LLMRequest, Origin, freeze
+from ares_exp.llms.tool_forms import ToolForm
+from ares_exp.llms.wire import shorten, typed
+
+MAX_DEPTH = 100
+"""Of nested lists and objects in a body. Schemas of tools are the deepest; they stay below 20."""
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_NAME = re.compile(r"`([^`]+)`")
+
+
+def parse_body(raw: bytes) -> Any:
+    """Parses a JSON body. Halves of characters, which clients make when they cut texts, become U+FFFD.
+
+    Raises:
+        WireFormatError: It is no JSON, nested too deeply, or has numbers that are none.
+    """
+    try:
+        body = json.loads(raw, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise WireFormatError(f"Expected a JSON body, got {shorten(raw[:80])}: {error}") from None
+    return _checked(body, bool(_SURROGATE.search(raw)))
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _checked(value: Any, mend: bool, depth: int = 0) -> Any:
+    """Returns the value; with `mend`, without halves of characters."""
+    if depth > MAX_DEPTH:
+        raise WireFormatError(f"Expected a body of at most {MAX_DEPTH} levels, got more")
+    if isinstance(value, dict):
+        return {_whole(key) if mend else key: _checked(item, mend, depth + 1) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_checked(item, mend, depth + 1) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise WireFormatError(f"Expected numbers that a double holds, got {value}")
+    return _whole(value) if mend and isinstance(value, str) else value
+
+
+def _whole(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+class Losses:
+    """Names of what a body has and an `LLMRequest` cannot hold, each once: the `report` of a reader."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, None] = {}
+
+    def __call__(self, text: str) -> None:
+        """Takes the text of a warning, which has the name in backquotes."""
+        found = _NAME.search(text)
+        self.add(found[1] if found else text)
+
+    def add(self, name: str) -> None:
+        """Takes a name."""
+        self._names[name] = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names, sorted: the order in which fields come is the client's whim."""
+        return tuple(sorted(self._names))
+
+
+def take(body: Mapping[str, Any], names: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the body without the fields of these names, and those of them that say something."""
+    wanted = frozenset(names)
+    rest = {key: value for key, value in body.items() if key not in wanted}
+    return rest, {key: body[key] for key in body if key in wanted and body[key] not in (None, [], {}, "")}
+
+
+def make_asked(
+    request: LLMRequest,
+    *,
+    wire: str,
+    model: str | None,
+    prefix: str,
+    sampling: Mapping[str, Any],
+    losses: Losses,
+    wants_usage: bool = True,
+    forms: Mapping[str, ToolForm] | None = None,
+) -> Asked:
+    """Puts together what a wire has read; the id of the answer begins with `prefix`.
+
+    Raises:
+        WireFormatError: The request refers to media that are not in it.
+    """
+    refuse_remote_media(request)
+    origin = Origin(wire, model=model or "", sampling=freeze(sampling), dropped=losses.names)
+    return Asked(
+        request=replace(_with_system_prompt(request), origin=origin),
+        streamed=request.stream,
+        model=model or "",
+        response_id=f"{prefix}{uuid.uuid4().hex}",
+        created=int(time.time()),
+        wants_usage=wants_usage,
+        forms=forms or {},
+    )
+
+
+def _with_system_prompt(request: LLMRequest) -> LLMRequest:
+    """Returns the request with all system text at its beginning as the system prompt, whatever the client calls it.
+
+    Codex has several messages of role developer there, which the templates of many models do not know.
+    """
+    texts = [request.system_prompt or ""]
+    messages = list(request.messages)
+    while messages and messages[0]["role"] in ("system", "developer") and set(messages[0]) == {"role", "content"}:
+        parts = list(parts_of(messages[0])) or [text_part(text_of(messages[0]["content"]))]
+        if any(part.get("type") != "text" for part in parts):
+            break
+        texts += [part["text"] for part in parts]
+        del messages[0]
+    return replace(request, messages=messages, system_prompt="\n\n".join(filter(None, texts)) or None)
+
+
+def refuse_remote_media(request: LLMRequest) -> None:
+    """Refuses media that the policy's endpoint would have to fetch: a way out of a container without a network.
+
+    Raises:
+        WireFormatError: There is one.
+    """
+    for message in request.messages:
+        for part in parts_of(message):
+            kind = part.get("type")
+            value = part.get(kind) if isinstance(kind, str) else None
+            if kind in ("image_url", "video_url", "audio_url"):
+                url = value.get("url") if isinstance(value, Mapping) else value
+                if not (isinstance(url, str) and url.startswith("data:")):
+                    raise WireFormatError(
+                        f"Expected `{kind}` to be a data: URL, got {shorten(url)}. Media that the LLM's side "
+                        "would have to fetch are refused: send their bytes."
+                    )
+            elif kind == "file" and not (isinstance(value, Mapping) and isinstance(value.get("file_data"), str)):
+                raise WireFormatError(
+                    f"Expected `file` with `file_data`, got {shorten(value)}. Files that are stored elsewhere are "
+                    "refused: send their bytes."
+                )
+
+
+def estimate_tokens(body: Any) -> int:
+    """Estimates the tokens of a request's body: four characters each, and a fixed number for media.
+
+    Raises:
+        WireFormatError: It is no object.
+    """
+    return max(1, _characters(typed(body, "the request", Mapping)) // CHARS_PER_TOKEN)
+
+
+CHARS_PER_TOKEN = 4
+MEDIA_CHARS = 1600 * CHARS_PER_TOKEN
+_DATA_CHARS = 20_000
+"""A text without blanks that is longer than this is taken for the bytes of media."""
+
+
+def _characters(value: Any) -> int:
+    if isinstance(value, str):
+        is_media = len(value) > _DATA_CHARS and " " not in value[:_DATA_CHARS]
+        return MEDIA_CHARS if is_media else len(value)
+    if isinstance(value, Mapping):
+        return sum(len(key) + _characters(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return sum(map(_characters, value))
+    return 4

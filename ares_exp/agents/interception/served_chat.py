@@ -1,0 +1,246 @@
+"""The chat-completions wire, from the server's side.
+
+| in the request | here |
+|---|---|
+| `messages` | as they are, without `cache_control`; system text at the beginning is the system prompt |
+| `tools` of type function, `tool_choice`, `stop` | carried |
+| `reasoning_content`, `reasoning`, `reasoning_details` of messages | carried |
+| images, audio and files in messages | carried where their bytes are in the request, refused where they are not |
+| `max_tokens`, `temperature`, `reasoning_effort` and the like (`SAMPLING`) | `origin.sampling` |
+| `stream`, `stream_options.include_usage`, `model` | answered accordingly |
+| `n` above 1 | refused |
+| other tools, `response_format`, `metadata`, and all else | named in `origin.dropped` |
+
+The answer has the reasoning as text in `reasoning_content`, and in `reasoning_details`, too, where it has more than one
+text. Token ids, log-probabilities, costs and times are no business of an agent's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ares_exp.agents.interception.event_writing import event, slices, to_json, with_call_ids
+from ares_exp.agents.interception.request_reading import Losses, make_asked, take
+from ares_exp.agents.interception.served_wire import Asked
+from ares_exp.errors import WireFormatError
+from ares_exp.llms.chat_messages import check_message
+from ares_exp.llms.openai_chat import request_from_body, response_to_body
+from ares_exp.llms.openai_errors import bearer, error_object
+from ares_exp.llms.reasoning import reasoning_text
+from ares_exp.llms.response import LLMResponse, ToolCallData, Usage
+from ares_exp.llms.wire import optional, required, shorten, typed
+
+SAMPLING = frozenset(
+    {
+        "max_tokens",
+        "max_completion_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "top_a",
+        "min_p",
+        "typical_p",
+        "n",
+        "seed",
+        "frequency_penalty",
+        "presence_penalty",
+        "repetition_penalty",
+        "length_penalty",
+        "logit_bias",
+        "logprobs",
+        "top_logprobs",
+        "reasoning_effort",
+        "reasoning",
+        "thinking",
+        "thinking_budget",
+        "enable_thinking",
+        "preserve_thinking",
+        "include_reasoning",
+        "chat_template_kwargs",
+        "verbosity",
+        "service_tier",
+        "parallel_tool_calls",
+        "ignore_eos",
+        "min_tokens",
+        "prediction",
+        "modalities",
+    }
+)
+"""Fields that ask something of the engine."""
+
+_CACHE_MARK = "cache_control"
+
+
+class ChatCompletionsWire:
+    """OpenAI's Chat Completions, as other engines and their clients speak it, too."""
+
+    name = "chat_completions"
+    path = "/v1/chat/completions"
+    count_path: str | None = None
+    content_type = "text/event-stream"
+
+    def key(self, headers: Mapping[str, str]) -> str | None:
+        """Finds the key: `Authorization: Bearer …`."""
+        return bearer(headers)
+
+    def read(self, body: Any, headers: Mapping[str, str]) -> Asked:
+        """Reads a request."""
+        losses = Losses()
+        rest, sampling = take(typed(body, "the request", Mapping), SAMPLING)
+        if sampling.get("n", 1) != 1:
+            raise WireFormatError(f"Expected `n` to be 1, got {shorten(sampling['n'])}: a policy gives one answer")
+        rest, options = take(rest, ["stream_options"])
+        stream_options = optional(options, "stream_options", Mapping) or {}
+        messages = [_unmarked(check_message(message), losses) for message in required(rest, "messages", list)]
+        rest = {**rest, "messages": messages, **_tools(rest, losses)}
+        request = request_from_body(rest, strict=False, report=losses)
+        if request.metadata:
+            losses.add("metadata")
+        return make_asked(
+            replace(request, metadata=None),
+            wire=self.name,
+            model=optional(body, "model", str),
+            prefix="chatcmpl-",
+            sampling=sampling,
+            losses=losses,
+            wants_usage=bool(optional(stream_options, "include_usage", bool)),
+        )
+
+    def whole(self, asked: Asked, response: LLMResponse) -> bytes:
+        """Writes the answer as one `chat.completion`."""
+        return to_json(_completion(asked, response))
+
+    def opening(self, asked: Asked) -> bytes:
+        """Writes the first chunk, which has the role."""
+        return _chunk(asked, {"role": "assistant"})
+
+    def keepalive(self, asked: Asked, number: int) -> bytes:
+        """Writes a comment without the blank line that would end an event: some clients parse an empty one.
+
+        It is read as a part of the event that follows.
+        """
+        return b": keepalive\n"
+
+    def events(self, asked: Asked, response: LLMResponse, keepalives: int) -> Iterator[bytes]:
+        """Writes chunks: reasoning, text, tool calls, the reason of the end, usage if wanted, and `[DONE]`."""
+        completion = _completion(asked, response)
+        (choice,) = completion["choices"]
+        for delta in _deltas(choice["message"]):
+            yield _chunk(asked, delta)
+        yield _chunk(asked, {}, finish_reason=choice["finish_reason"])
+        if asked.wants_usage:
+            yield event(_envelope(asked) | {"choices": [], "usage": completion["usage"]})
+        yield b"data: [DONE]\n\n"
+
+    def count(self, body: Any) -> bytes | None:
+        """Returns `None`: the wire has no such request."""
+        return None
+
+    def error(self, status: int, message: str) -> bytes:
+        """Writes an error."""
+        return to_json({"error": error_object(status, message)})
+
+    def error_event(self, asked: Asked, message: str, keepalives: int) -> bytes:
+        """Writes the chunk that clients take for an error, and the end."""
+        return event({"error": error_object(500, message)}) + b"data: [DONE]\n\n"
+
+
+def _tools(body: Mapping[str, Any], losses: Losses) -> dict[str, Any]:
+    """Returns the fields about tools: only functions, and nothing at all of an empty list."""
+    tools = []
+    for tool in optional(body, "tools", list) or ():
+        kind = optional(typed(tool, "tools[]", Mapping), "type", str) or "function"
+        if kind == "function":
+            required(required(tool, "function", Mapping), "name", str)
+            tools.append({key: value for key, value in tool.items() if key != _CACHE_MARK})
+        else:
+            losses.add(f"tools[{kind}]")
+    return {"tools": tools or None, "tool_choice": body.get("tool_choice") if tools else None}
+
+
+def _unmarked(message: Mapping[str, Any], losses: Losses) -> Mapping[str, Any]:
+    """Returns a message without the marks of what a provider is to cache."""
+    content = message.get("content")
+    parts = [part for part in content if _CACHE_MARK in part] if isinstance(content, list) else []
+    if not parts and _CACHE_MARK not in message:
+        return message
+    losses.add(_CACHE_MARK)
+    bare = {key: value for key, value in message.items() if key != _CACHE_MARK}
+    if isinstance(content, list):
+        bare["content"] = [{key: value for key, value in part.items() if key != _CACHE_MARK} for part in content]
+    return bare
+
+
+def _completion(asked: Asked, response: LLMResponse) -> dict[str, Any]:
+    """Makes the answer as a `chat.completion`; the borders and order of its pieces have no place in one."""
+    shown = LLMResponse(
+        with_call_ids(asked, response).data,
+        usage=response.usage,
+        finish_reason=_finish_reason(response),
+        model=asked.model,
+    )
+    body = response_to_body(
+        shown, response_id=asked.response_id, created=asked.created, strict=False, report=lambda _: None
+    )
+    message = body["choices"][0]["message"]
+    text = reasoning_text(response.thinking)
+    if "reasoning_details" in message and text:
+        message["reasoning_content"] = text
+    return body | {"usage": _usage(response.usage)}
+
+
+def _finish_reason(response: LLMResponse) -> str:
+    if response.finish_reason in ("length", "content_filter", "refusal"):
+        return response.finish_reason
+    return "tool_calls" if any(isinstance(piece, ToolCallData) for piece in response.data) else "stop"
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    """Returns the counts with both break-downs: some clients read them without looking whether they are there."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.generated_tokens,
+        "total_tokens": usage.total_tokens,
+        "prompt_tokens_details": {
+            "cached_tokens": usage.cached_tokens,
+            "cache_write_tokens": usage.cache_write_tokens,
+            "audio_tokens": 0,
+        },
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }
+
+
+def _envelope(asked: Asked) -> dict[str, Any]:
+    return {
+        "id": asked.response_id,
+        "object": "chat.completion.chunk",
+        "created": asked.created,
+        "model": asked.model,
+    }
+
+
+def _chunk(asked: Asked, delta: Mapping[str, Any], finish_reason: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    return event(_envelope(asked) | {"choices": [choice]} | ({"usage": None} if asked.wants_usage else {}))
+
+
+def _deltas(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields the changes that make up a message whose role is known."""
+    for name in ("reasoning_content", "content", "refusal"):
+        if isinstance(text := message.get(name), str):
+            yield from ({name: part} for part in slices(text))
+    if "reasoning_details" in message:
+        yield {"reasoning_details": message["reasoning_details"]}  # at once: they have no index to be put together by
+    for index, call in enumerate(message.get("tool_calls", ())):
+        function = call["function"]
+        head = {"name": function["name"], "arguments": ""}
+        yield {"tool_calls": [{"index": index, "id": call["id"], "type": "function", "function": head}]}
+        for part in slices(function["arguments"]):
+            yield {"tool_calls": [{"index": index, "function": {"arguments": part}}]}

@@ -1,0 +1,148 @@
+"""Anthropic's Messages wire, from the server's side.
+
+| in the request | here |
+|---|---|
+| `system`, `messages` (of role system, too), `tools` with a schema, `tool_choice`, `stop_sequences` | carried, see \
+`llms.anthropic_messages` |
+| `thinking` and `redacted_thinking` blocks | reasoning of the message, verbatim |
+| images and documents in messages and tool results | carried where their bytes are in the request, refused where not |
+| `max_tokens`, `temperature`, `thinking`, `output_config` and the like (`SAMPLING`) | `origin.sampling` |
+| `stream`, `model` | answered accordingly |
+| tools of the provider (`web_search_…`), `cache_control`, `metadata`, `is_error`, and all else | named in \
+`origin.dropped` |
+
+Headers (`anthropic-version`, `anthropic-beta`) and the query are accepted whatever they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ares_exp.agents.interception.event_writing import event, slices, to_json, with_call_ids
+from ares_exp.agents.interception.request_reading import Losses, estimate_tokens, make_asked, take
+from ares_exp.agents.interception.served_wire import Asked
+from ares_exp.llms.anthropic_messages import request_from_body, response_to_body, usage_to_wire
+from ares_exp.llms.openai_errors import bearer
+from ares_exp.llms.response import LLMResponse, Usage
+from ares_exp.llms.wire import optional, typed
+
+SAMPLING = frozenset(
+    {"max_tokens", "temperature", "top_p", "top_k", "thinking", "output_config", "service_tier", "speed"}
+)
+"""Fields that ask something of the engine."""
+
+_ERRORS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    529: "overloaded_error",
+}
+
+
+class MessagesWire:
+    """Anthropic's Messages."""
+
+    name = "messages"
+    path = "/v1/messages"
+    count_path: str | None = "/v1/messages/count_tokens"
+    content_type = "text/event-stream"
+
+    def key(self, headers: Mapping[str, str]) -> str | None:
+        """Finds the key: `x-api-key`, or `Authorization: Bearer …`."""
+        return headers.get("x-api-key") or bearer(headers)
+
+    def read(self, body: Any, headers: Mapping[str, str]) -> Asked:
+        """Reads a request."""
+        losses = Losses()
+        rest, sampling = take(typed(body, "the request", Mapping), SAMPLING)
+        if (optional(sampling, "output_config", Mapping) or {}).get("format"):
+            losses.add("output_config.format")
+        request = request_from_body(rest, strict=False, report=losses)
+        if request.metadata:
+            losses.add("metadata")
+        return make_asked(
+            replace(request, metadata=None),
+            wire=self.name,
+            model=optional(body, "model", str),
+            prefix="msg_",
+            sampling=sampling,
+            losses=losses,
+        )
+
+    def whole(self, asked: Asked, response: LLMResponse) -> bytes:
+        """Writes the answer as one `message`."""
+        return to_json(_message(asked, response))
+
+    def opening(self, asked: Asked) -> bytes:
+        """Writes `message_start`; its counts are replaced by those at the end."""
+        message = _message(asked, LLMResponse([])) | {"stop_reason": None, "usage": usage_to_wire(Usage())}
+        return _event({"type": "message_start", "message": message})
+
+    def keepalive(self, asked: Asked, number: int) -> bytes:
+        """Writes a `ping`."""
+        return _event({"type": "ping"})
+
+    def events(self, asked: Asked, response: LLMResponse, keepalives: int) -> Iterator[bytes]:
+        """Writes the blocks one after the other, `message_delta` with counts and the reason, and `message_stop`."""
+        message = _message(asked, response)
+        for index, block in enumerate(message["content"]):
+            start, deltas = _parts(block)
+            yield _event({"type": "content_block_start", "index": index, "content_block": start})
+            for delta in deltas:
+                yield _event({"type": "content_block_delta", "index": index, "delta": delta})
+            yield _event({"type": "content_block_stop", "index": index})
+        end = {key: message[key] for key in ("stop_reason", "stop_sequence", "stop_details")}
+        yield _event({"type": "message_delta", "delta": end, "usage": message["usage"]})
+        yield _event({"type": "message_stop"})
+
+    def count(self, body: Any) -> bytes | None:
+        """Writes an estimate of the tokens of a request: without it, agents compact their history early."""
+        return to_json({"input_tokens": estimate_tokens(body)})
+
+    def error(self, status: int, message: str) -> bytes:
+        """Writes an error."""
+        return to_json(_error(status, message))
+
+    def error_event(self, asked: Asked, message: str, keepalives: int) -> bytes:
+        """Writes the event `error`."""
+        return _event(_error(500, message))
+
+
+def _message(asked: Asked, response: LLMResponse) -> dict[str, Any]:
+    return response_to_body(with_call_ids(asked, response), model=asked.model, response_id=asked.response_id)
+
+
+def _error(status: int, message: str) -> dict[str, Any]:
+    return {"type": "error", "error": {"type": _ERRORS.get(status, "api_error"), "message": message}}
+
+
+def _event(value: Mapping[str, Any]) -> bytes:
+    return event(value, value["type"])
+
+
+def _parts(block: Mapping[str, Any]) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
+    """Returns the beginning of a block, and the changes that complete it."""
+    if block["type"] == "text":
+        return {"type": "text", "text": ""}, _deltas("text_delta", "text", block["text"])
+    if block["type"] == "thinking":
+        return {"type": "thinking", "thinking": "", "signature": ""}, _thinking(block)
+    if block["type"] == "tool_use":
+        given = to_json(block["input"]).decode()
+        return {**block, "input": {}}, _deltas("input_json_delta", "partial_json", given)
+    return dict(block), iter(())
+
+
+def _thinking(block: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    if block["thinking"]:
+        yield from _deltas("thinking_delta", "thinking", block["thinking"])
+    yield {"type": "signature_delta", "signature": block["signature"]}
+
+
+def _deltas(kind: str, field: str, text: str) -> Iterator[dict[str, Any]]:
+    for part in slices(text):
+        yield {"type": kind, field: part}

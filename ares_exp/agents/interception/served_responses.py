@@ -1,0 +1,186 @@
+"""The wire of OpenAI's Responses, from the server's side.
+
+| in the request | here |
+|---|---|
+| `instructions`, `input`: messages, calls of tools and their outputs | carried, see `llms.openai_responses`; messages \
+of role system or developer at the beginning belong to the system prompt |
+| `reasoning` items | reasoning of the message, verbatim |
+| tools: functions, custom ones, namespaces, `local_shell`; `additional_tools` items | functions for the policy, whose \
+calls are answered in the tool's own form |
+| images and files | carried where their bytes are in the request, refused where not |
+| `max_output_tokens`, `temperature`, `reasoning`, `text` and the like (`SAMPLING`) | `origin.sampling` |
+| `stream`, `model` | answered accordingly |
+| `previous_response_id`, `conversation`, `prompt`, `item_reference`, `background` | refused: nothing is stored here |
+| tools of the provider (`web_search`), `text.format`, `metadata`, ids, and all else | named in `origin.dropped` |
+
+Clients count events, not bytes, to find out whether a stream lives: a keepalive is `response.in_progress` once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from ares_exp.agents.interception.event_writing import event, slices, to_json, with_call_ids
+from ares_exp.agents.interception.request_reading import Losses, estimate_tokens, make_asked, take
+from ares_exp.agents.interception.served_wire import Asked
+from ares_exp.errors import WireFormatError
+from ares_exp.llms.openai_errors import bearer, error_object
+from ares_exp.llms.openai_responses import empty_response, request_from_body, response_to_body
+from ares_exp.llms.response import LLMResponse
+from ares_exp.llms.responses_tools import tool_forms
+from ares_exp.llms.wire import optional, typed
+
+SAMPLING = frozenset(
+    {
+        "max_output_tokens",
+        "max_tool_calls",
+        "temperature",
+        "top_p",
+        "top_logprobs",
+        "reasoning",
+        "text",
+        "parallel_tool_calls",
+        "service_tier",
+        "truncation",
+    }
+)
+"""Fields that ask something of the engine."""
+
+_OPENING_EVENTS = 2
+
+
+class ResponsesWire:
+    """OpenAI's Responses."""
+
+    name = "responses"
+    path = "/v1/responses"
+    count_path: str | None = "/v1/responses/input_tokens"
+    content_type = "text/event-stream"
+
+    def key(self, headers: Mapping[str, str]) -> str | None:
+        """Finds the key: `Authorization: Bearer …`."""
+        return bearer(headers)
+
+    def read(self, body: Any, headers: Mapping[str, str]) -> Asked:
+        """Reads a request."""
+        losses = Losses()
+        rest, sampling = take(typed(body, "the request", Mapping), SAMPLING)
+        rest, options = take(rest, ["stream_options", "background"])
+        if optional(options, "background", bool):
+            raise WireFormatError("Expected no `background`: an answer is given at once, or as a stream.")
+        if (_mapping(_mapping(sampling, "text"), "format")).get("type", "text") != "text":
+            losses.add("text.format")
+        request = request_from_body(rest, strict=False, report=losses)
+        if request.metadata:
+            losses.add("metadata")
+        return make_asked(
+            replace(request, metadata=None),
+            wire=self.name,
+            model=optional(body, "model", str),
+            prefix="resp_",
+            sampling=sampling,
+            losses=losses,
+            forms=tool_forms(rest),
+        )
+
+    def whole(self, asked: Asked, response: LLMResponse) -> bytes:
+        """Writes the answer as one `response`."""
+        return to_json(_response(asked, response))
+
+    def opening(self, asked: Asked) -> bytes:
+        """Writes `response.created` and `response.in_progress`."""
+        return _lifecycle(asked, "created", 0) + _lifecycle(asked, "in_progress", 1)
+
+    def keepalive(self, asked: Asked, number: int) -> bytes:
+        """Writes `response.in_progress` once more."""
+        return _lifecycle(asked, "in_progress", _OPENING_EVENTS - 1 + number)
+
+    def events(self, asked: Asked, response: LLMResponse, keepalives: int) -> Iterator[bytes]:
+        """Writes the items one after the other, and `response.completed` or `response.incomplete` with all of them."""
+        numbers = count(_OPENING_EVENTS + keepalives)
+        body = _response(asked, response)
+        for index, item in enumerate(body["output"]):
+            for kind, fields in _item_events(item):
+                yield _event(kind, next(numbers), {"output_index": index, **fields})
+        yield _event(f"response.{body['status']}", next(numbers), {"response": body})
+
+    def count(self, body: Any) -> bytes | None:
+        """Writes an estimate of the tokens of a request."""
+        return to_json({"object": "response.input_tokens", "input_tokens": estimate_tokens(body)})
+
+    def error(self, status: int, message: str) -> bytes:
+        """Writes an error."""
+        return to_json({"error": error_object(status, message)})
+
+    def error_event(self, asked: Asked, message: str, keepalives: int) -> bytes:
+        """Writes `response.failed`. The connection is to be closed after it: clients wait for that."""
+        error = {"code": "server_error", "message": message}
+        failed = _empty(asked) | {"status": "failed", "error": error}
+        return _event("response.failed", _OPENING_EVENTS + keepalives, {"response": failed})
+
+
+def _mapping(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    return optional(of, name, Mapping) or {}
+
+
+def _empty(asked: Asked) -> dict[str, Any]:
+    return empty_response(asked.model, asked.response_id, asked.created)
+
+
+def _response(asked: Asked, response: LLMResponse) -> dict[str, Any]:
+    return response_to_body(
+        with_call_ids(asked, response),
+        model=asked.model,
+        response_id=asked.response_id,
+        created=asked.created,
+        forms=asked.forms,
+    )
+
+
+def _event(kind: str, number: int, fields: Mapping[str, Any]) -> bytes:
+    return event({"type": kind, "sequence_number": number, **fields}, kind)
+
+
+def _lifecycle(asked: Asked, status: str, number: int) -> bytes:
+    return _event(f"response.{status}", number, {"response": _empty(asked)})
+
+
+def _item_events(item: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the types and fields of the events that make up an item."""
+    begun = {**item, **{name: type(item[name])() for name in ("arguments", "input", "summary") if name in item}}
+    if item["type"] == "message":
+        begun["content"] = []
+    if "status" in item:
+        begun["status"] = "in_progress"
+    yield "response.output_item.added", {"item": begun}
+    for kind, fields in _content_events(item):
+        yield f"response.{kind}", {"item_id": item["id"], **fields}
+    yield "response.output_item.done", {"item": item}
+
+
+def _content_events(item: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    if item["type"] == "message":
+        (part,) = item["content"]
+        at = {"content_index": 0}
+        yield "content_part.added", {**at, "part": {**part, "text": ""}}
+        yield from _text("output_text", part["text"], {**at, "logprobs": []}, "text")
+        yield "content_part.done", {**at, "part": part}
+    elif item["type"] == "reasoning":
+        for index, part in enumerate(item["summary"]):
+            at = {"summary_index": index}
+            yield "reasoning_summary_part.added", {**at, "part": {**part, "text": ""}}
+            yield from _text("reasoning_summary_text", part["text"], at, "text")
+            yield "reasoning_summary_part.done", {**at, "part": part}
+    elif item["type"] == "function_call":
+        yield from _text("function_call_arguments", item["arguments"], {}, "arguments", name=item["name"])
+    elif item["type"] == "custom_tool_call":
+        yield from _text("custom_tool_call_input", item["input"], {}, "input")
+
+
+def _text(kind: str, text: str, at: Mapping[str, Any], field: str, **done: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    for part in slices(text):
+        yield f"{kind}.delta", {**at, "delta": part}
+    yield f"{kind}.done", {**at, field: text, **done}

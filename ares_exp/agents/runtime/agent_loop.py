@@ -1,0 +1,220 @@
+"""The event loop of a code agent: small, without sockets, and the same every time.
+
+It runs only when it is pumped, and then until nothing is ready. Whoever owns it delivers one completion at a time and
+pumps; so the order of deliveries decides everything that the agent does, and delivering the same completions in the
+same order again makes it do the same again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import asyncio.events
+import contextvars
+import inspect
+import sys
+import weakref
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, TypeVarTuple
+
+from ares_exp.errors import EpisodeStateError, NondeterministicCallError
+
+if TYPE_CHECKING:
+    from ares_exp.agents.runtime.agent_runtime import AgentRuntime
+
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
+
+
+MAX_CALLBACKS = 200_000
+"""So many callbacks may follow each other without the agent waiting for the world: some tenths of a second."""
+
+
+class AgentLoop(asyncio.AbstractEventLoop):
+    """An event loop with tasks, futures and timers, and nothing else.
+
+    Attributes:
+        now: The value of `time()`, seconds since the agent began; moved by the owner.
+        is_pumping: Whether agent code is running.
+        ran_away: Whether the agent was stopped because it ran without ever waiting for anything.
+        tasks: Its tasks that are still referenced.
+    """
+
+    def __init__(self, owner: AgentRuntime) -> None:
+        """Keeps the owner, which carries out everything that depends on the world outside."""
+        self.now = 0.0
+        self.is_pumping = False
+        self.ran_away = False
+        self._owner: AgentRuntime | None = owner
+        self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+        self._ready: deque[asyncio.Handle] = deque()
+
+    def pump(self, clock_and_random: AbstractContextManager[object]) -> None:
+        """Runs what is ready, and what becomes ready by that, until nothing is; `MAX_CALLBACKS` at most.
+
+        Args:
+            clock_and_random: Entered while agent code runs.
+        """
+        ready, left = self._ready, MAX_CALLBACKS
+        outer = asyncio.events._get_running_loop()
+        # Since Python 3.14 a thread has one current task, not one per loop: the tasks of this loop need its place.
+        outer_task = None if outer is None else asyncio.current_task(outer)
+        generators = sys.get_asyncgen_hooks()
+        if outer is not None and outer_task is not None:
+            asyncio._leave_task(outer, outer_task)
+        asyncio.events._set_running_loop(self)
+        sys.set_asyncgen_hooks(firstiter=None, finalizer=self._close_generator)
+        self.is_pumping = True
+        try:
+            with clock_and_random:
+                while ready:
+                    if not left:
+                        ready.clear()
+                        self.ran_away = True
+                        break
+                    left -= 1
+                    handle = ready.popleft()
+                    if not handle._cancelled:
+                        try:
+                            handle._run()
+                        except SystemExit:
+                            continue  # its task has it as its exception
+        finally:
+            self.is_pumping = False
+            sys.set_asyncgen_hooks(*generators)
+            asyncio.events._set_running_loop(outer)
+            if outer is not None and outer_task is not None:
+                asyncio._enter_task(outer, outer_task)
+
+    def let_go(self) -> None:
+        """Releases the agent that has ended, so that all its objects are freed at once. Nothing is carried out now."""
+        self._owner = None
+
+    def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
+        """Closes an asynchronous generator that the agent has dropped half read; the loop outside would, otherwise."""
+        self.call_soon(lambda: self.create_task(generator.aclose()))
+
+    def run_soon(self, handle: asyncio.Handle) -> None:
+        """Makes a handle ready, such as that of a timer whose time has come."""
+        self._ready.append(handle)
+
+    def call_soon(
+        self, callback: Callable[[*_Ts], object], *args: *_Ts, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        """As any event loop."""
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[*_Ts], object],
+        *args: *_Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """As any event loop."""
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*_Ts], object],
+        *args: *_Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """As any event loop."""
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        if self._owner is not None:
+            self._owner.set_timer(handle)
+        return handle
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        if self._owner is not None:
+            self._owner.drop_timer(handle)
+
+    def time(self) -> float:
+        """Seconds since the agent began, as of the last completion."""
+        return self.now
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """As any event loop."""
+        return asyncio.Future(loop=self)
+
+    def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        """As any event loop."""
+        task = asyncio.Task(coro, loop=self, **options)
+        self.tasks.add(task)
+        return task
+
+    def run_in_executor(self, executor: Any, func: Callable[[*_Ts], _T], *args: *_Ts) -> asyncio.Future[_T]:
+        """Runs a function, which has to be pure, in a thread; `executor` has no effect."""
+        if self._owner is None:
+            raise EpisodeStateError("The agent phase is over: no more threads.")
+        return self._owner.run_in_thread(func, args)
+
+    def is_running(self) -> bool:
+        """As any event loop."""
+        return self.is_pumping
+
+    def is_closed(self) -> bool:
+        """As any event loop."""
+        return False
+
+    def close(self) -> None:
+        """Does nothing."""
+
+    def get_debug(self) -> bool:
+        """As any event loop."""
+        return False
+
+    def set_debug(self, enabled: bool) -> None:
+        """Has no effect."""
+
+    def get_task_factory(self) -> None:
+        """Returns `None`: there is no task factory."""
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """As any event loop."""
+        if self._owner is not None:
+            self._owner.report(context)
+
+    default_exception_handler = call_exception_handler
+
+    async def shutdown_asyncgens(self) -> None:
+        """Does nothing."""
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """Does nothing."""
+
+
+def _refusal(name: str) -> Callable[..., NoReturn]:
+    def refuse(self: AgentLoop, *_: object, **__: object) -> NoReturn:
+        error = NondeterministicCallError(
+            f"The code agent called `{name}` of its event loop. What it learns of the world has to come through its "
+            "container and its LLM client, or its episode could not be run again. An agent that needs more says so by "
+            "`deterministic = False` on its factory; its episodes cannot be run again then, only be restored from a "
+            "state that it gives itself (`StatefulAgent`)."
+        )
+        if self._owner is not None:
+            self._owner.note_refusal(error)
+        raise error
+
+    return refuse
+
+
+def _coroutine_refusal(name: str) -> Callable[..., Coroutine[Any, Any, NoReturn]]:
+    refuse = _refusal(name)
+
+    async def refuse_awaited(self: AgentLoop, *_: object, **__: object) -> NoReturn:
+        refuse(self)
+
+    return refuse_awaited
+
+
+for _name in sorted(asyncio.AbstractEventLoop.__dict__):
+    _theirs = asyncio.AbstractEventLoop.__dict__[_name]
+    if not _name.startswith("_") and callable(_theirs) and _name not in AgentLoop.__dict__:
+        _make = _coroutine_refusal if inspect.iscoroutinefunction(_theirs) else _refusal
+        setattr(AgentLoop, _name, _make(_name))

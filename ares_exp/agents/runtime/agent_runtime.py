@@ -1,0 +1,431 @@
+"""The agent runtime: runs one agent's coroutine, carries out its calls, and keeps the journal.
+
+The agent runs on its own `AgentLoop`. Work is carried out on the event loop outside; each completion is written down,
+delivered by itself, and the agent is run until it waits again. `replay` does the same from a journal instead.
+
+All of an agent's life is in this one class, although it is long: each half would have to know the other's state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+from ares_exp.agents.runtime.agent_loop import AgentLoop
+from ares_exp.agents.runtime.call import Call
+from ares_exp.agents.runtime.journal import CallEntry, CallKind, DoneEntry, Journal, SeedEntry
+from ares_exp.agents.runtime.replayed_calls import JournalReplay
+from ares_exp.agents.runtime.virtual_clock import VirtualClockAndRandom
+from ares_exp.errors import EpisodeStateError, JournalError, NondeterministicCallError, SnapshotError
+from ares_exp.llms.request import LLMRequest
+
+AgentStart = Callable[[], Coroutine[Any, Any, None]]
+"""Makes the coroutine of an agent."""
+
+
+class AgentRuntime:
+    """One agent at work.
+
+    Attributes:
+        journal: What happened so far; `None` for an agent that is not deterministic.
+        task: The agent's own task; `None` until it is started.
+        refused: The first thing that the agent asked its event loop for and was refused.
+    """
+
+    def __init__(
+        self,
+        journal: Journal | None,
+        *,
+        on_llm: Callable[[Call], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        """Prepares the agent's event loop.
+
+        Args:
+            journal: Where to write down what happens: empty, or what `replay` is to follow. `None`: the agent needs the
+                whole event loop, and cannot be run again.
+            on_llm: Called with each LLM call, which waits for `answer`.
+            on_change: Called whenever the agent has run, or may have.
+        """
+        self.journal = journal
+        self.task: asyncio.Task[None] | None = None
+        self.refused: NondeterministicCallError | None = None
+        self._outer = asyncio.get_running_loop()
+        self._agent_loop: AgentLoop | None = None
+        self._loop: asyncio.AbstractEventLoop = self._outer
+        self._clock_and_random: VirtualClockAndRandom | nullcontext[None] = nullcontext()
+        if journal is not None:
+            loop = self._loop = self._agent_loop = AgentLoop(self)  # type: ignore[abstract]  # the rest it refuses
+            self._clock_and_random = VirtualClockAndRandom(
+                seed=journal.seed, started_at=journal.started_at, now=loop.time
+            )
+        self._on_llm = on_llm
+        self._on_change = on_change
+        self._open: dict[int, Call] = {}
+        self._timers: dict[int, Call] = {}
+        self._new: list[Call] = []
+        self._next_id = 0
+        self._replay: JournalReplay | None = None
+        self._made_again: dict[int, Any] = {}
+        self._held: list[Callable[[], None]] | None = None
+        self._closed = False
+        self._ran: asyncio.Future[None] | None = None
+        self._works: set[asyncio.Task[Any]] = set()
+        self._began = time.monotonic()
+
+    @property
+    def elapsed_sec(self) -> float:
+        """Seconds since the agent began; what passed while it was on disk does not count."""
+        return time.monotonic() - self._began
+
+    @property
+    def in_flight(self) -> list[Call]:
+        """Calls that are being carried out: not those that wait for the policy, and no timers."""
+        return [call for call in self._open.values() if call.kind not in ("llm", "timer")]
+
+    @property
+    def open_calls(self) -> list[int]:
+        """Numbers of the calls that the agent waits for."""
+        return sorted(self._open)
+
+    @property
+    def blocked(self) -> str | None:
+        """Why the agent can never make another call, in a sentence; `None` if it can, or has ended."""
+        if self._agent_loop is None or (self.task is not None and self.task.done()):
+            return None
+        if self._agent_loop.ran_away:
+            return "The code agent runs on and on without waiting for its LLM or its container."
+        if self._open or self.task is None:
+            return None
+        return str(self.refused or "The code agent waits for something that never comes: it has no open call.")
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the agent has returned, raised or been cancelled; or was never started."""
+        return self.task is None or self.task.done()
+
+    def start(self, agent: AgentStart, *, elapsed_sec: float = 0.0) -> None:
+        """Starts the agent and runs it until it waits.
+
+        Args:
+            agent: The agent.
+            elapsed_sec: Start value of `elapsed_sec`, for an agent that continues from its own state.
+        """
+        self._began = time.monotonic() - elapsed_sec
+        self._begin(agent)
+        self._pump()
+        self._dispatch()
+
+    async def call(
+        self,
+        kind: CallKind,
+        arguments: Any,
+        perform: Callable[[], Awaitable[Any]] | None = None,
+        again: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """Asks, from inside the agent, for something of the world outside; see `Call` for the arguments.
+
+        Raises:
+            EpisodeStateError: The agent phase is over: what the agent left running may touch nothing any more.
+        """
+        if self._closed:
+            await asyncio.sleep(0)  # an agent that asks again and again lets others run
+            raise EpisodeStateError(f"The agent phase is over: no more {kind} calls.")
+        call = self._ask(kind, arguments, perform, again)
+        assert call.future is not None
+        try:
+            return await call.future
+        except asyncio.CancelledError:
+            self._give_up(call)
+            raise
+
+    def reseed(self, seed: int) -> None:
+        """Reseeds the random values that the agent draws from now on."""
+        if self.journal is not None and isinstance(self._clock_and_random, VirtualClockAndRandom):
+            self.journal.entries.append(SeedEntry(seed))
+            self._clock_and_random.reseed(seed)
+
+    def hold(self) -> None:
+        """Keeps completions and new calls back until `release`, so that nothing changes."""
+        self._held = []
+
+    def release(self) -> None:
+        """Delivers, and has carried out, what was kept back."""
+        held, self._held = self._held or [], None
+        for deliver in held:
+            self._outer.call_soon(deliver)
+        if self._new:
+            self._outer.call_soon(self._dispatch)
+
+    async def cancel(self, grace_sec: float) -> None:
+        """Closes the door, cancels all that is left of the agent and waits, so long, for what it ran to be dead."""
+        self._closed = True
+        self.release()
+        for task in list(self._agent_loop.tasks) if self._agent_loop is not None else [self.task]:
+            if task is not None:
+                task.cancel()
+        self._pump()
+        self._dispatch()
+        deadline = time.monotonic() + grace_sec
+        while (left := deadline - time.monotonic()) > 0:
+            self._works = {work for work in self._works if not work.done()}  # one that never began does not see to it
+            if not self._works and (self.has_ended or self.blocked is not None):
+                break
+            self._ran = self._outer.create_future()
+            await asyncio.wait({self._ran, *self._works}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        for call in self._open.values():
+            if isinstance(call.work, asyncio.TimerHandle):
+                call.work.cancel()
+        if self.task is not None and self.task.done() and not self.task.cancelled():
+            self.task.exception()  # seen here: asyncio would report it again as never retrieved
+        if self.has_ended and not self._works:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Breaks the circles of references, so that the whole episode is freed without the garbage collector."""
+        self._on_llm, self._on_change = lambda _: None, lambda: None
+        if self._agent_loop is not None:
+            self._agent_loop.let_go()
+
+    def replay(
+        self, agent: AgentStart, *, elapsed_sec: float, originals: Mapping[int, LLMRequest] | None = None
+    ) -> None:
+        """Starts the agent and gives it the journal's completions, up to their end; then continues normally.
+
+        Nothing is carried out.
+
+        Args:
+            agent: As for `start`.
+            elapsed_sec: Value of `elapsed_sec` at the journal's end.
+            originals: See `JournalReplay`.
+
+        Raises:
+            DivergenceError: The agent did something else than recorded.
+            JournalError: The journal cannot be followed.
+        """
+        self._play_again(agent, originals)
+        self._began = time.monotonic() - elapsed_sec
+        self._new = sorted(self._open.values(), key=lambda call: call.call_id)
+        if busy := self.in_flight:
+            raise JournalError(f"The journal ends while the agent's call for {busy[0].kind} was being carried out.")
+        self._dispatch()
+
+    def rerun_finished_stage(self, agent: AgentStart) -> None:
+        """Replays the finished stage of an agent, so that its requests are in the journal again. To be cancelled.
+
+        Raises:
+            JournalError: As `replay`.
+        """
+        self.hold()
+        self._play_again(agent, None)
+
+    def _play_again(self, agent: AgentStart, originals: Mapping[int, LLMRequest] | None) -> None:
+        assert self.journal is not None
+        assert self._agent_loop is not None
+        replay = self._replay = JournalReplay(self.journal.entries, originals)
+        self._begin(agent)
+        self._pump()
+        while (entry := replay.next_event(finished=self.has_ended)) is not None:
+            if isinstance(entry, SeedEntry):
+                assert isinstance(self._clock_and_random, VirtualClockAndRandom)
+                self._clock_and_random.reseed(entry.seed)
+                continue
+            if (call := self._open.pop(entry.call_id, None)) is None:
+                raise replay.given_up(entry)
+            call.is_open = False
+            self._agent_loop.now = entry.at
+            self._complete(call, *_recorded_outcome(call, entry))
+            self._pump()
+        for place, made in enumerate(self.journal.entries):
+            if isinstance(made, CallEntry) and made.call_id in self._made_again:
+                self.journal.entries[place] = replace(made, arguments=self._made_again[made.call_id])
+        self._made_again.clear()
+        self._next_id = replay.last_call + 1
+        self._replay = None
+
+    def _begin(self, agent: AgentStart) -> None:
+        if self._agent_loop is not None:
+            self._agent_loop.call_soon(self._make_task, agent)
+        else:
+            self._make_task(agent)
+
+    def _make_task(self, agent: AgentStart) -> None:
+        self.task = self._loop.create_task(agent(), name="code agent")
+        self.task.add_done_callback(self._ended)
+
+    def _ended(self, _: object) -> None:
+        self._has_run()
+        self._on_change()
+
+    def _pump(self) -> None:
+        """Runs the agent until it waits."""
+        if self._agent_loop is not None:
+            self._agent_loop.pump(self._clock_and_random)
+        if self._ran is not None:
+            self._has_run()
+
+    def _has_run(self) -> None:
+        """Wakes `cancel`, which waits for the agent's end."""
+        if self._ran is not None and not self._ran.done():
+            self._ran.set_result(None)
+
+    def _ask(
+        self,
+        kind: CallKind,
+        arguments: Any,
+        perform: Callable[[], Awaitable[Any]] | None = None,
+        again: Callable[[Any], Any] | None = None,
+    ) -> Call:
+        """Writes a call down, or finds it in the journal. One that is not there waits indefinitely."""
+        future = None if kind == "timer" else self._loop.create_future()
+        if self._replay is None:
+            call = Call(self._next_id, kind, arguments, perform, again, future)
+            self._next_id += 1
+            if self.journal is not None:
+                self.journal.entries.append(CallEntry(call.call_id, kind, arguments))
+            else:
+                self._outer.call_soon(self._dispatch)
+        else:
+            call_id = self._replay.match(kind, arguments)
+            if call_id is None:
+                return Call(-1, kind, arguments, perform, again, future)
+            self._made_again[call_id] = arguments
+            call = Call(call_id, kind, arguments, perform, again, future)
+        call.is_open = True
+        self._open[call.call_id] = call
+        self._new.append(call)
+        return call
+
+    def _dispatch(self) -> None:
+        """Starts to carry out the new calls, and tells the environment."""
+        if self._new and self._replay is None and self._held is None:
+            new, self._new = self._new, []
+            for call in new:
+                if not call.is_open:
+                    continue
+                if call.kind == "llm":
+                    self._on_llm(call)
+                elif call.perform is not None:
+                    call.work = self._outer.create_task(self._work(call, call.perform))
+                    self._works.add(call.work)
+                elif call.handle is not None:
+                    left = call.handle.when() - self.elapsed_sec
+                    call.work = self._outer.call_later(max(0.0, left), self.deliver, call, None)
+        self._on_change()
+
+    async def _work(self, call: Call, perform: Callable[[], Awaitable[Any]]) -> None:
+        try:
+            value = await perform()
+        except asyncio.CancelledError:
+            if (work := asyncio.current_task()) is not None and not work.cancelling():  # not by us: the agent waits
+                self.deliver(call, None, RuntimeError(f"the {call.kind} was cancelled"))
+            raise
+        except (Exception, SystemExit) as error:
+            self.deliver(call, None, _for_the_agent(error))
+        else:
+            self.deliver(call, value)
+        finally:
+            assert isinstance(call.work, asyncio.Task)
+            self._works.discard(call.work)
+
+    def deliver(self, call: Call, value: Any, error: BaseException | None = None) -> None:
+        """Writes a completion down, tells the agent, and runs it. Does nothing if the agent gave the call up."""
+        if self._held is not None:
+            self._held.append(functools.partial(self.deliver, call, value, error))
+            return
+        if self._open.pop(call.call_id, None) is None:
+            return
+        call.is_open = False
+        if self.journal is not None:
+            assert self._agent_loop is not None
+            now = self._agent_loop.now = round(max(self._agent_loop.now, time.monotonic() - self._began), 6)
+            if call.kind == "thread":  # the function is run again: what it returns need not be JSON-ready
+                self.journal.entries.append(DoneEntry(call.call_id, now))
+            else:
+                self.journal.entries.append(DoneEntry(call.call_id, now, value, error))
+        self._complete(call, value, error)
+        self._pump()
+        self._dispatch()
+
+    def _complete(self, call: Call, value: Any, error: BaseException | None) -> None:
+        """Makes the agent ready to continue with the outcome of a call."""
+        if call.handle is not None:
+            assert self._agent_loop is not None
+            self._timers.pop(id(call.handle), None)
+            self._agent_loop.run_soon(call.handle)
+        elif call.future is None or call.future.done():
+            return
+        elif error is None:
+            call.future.set_result(value)
+        else:
+            call.future.set_exception(error)
+
+    def _give_up(self, call: Call) -> None:
+        """Gives up a call that the agent no longer waits for: whatever is being carried out for it ends."""
+        if self._open.pop(call.call_id, None) is None:
+            return
+        call.is_open = False
+        if call.work is not None:
+            call.work.cancel()
+
+    def set_timer(self, handle: asyncio.TimerHandle) -> None:
+        """Makes `AgentLoop.run_soon(handle)` and a pump follow when its time has come."""
+        assert self._agent_loop is not None
+        call = self._ask("timer", round(handle.when() - self._agent_loop.now, 6))
+        call.handle = handle
+        self._timers[id(handle)] = call
+
+    def drop_timer(self, handle: asyncio.TimerHandle) -> None:
+        """Drops a timer that was cancelled."""
+        call = self._timers.pop(id(handle), None)
+        if call is not None:
+            self._give_up(call)
+
+    def run_in_thread(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> asyncio.Future[Any]:
+        """Runs a function outside the loop; returns a future of the loop.
+
+        When the agent is run again, so is the function, at the point where it had ended.
+        """
+        perform = functools.partial(asyncio.to_thread, function, *arguments)
+        call = self._ask("thread", _name_of(function), perform, lambda _: function(*arguments))
+        assert call.future is not None
+        call.future.add_done_callback(lambda future: self._give_up(call) if future.cancelled() else None)
+        return call.future
+
+    def report(self, context: dict[str, Any]) -> None:
+        """Reports an exception that no task awaits."""
+        if not self._closed:
+            self._outer.call_exception_handler(context)
+
+    def note_refusal(self, error: NondeterministicCallError) -> None:
+        """Notes an operation that the loop refused, in any thread; the loop raises `error` there."""
+        self.refused = self.refused or error
+        self._outer.call_soon_threadsafe(self._on_change)
+
+
+def _recorded_outcome(call: Call, done: DoneEntry) -> tuple[Any, BaseException | None]:
+    if call.again is None or done.error is not None:
+        return done.value, done.error
+    try:
+        return call.again(done.value), None
+    except SnapshotError:
+        raise
+    except (Exception, SystemExit) as error:
+        return None, _for_the_agent(error)
+
+
+def _for_the_agent(error: BaseException) -> BaseException:
+    """Returns the exception to raise into the agent: a `sys.exit()` in one of its threads must not end the run."""
+    return RuntimeError(f"sys.exit({error.code!r})") if isinstance(error, SystemExit) else error
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    """Names a function, also a wrapped one: `asyncio.to_thread` makes it `partial(context.run, function)`."""
+    wrapped = next(iter(getattr(function, "args", ())), None)
+    named = wrapped if callable(wrapped) else function
+    return str(getattr(named, "__qualname__", type(named).__name__))

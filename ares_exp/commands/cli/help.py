@@ -1,0 +1,113 @@
+"""`--help`: what can be chosen and set, read from the config tree and the schema without composing anything."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import Field, fields
+from typing import Any
+
+from ares_exp.commands.cli.commands import COMMANDS
+from ares_exp.config.option_arguments import Argument, arguments_of, arguments_of_node, as_yaml
+from ares_exp.config.options import BUILT_IN, Option, config_dirs_of, find_options, print_problems
+from ares_exp.config.plugins import OPTION_FOLDERS, OPTION_GROUPS
+from ares_exp.config.schema import KEYS, MADE_NODES, ExperimentConfig, keys
+from ares_exp.records.latest_run import MEANING
+
+HEADER = """\
+ares_exp: LLM code agents as reproducible RL experiments.
+
+Usage: {program} [group=option ...] [key=value ...] [-m] [--cfg job] [--config-dir DIR]
+       {program} COMMAND ...
+
+Examples:
+  {program}                             run the bundled tasks with their own solutions
+  {program} container=docker env.path=path/to/tasks policy=openai policy.model=NAME attempts=8
+  {program} -m policy=openai policy.model=NAME policy.temperature=0,0.5 seed=1,2
+  {program} resume=outputs/default/2026-01-31_12-00-00
+
+Commands (each has --help):
+"""
+
+FOOTER = """
+Flags:
+  -m, --multirun    sweep: every combination of comma-separated values is a run (hydra/launcher=joblib: in parallel)
+  --cfg job         print the composed config and exit (-p GROUP: one part of it)
+  --config-dir DIR  custom options: DIR/policy/mine.yaml is policy=mine
+  --version, --hydra-help
+
+Exit codes: 0 every episode has a reward; 1 some have none, or a task's own solution fails (policy=oracle below
+reward_threshold); 2 the command, the config or the preflight is at fault; 130 interrupted.
+"""
+
+
+def render_help(argv: Sequence[str], program: str) -> str:
+    """Returns the help text, or details of the options, groups and keys that `argv` names.
+
+    `--help policy=scripted` lists the arguments of an option, `--help policy` the options of a group, and
+    `--help limits` the keys below a key. Includes the options of plugins and of a `--config-dir` in `argv`.
+    """
+    folders = config_dirs_of(argv)
+    found = {f"{group}={one.name}": one for group in OPTION_FOLDERS for one in find_options(group, folders)}
+    if chosen := [found[argument] for argument in argv if argument in found]:
+        return "\n\n".join(map(_render_option, chosen)) + "\n"
+    named = [argument.partition("=")[0] for argument in argv]
+    if groups := [group for group in OPTION_FOLDERS if group in named]:
+        return "".join(f"{line}\n" for group in groups for line in _render_group(group, found.values()))
+    if nodes := [name for name in KEYS if name in named and _arguments_below(name)]:
+        return "\n\n".join("\n".join(_render_arguments(_arguments_below(node))) for node in nodes) + "\n"
+    width = max(map(len, COMMANDS))
+    options = {group: [one.name for one in found.values() if one.group == group] for group in OPTION_GROUPS}
+    lines = [
+        *(f"  {name:<{width}}  {command.about}" for name, command in COMMANDS.items()),
+        "",
+        "Groups (--help GROUP describes the options, --help GROUP=OPTION lists the arguments of one):",
+        *(f"  {group:<10}  {', '.join(names)}" for group, names in options.items()),
+        "",
+        f"Keys (instead of a run directory, {MEANING}):",
+        *map(_render_key, (item for item in fields(ExperimentConfig) if item.name in KEYS)),
+    ]
+    return HEADER.format(program=program) + "\n".join([*lines, FOOTER])
+
+
+def _render_key(item: Field[Any]) -> str:
+    if _arguments_below(item.name):
+        shown, prose = f"{item.name}.*", f"{item.metadata['prose']} (--help {item.name})"
+    else:
+        shown, prose = f"{item.name}={as_yaml(item.default)}", item.metadata["prose"]
+    return f"  {shown:<28}  {prose}"
+
+
+def _arguments_below(name: str) -> list[Argument]:
+    """Lists the keys below a top-level key."""
+    if name in MADE_NODES:
+        return arguments_of_node(name)
+    return [Argument(key.name, as_yaml(key.default), key.prose) for key in keys() if key.name.startswith(f"{name}.")]
+
+
+def _render_group(group: str, options: Iterable[Option]) -> list[str]:
+    return [f"  {group}", *(_render_row(one) for one in options if one.group == group)]
+
+
+def _render_row(option: Option) -> str:
+    origin = "" if option.origin == BUILT_IN else f" ({option.origin})"
+    return f"    {option.name:<24} {option.description}{origin}"
+
+
+def _render_option(option: Option) -> str:
+    lines = [f"{option.group}={option.name}  {option.description}", f"  from {option.path}"]
+    return "\n".join([*lines, *_render_arguments(arguments_of(option))])
+
+
+def _render_arguments(arguments: Iterable[Argument]) -> Iterator[str]:
+    for item in arguments:
+        yield f"  {item.key}={item.default}"
+        if item.prose:
+            yield textwrap.fill(item.prose, 118, initial_indent=" " * 6, subsequent_indent=" " * 6)
+
+
+def print_help(argv: Sequence[str], program: str) -> None:
+    """Writes the help text to stdout."""
+    print_problems(config_dirs_of(argv))
+    sys.stdout.write(render_help(argv, program))

@@ -1,0 +1,181 @@
+"""Hydra callback: prepares a sweep in its first process, and each job before it starts."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hydra.experimental.callback import Callback
+
+from ares_exp.config.hydra_setup import NOTHING_TO_RESUME, is_fresh_dir
+from ares_exp.config.overrides import quoted
+from ares_exp.errors import ConfigError, UserError
+from ares_exp.records.exit_codes import INCOMPLETE, INTERRUPTED, USAGE
+from ares_exp.records.run_dir import SWEEP_RECORD, RunDir, lock, write_atomically
+from ares_exp.records.secrets import MASK, scrub, typed_secrets
+from ares_exp.runs.control.inbox import Inbox
+from ares_exp.runs.sweeps.interruption import STOP, Interruption, is_stopped
+from ares_exp.runs.sweeps.job_folder import job_folders
+from ares_exp.runs.sweeps.plan import PLAN, SweepPlan
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+logger = logging.getLogger(__name__)
+
+BASIC_LAUNCHER = "BasicLauncher"
+
+
+class SweepRefused(BaseException):
+    """The sweep cannot begin in its folder: a user's mistake. Hydra makes a mere warning of a callback's Exception."""
+
+
+class SweepCallback(Callback):
+    """Gives a sweep one folder that all its processes know, and its records.
+
+    Attributes:
+        sweep_dir: Folder of the sweep that this process began; `None` as long as it has begun none.
+        interruption: Ends the sweep early, if its jobs run in other processes.
+        held: The folder, open and locked until this process ends: two would fall out about the jobs.
+    """
+
+    sweep_dir: ClassVar[Path | None] = None
+    interruption: ClassVar[Interruption | None] = None
+    held: ClassVar[int | None] = None
+
+    def __init__(self) -> None:
+        self._record = ""
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        """Settles the folder and refuses one that another sweep has used.
+
+        Raises:
+            SweepRefused: With what is wrong.
+        """
+        if config.resume and is_fresh_dir(config.hydra.sweep):
+            raise SweepRefused(NOTHING_TO_RESUME.format(key="hydra.sweep.dir", what="sweep"))
+        folder = Path(config.hydra.sweep.dir)
+        _pin(config, folder)
+        _refuse_secrets_on_disk(config)
+        try:
+            self._begin(config, folder)
+        except ConfigError as error:
+            raise SweepRefused(str(error)) from None
+        except OSError as error:
+            raise SweepRefused(f"Cannot write in the sweep's folder {folder}: {error.strerror}.") from None
+        SweepCallback.sweep_dir = folder
+        if not config.hydra.launcher._target_.endswith(BASIC_LAUNCHER):
+            SweepCallback.interruption = Interruption(folder)
+
+    def on_job_start(self, config: DictConfig, **_: Any) -> None:
+        """Runs in the job's process. By now the sweeper has written the record again, secrets included."""
+        if self._record:
+            self._keep_record(Path(config.hydra.sweep.dir))
+
+    def _begin(self, config: DictConfig, folder: Path) -> None:
+        record = folder / SWEEP_RECORD
+        recorded = record.read_text(encoding="utf-8") if record.exists() else ""
+        if recorded and not config.resume:
+            raise ConfigError(
+                f"Expected a folder of this sweep's own, but {folder} holds another sweep. Choose a fresh one with "
+                "`hydra.sweep.dir=…`, or go on with that sweep with `resume=true`."
+            )
+        if not recorded and folder.is_dir() and (other := _run_in(folder)) is not None:
+            raise ConfigError(
+                f"Expected a folder of this sweep's own, but {folder} holds another run, {other}. Choose a fresh one "
+                "with `hydra.sweep.dir=…`."
+            )
+        plan = SweepPlan.of(config)
+        plan.check_continues(SweepPlan.read(folder))
+        folder.mkdir(parents=True, exist_ok=True)
+        SweepCallback.held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        lock(SweepCallback.held, folder, what="sweep")
+        plan.write(folder)
+        self._record = recorded or _without_secrets(config)
+        self._keep_record(folder)
+        (folder / STOP).unlink(missing_ok=True)
+        Inbox(RunDir(folder).control).forget()
+
+    def _keep_record(self, folder: Path) -> None:
+        """Restores `multirun.yaml` to the record of the command that began the sweep."""
+        path = folder / SWEEP_RECORD
+        try:
+            if not path.exists() or path.read_text(encoding="utf-8") != self._record:
+                write_atomically(path, self._record)
+        except OSError as error:
+            logger.warning("Writing %s failed: %s", path, error)
+
+
+def end_sweep(exit_code: int) -> int:
+    """Prints the summary of the sweep that this process began, if any; returns the command's exit code.
+
+    Args:
+        exit_code: The exit code so far, as known in this process.
+    """
+    from ares_exp.runs.sweeps.sweep_report import SweepReport
+    from ares_exp.runs.sweeps.sweep_text import render_report
+
+    folder, interruption = SweepCallback.sweep_dir, SweepCallback.interruption
+    if folder is None:
+        return exit_code
+    if interruption is not None:
+        interruption.end()
+        exit_code = INTERRUPTED if interruption.requested else exit_code
+    try:
+        report = SweepReport.read(folder)
+        if exit_code == USAGE and not report.has_begun:
+            _discard(folder)
+            return exit_code
+        report.write()
+        with suppress(BrokenPipeError):  # `| head` has seen enough
+            render_report(report, sys.stdout)
+    except (UserError, OSError) as error:
+        logger.warning("The sweep's summary cannot be made: %s", error)
+        return max(exit_code, INCOMPLETE)
+    worst = max(exit_code, report.exit_code)
+    return INTERRUPTED if worst == INCOMPLETE and is_stopped(folder) else worst
+
+
+def _run_in(folder: Path) -> Path | None:
+    """Returns a run that would be counted as a job of the sweep; the folder itself if it is a run's directory."""
+    return folder if RunDir(folder).has_run else next(job_folders(folder), None)
+
+
+def _discard(folder: Path) -> None:
+    """Removes what was written for a sweep of which no job could be composed; anything else stays."""
+    for name in (SWEEP_RECORD, PLAN):
+        (folder / name).unlink(missing_ok=True)
+    if folder.resolve() != Path.cwd() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _pin(config: DictConfig, folder: Path) -> None:
+    """Fixes the sweep's folder in every job's config, in whatever process that is composed."""
+    from omegaconf import open_dict, read_write
+
+    with read_write(config.hydra), open_dict(config.hydra):
+        config.hydra.sweep.dir = str(folder).replace("${", "\\${")
+        config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(str(folder))}")
+
+
+def _refuse_secrets_on_disk(config: DictConfig) -> None:
+    """Refuses secrets on the command line for Submitit, which writes the whole command to the sweep's folder."""
+    if "submitit" in config.hydra.launcher._target_ and typed_secrets(sys.argv[1:]):
+        raise SweepRefused(
+            "The launcher writes the command to disk, and a secret was typed in it: give it in an environment variable "
+            "(`policy.api_key_env=NAME`), or choose `hydra/launcher=joblib`."
+        )
+
+
+def _without_secrets(config: DictConfig) -> str:
+    from omegaconf import OmegaConf
+
+    values: Any = OmegaConf.to_container(config)
+    text = OmegaConf.to_yaml(OmegaConf.create(scrub(values)))
+    for secret in typed_secrets(sys.argv[1:]):
+        text = text.replace(secret, MASK)
+    return text

@@ -1,0 +1,159 @@
+"""A job of a command: what Hydra calls for the only one, or for each of a sweep, in whatever process."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ares_exp.records import exit_codes
+from ares_exp.records.terminal_text import print_error
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from ares_exp.records.run_summary import RunSummary
+    from ares_exp.runs.sweeps.interruption import JobProcess
+
+logger = logging.getLogger(__name__)
+
+
+class JobFunction:
+    """Runs a job and returns its objective, which is what a sweeper looks for the most of.
+
+    A job that is refused or fails returns `None`, so that the others go on; it leaves a note in its folder, because
+    what this object knows in another process is lost with that. Pickled by launchers, it arrives ready for its work.
+
+    Attributes:
+        exit_code: That of the worst job in this process.
+    """
+
+    __name__ = "job"  # Hydra wraps it like a function
+
+    def __init__(self, process: JobProcess | None = None) -> None:
+        """Runs nothing yet.
+
+        Args:
+            process: The one that a launcher started for jobs; `None` in the command's own.
+        """
+        self.exit_code = exit_codes.COMPLETE
+        self._process = process
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from ares_exp.containers.ownership import owner_labels
+
+        return _arrive, (tuple(sys.argv[1:]), tuple(owner_labels().items()))
+
+    def __call__(self, config: DictConfig) -> float | None:
+        """Runs a job; one that was complete before is not played again.
+
+        Raises:
+            KeyboardInterrupt: It was interrupted, and with it the command.
+            SweepInterrupted: Likewise, in a process of its own, where a sweeper has to be stopped.
+        """
+        from hydra.core.hydra_config import HydraConfig
+        from hydra.types import RunMode
+        from omegaconf.errors import OmegaConfBaseException
+
+        from ares_exp.errors import UserError
+        from ares_exp.records.run_dir import RunDir
+        from ares_exp.runs.attended_run import play_attended, prepare_log
+        from ares_exp.runs.run import Run
+        from ares_exp.runs.sweeps.failure_note import FailureNote
+        from ares_exp.runs.sweeps.interruption import SweepInterrupted
+        from ares_exp.runs.sweeps.objective import check_objective, objective
+
+        hydra = HydraConfig.get()
+        run_dir = RunDir(Path(hydra.runtime.output_dir))
+        prepare_log()
+        note = FailureNote(run_dir.path) if hydra.mode == RunMode.MULTIRUN else None
+        try:
+            with self._process.playing(Path(hydra.sweep.dir)) if self._process is not None else nullcontext():
+                with suppress(OmegaConfBaseException):  # the run says what is wrong with its config
+                    check_objective(config.objective, attempts=config.attempts)
+                summary = _complete_before(config, hydra) if note is not None and config.resume else None
+                if summary is None:
+                    summary = asyncio.run(play_attended(Run.of(config, hydra)))
+        except UserError as error:
+            played = run_dir.has_run  # what it has stands
+            if note is None:  # Hydra goes on writing in the folders of a sweep
+                run_dir.discard()
+            self._fail(None if played else note, exit_codes.USAGE, str(error))
+            if note is None:
+                print_error(str(error))
+            elif played:  # of the others the sweep's summary says why they failed
+                print_error(f"job {hydra.job.num}: {error}")
+            return None
+        except SweepInterrupted:
+            self._end_command(hydra)
+            return None
+        except Exception as error:
+            logger.exception("This is a bug in ares_exp or in a component of your own")
+            self._fail(note, exit_codes.INCOMPLETE, f"{type(error).__name__}: {error}")
+            return None
+        if note is not None:
+            note.remove()
+        if summary.interrupted:
+            self._end_command(hydra)
+            return None
+        self.exit_code = max(self.exit_code, summary.exit_code)
+        return objective(summary, config.objective)
+
+    def _end_command(self, hydra: Any) -> None:
+        """Ends the command, or this job: the other processes end theirs, and the first one knows."""
+        from ares_exp.runs.sweeps.interruption import SweepInterrupted
+        from ares_exp.runs.sweeps.plan import BASIC_SWEEPER
+
+        if self._process is None:
+            raise KeyboardInterrupt
+        if not hydra.sweeper._target_.endswith(BASIC_SWEEPER):  # that would think of more and more jobs
+            raise SweepInterrupted
+
+    def _fail(self, note: Any, exit_code: int, message: str) -> None:
+        self.exit_code = max(self.exit_code, exit_code)
+        if note is not None:
+            note.write(exit_code, message)
+
+
+def _complete_before(config: DictConfig, hydra: Any) -> RunSummary | None:
+    """What a job of a sweep that is resumed adds up to, if it was complete before."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from ares_exp.runs.sweeps.job_folder import JobFolder
+
+    with suppress(OmegaConfBaseException):
+        values: Any = OmegaConf.to_container(config, resolve=True)
+        job = JobFolder.read(Path(hydra.runtime.output_dir))
+        if job.is_done(values):
+            sys.stdout.write(f"#{hydra.job.num}: complete before\n")
+            return job.summary
+    return None
+
+
+def _arrive(arguments: Sequence[str], first_process: tuple[tuple[str, str], ...]) -> JobFunction:
+    """The job function in a process that a launcher started: makes that process what the first one is."""
+    from ares_exp.containers.ownership import owner_labels
+
+    if owner_labels() == dict(first_process):
+        return JobFunction()
+    return JobFunction(_job_process(tuple(arguments), first_process))
+
+
+@functools.cache  # a process gets a job function with each job
+def _job_process(arguments: tuple[str, ...], first_process: tuple[tuple[str, str], ...]) -> JobProcess:
+    from ares_exp.config.hydra_setup import register_resolvers
+    from ares_exp.runs.sweeps.interruption import JobProcess
+
+    register_resolvers()
+    sys.argv[1:] = arguments  # for the records, and because secrets that were typed are masked
+    os.environ["TERM"] = "dumb"  # several processes on one terminal cannot each redraw a line of it
+    with suppress(OSError):  # it may lead a session already
+        os.setsid()
+    return JobProcess(dict(first_process))

@@ -1,0 +1,136 @@
+"""The command line: a command; or compose -> validate -> prepare -> run -> summary, with clear exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import redirect_stderr, suppress
+from pathlib import Path
+
+from ares_exp import __version__
+from ares_exp.commands.cli.completion import candidates, is_query
+from ares_exp.commands.cli.words import HELP, run_word
+from ares_exp.config.overrides import with_home
+from ares_exp.records import exit_codes
+from ares_exp.records.terminal_text import print_error
+
+
+def program() -> str:
+    """Returns what the user typed to start this program."""
+    return "python -m ares_exp" if Path(sys.argv[0]).name == "__main__.py" else "ares-exp"
+
+
+def main() -> int:
+    """Runs the command line in `sys.argv` and returns the exit code."""
+    _find_modules_here()
+    exit_code = run_word(sys.argv[1:], program())
+    return play() if exit_code is None else exit_code
+
+
+def play() -> int:
+    """Plays what the overrides in `sys.argv` say, or answers its flags; returns the exit code."""
+    sys.argv[1:] = with_home(sys.argv[1:])
+    if "--version" in sys.argv[1:]:
+        sys.stdout.write(f"ares_exp {__version__}\n")
+        return exit_codes.COMPLETE
+    if HELP & set(sys.argv[1:]):
+        from ares_exp.commands.cli.help import print_help
+
+        print_help(sys.argv[1:], program())
+        return exit_codes.COMPLETE
+    if is_query(sys.argv[1:]):
+        return _complete()
+    exit_code = _run()
+    from ares_exp.commands.cli.hydra_callback import end_sweep
+
+    return end_sweep(exit_code)
+
+
+def _complete() -> int:
+    """Prints what could come next on the command line that a shell asks about; nothing where it cannot be read."""
+    found, is_hydra_asked = candidates()
+    if found:
+        sys.stdout.write(" ".join(found) + "\n")
+        sys.stdout.flush()
+    if is_hydra_asked:
+        with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
+            _run()
+    return exit_codes.COMPLETE
+
+
+def _find_modules_here() -> None:
+    """Lets `ares-exp` import from the current directory, as `python -m ares_exp` does; what is installed goes first."""
+    with suppress(FileNotFoundError):  # the directory may be gone
+        if not sys.flags.safe_path and (here := str(Path.cwd())) not in sys.path:
+            sys.path.append(here)
+
+
+def _run() -> int:
+    """Runs one job, or the jobs of a sweep."""
+    import hydra
+
+    from ares_exp.commands.cli.flags import explain_flags
+    from ares_exp.commands.cli.hydra_callback import SweepRefused
+    from ares_exp.commands.cli.hydra_flags import unchecked_help
+    from ares_exp.commands.cli.job import JobFunction
+    from ares_exp.config.hydra_setup import set_up_hydra, store_recorded_config
+    from ares_exp.config.options import ROOT_CONFIG, conf_dir, config_dirs_of, print_problems, refuse_unreadable
+    from ares_exp.config.overrides import flags_and_overrides
+    from ares_exp.config.run_mode import mode_from_flags
+    from ares_exp.records.run_dir import refuse_used_run_dir
+    from ares_exp.runs.resume.compose_from_run import Command, compose_from_run
+    from ares_exp.runs.sweeps.interruption import SweepInterrupted
+
+    arguments = sys.argv[1:]
+    refused = explain_flags(arguments) or refuse_unreadable(config_dirs_of(arguments)) or refuse_used_run_dir(arguments)
+    if refused is not None:
+        print_error(refused)
+        return exit_codes.USAGE
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here as exceptions; Hydra would print some and exit with 1
+    set_up_hydra(config_dirs_of(sys.argv[1:]))
+    if not {"-sc", "--shell-completion"} & set(sys.argv[1:]):  # what a shell asks at every press of Tab
+        print_problems(config_dirs_of(sys.argv[1:]))
+    command, root_config, job = Command(sys.argv[1:]), ROOT_CONFIG, JobFunction()
+    try:
+        command = compose_from_run(*flags_and_overrides(sys.argv[1:]))
+        if command.values is not None:
+            root_config = store_recorded_config(command.values, command.choices)
+        flags, overrides = flags_and_overrides(command.argv)
+        sys.argv[1:] = [*flags, *overrides]
+        with mode_from_flags(sys.argv[1:]), unchecked_help():
+            hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=root_config)(job)()
+    except SweepRefused as refused:
+        print_error(str(refused))
+        return exit_codes.USAGE
+    except (KeyboardInterrupt, SweepInterrupted):
+        return exit_codes.INTERRUPTED
+    except Exception as error:  # errors of jobs are not raised here
+        return _explained(error, command.source, root_config)
+    return job.exit_code
+
+
+def _explained(error: Exception, source: Path | None, root_config: str) -> int:
+    """Prints the reason why a command, or the way a sweep runs its jobs, failed; returns the exit code."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    from ares_exp.commands.cli.hydra_callback import SweepCallback
+    from ares_exp.config.explain import explain, is_below_a_list
+    from ares_exp.errors import UserError
+
+    if SweepCallback.interruption is not None and SweepCallback.interruption.requested:
+        return exit_codes.INTERRUPTED
+    if isinstance(error, UserError):
+        print_error(str(error))
+    elif isinstance(error, HydraException | OmegaConfBaseException | YAMLError | OSError | ValueError) or (
+        isinstance(error, TypeError) and is_below_a_list(error)
+    ):
+        taken = f" (The overrides that {source} recorded are in force, too.)" if source is not None else ""
+        print_error(f"{explain(error, sys.argv[1:], root_config)}{taken}")
+    elif SweepCallback.sweep_dir is None:
+        raise error
+    else:
+        print_error(f"The launcher or the sweeper gave up: {type(error).__name__}: {error}")
+        return exit_codes.INCOMPLETE
+    return exit_codes.USAGE

@@ -1,0 +1,197 @@
+"""Commands: their modules, their words, and how they end.
+
+A command is a module that is imported when it is called. It has
+
+- `DESCRIPTION` and `EPILOG`, the beginning and the end of its help;
+- `add_arguments(parser)`, which declares its arguments, or the commands below it, on a `CommandParser`;
+- `run(arguments)`, if there are no commands below it: returns the exit code, and raises the errors of the user.
+
+Texts name the command `%(prog)s`, which becomes what was typed: `ares-exp show` or `python -m ares_exp show`. Texts and
+messages that name another command say `ares-exp …`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Self
+
+from ares_exp.errors import SnapshotError, TrajectoryFormatError, UntrainableError, UserError, close_matches
+from ares_exp.records.terminal_text import printable
+
+EXIT_OK, EXIT_USAGE, EXIT_INTERRUPTED = 0, 2, 130
+EXIT_PIPE_CLOSED = 141
+"""Exit code of a program that SIGPIPE ended; 0 would mean equal, or all done, which is not known."""
+MISTAKES = (UserError, TrajectoryFormatError, SnapshotError, UntrainableError)
+"""Errors that are the user's, or of the files that the user named: printed as one paragraph, with exit code 2."""
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Parses the words of a command. Texts are printed as they are, and options cannot be abbreviated.
+
+    Attributes:
+        below: The parsers of the commands below this one, by name.
+    """
+
+    def __init__(self, prog: str, **texts: Any) -> None:
+        super().__init__(prog, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **texts)
+        self.below: dict[str, CommandParser] = {}
+
+    def add_command(
+        self, name: str, act: Callable[[argparse.Namespace], int], *, about: str, description: str, epilog: str
+    ) -> CommandParser:
+        """Adds a command below this one, such as `list` below `ares-exp agents`, and returns its parser.
+
+        Args:
+            name: Its word.
+            act: Runs it and returns the exit code. The parsed arguments have it as `act`.
+            about: The line about it in the help of this command.
+            description: The beginning of its help.
+            epilog: The end of its help.
+        """
+        self.below[name] = CommandParser(f"{self.prog} {name}", description=description, epilog=epilog)
+        self.below[name].set_defaults(act=act, about=about)
+        return self.below[name]
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """Parses the words of a command line; options may stand anywhere. Exits after the help or a mistake."""
+        if not self.below:
+            return self.parse_intermixed_args(words)
+        if words and words[0] in self.below:
+            return self.below[words[0]].parse(words[1:])
+        listed = self.add_subparsers(metavar="COMMAND", required=True)
+        for name, command in self.below.items():
+            listed.add_parser(name, help=command.get_default("about"))
+        if words and not words[0].startswith("-"):
+            near = close_matches(words[0], self.below)
+            self.error(f"there is no command {words[0]!r}.{near} Expected one of {', '.join(self.below)}.")
+        return self.parse_args(words)
+
+
+@dataclass(frozen=True, slots=True)
+class CommandModule:
+    """A command by the name of its module.
+
+    Attributes:
+        about: The line about it in the help of `ares-exp`.
+        module: The module.
+    """
+
+    about: str
+    module: str
+
+    def main(self, argv: Sequence[str], program: str) -> int:
+        """Runs the words behind `program`, which is what was typed until there, and returns the exit code."""
+        return run_module(self.module, argv, program)
+
+    def candidates(self, typed: Sequence[str], last: str) -> Sequence[str]:
+        """Returns what may follow at a press of Tab: options, commands below this one, or the values of an argument.
+
+        Args:
+            typed: The whole words behind the command.
+            last: What is typed of the next one.
+        """
+        declared = _Declared()
+        import_module(self.module).add_arguments(declared)
+        if typed and typed[0] in declared.below:
+            declared, typed = declared.below[typed[0]], typed[1:]
+        return [word for word in _expected(declared, typed, last) if word.startswith(last)]
+
+
+def run_module(module: str, argv: Sequence[str], program: str) -> int:
+    """Runs a command line of the command in `module`, and returns its exit code."""
+    return guarded(lambda: _run(module, argv, program))
+
+
+def _run(module: str, argv: Sequence[str], program: str) -> int:
+    arguments = parser_of(module, program).parse(argv)
+    code: int = arguments.act(arguments) if "act" in arguments else import_module(module).run(arguments)
+    return code
+
+
+def parser_of(module: str, program: str) -> CommandParser:
+    """Returns the parser of the command in `module`, which is called as `program`."""
+    command = import_module(module)
+    parser = CommandParser(program, description=command.DESCRIPTION, epilog=command.EPILOG)
+    command.add_arguments(parser)
+    return parser
+
+
+def guarded(act: Callable[[], int]) -> int:
+    """Does `act`, which returns its own exit code, and returns the exit code."""
+    logging.getLogger("ares_exp").addHandler(logging.NullHandler())  # the commands say themselves what is left out
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file may say what the terminal cannot show
+    try:
+        code = act()
+        sys.stdout.flush()
+        return code
+    except MISTAKES as error:
+        sys.stderr.write(f"error: {printable(str(error))}\n")
+        return EXIT_USAGE
+    except BrokenPipeError:  # whoever reads the output has seen enough, as `head` does
+        _close_stdout()
+        return EXIT_PIPE_CLOSED
+    except OSError as error:  # without a name it is stdout, as where that goes to a full disk
+        if error.filename is None:
+            _close_stdout()
+        sys.stderr.write(f"error: {error.filename or 'Cannot write the output'}: {error.strerror or error}.\n")
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _close_stdout() -> None:
+    """Sends the rest of the buffer nowhere: else Python complains at its exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class _Declared:
+    """Collects the arguments that a command declares, for completion: it stands in for the parser and its groups."""
+
+    def __init__(self) -> None:
+        self.options: dict[str, Mapping[str, Any]] = {name: {"action": "help"} for name in ("-h", "--help")}
+        self.positionals: list[Mapping[str, Any]] = []
+        self.below: dict[str, _Declared] = {}
+
+    def add_argument(self, *names: str, **settings: Any) -> None:
+        """As `ArgumentParser.add_argument`."""
+        if names[0].startswith("-"):
+            self.options |= dict.fromkeys(names, settings)
+        else:
+            self.positionals.append(settings)
+
+    def add_command(self, name: str, *_: object, **_texts: str) -> _Declared:
+        """As `CommandParser.add_command`."""
+        self.positionals[:] = [{"choices": self.below}]
+        return self.below.setdefault(name, _Declared())
+
+    def add_argument_group(self, *_: str) -> Self:
+        """As `ArgumentParser.add_argument_group`."""
+        return self
+
+    def add_mutually_exclusive_group(self) -> Self:
+        """As `ArgumentParser.add_mutually_exclusive_group`."""
+        return self
+
+
+def _expected(declared: _Declared, typed: Sequence[str], last: str) -> Sequence[str]:
+    """Returns the words that a command knows of for the place of `last`; none for paths, names and numbers."""
+    place, asks = 0, None
+    for word in typed:
+        if asks is None and word not in declared.options:
+            place += 1
+        asks = declared.options.get(word) if asks is None else None
+        if asks is not None and asks.get("action", "append") != "append":  # it takes no value
+            asks = None
+    if asks is None and last.startswith("-"):
+        return [*declared.options]
+    if asks is None:
+        asks = declared.positionals[place] if place < len(declared.positionals) else {}
+    return [*map(str, asks.get("choices") or ())]

@@ -1,0 +1,198 @@
+"""The runs that a command line names: their statistics, how they were composed, and what to call them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any
+
+from ares_exp.config.overrides import dotted_items
+from ares_exp.errors import ConfigError
+from ares_exp.records.record_files import read_json_object
+from ares_exp.records.recorded_results import read_results
+from ares_exp.records.run_dir import RunDir
+from ares_exp.records.statistics.run_statistics import RunStatistics
+from ares_exp.records.terminal_text import one_line
+from ares_exp.runs.resume.recorded_run import RecordedRun, is_recorded_run, last_attempts, recorded_config
+from ares_exp.runs.resume.session import RESUME_KEYS
+
+MOST_RUNS = 100
+MOST_KEYS = 5_000
+TARGET = "_target_"
+OWN_PLACE = ("output_dir", "resume")
+"""Last parts of config keys that name a run's own directory, or its resumption: they differ between all runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenRun:
+    """One run to compare.
+
+    Attributes:
+        letter: A, B, C …
+        path: Its directory.
+        statistics: Its statistics.
+        overrides: Overrides that it was started with, by key; `None` if not recorded.
+        config: Its config, by dotted key; `None` if not recorded.
+        digests: Digests of its tasks, by name, to tell whether two are the same. Empty if not recorded.
+        notes: Remarks on how it was read.
+        name: What to call it.
+    """
+
+    letter: str
+    path: Path
+    statistics: RunStatistics
+    overrides: Mapping[str, str] | None
+    config: Mapping[str, str] | None
+    digests: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+    name: str = field(default="")
+
+
+def choose_runs(paths: Sequence[Path], *, threshold: float, level: float) -> list[ChosenRun]:
+    """Reads the runs, each once; a sweep folder stands for all of its jobs in which an episode has ended.
+
+    Args:
+        paths: Run directories and sweep folders.
+        threshold: The reward from which on an attempt has passed.
+        level: How often each interval is to hold the true value.
+
+    Raises:
+        ConfigError: One of them is neither, has no results, or cannot be read; or there are too many or too few.
+    """
+    places = list({place.resolve(): place for path in paths for place in _runs_in(path)}.values())
+    if len(places) == 1 and len(paths) > 1:
+        raise ConfigError(
+            f"Expected different runs to compare, but all {len(paths)} paths mean the same run: {places[0]}. Name "
+            "another one beside it."
+        )
+    if not 2 <= len(places) <= MOST_RUNS:
+        raise ConfigError(
+            f"Expected 2 to {MOST_RUNS} runs to compare, got {len(places)}. Name run directories, or the folder of a "
+            "sweep in which the episodes of two jobs have ended."
+        )
+    runs = [
+        _read(place, letter=_letters(number), threshold=threshold, level=level) for number, place in enumerate(places)
+    ]
+    differing = _differing([run.overrides for run in runs if run.overrides is not None])
+    return [replace(run, name=_name(run, differing)) for run in runs]
+
+
+def differing_config(runs: Sequence[ChosenRun]) -> dict[str, tuple[str | None, ...]]:
+    """Finds the keys in which the runs' configs differ, with the value of each run, `None` where it has none.
+
+    Of a component that another has taken the place of, the class and the arguments that all have.
+    """
+    known = [run.config for run in runs if run.config is not None]
+    keys = _differing(known)
+    exchanged = tuple(key.removesuffix(TARGET) for key in keys if key.endswith(TARGET))
+    told = [
+        key
+        for key in keys
+        if key.endswith(TARGET) or not key.startswith(exchanged) or all(key in config for config in known)
+    ]
+    return {key: tuple((run.config or {}).get(key) for run in runs) for key in told}
+
+
+def _runs_in(path: Path) -> list[Path]:
+    try:
+        if is_recorded_run(path):
+            return [path]
+        jobs = [job for job in path.iterdir() if is_recorded_run(job)] if path.is_dir() else []
+        is_sweep = bool(jobs) and ((path / "multirun.yaml").is_file() or all(job.name.isdecimal() for job in jobs))
+    except (OSError, ValueError) as error:  # a name that is too long, a NUL
+        raise ConfigError(f"Expected a run directory, got {str(path)!r:.200}: {error}") from None
+    if not is_sweep:
+        return [RecordedRun(path).path]  # raises an error that names what the path is
+    jobs.sort(key=lambda job: (int(job.name) if job.name.isdecimal() else 0, job.name))
+    begun = [job for job in jobs if RunDir(job).episodes.stat().st_size]
+    if left_out := ", ".join(job.name for job in jobs if job not in begun):
+        said = f"No episode has ended in these jobs of {path}, they are left out: {left_out}"
+        sys.stderr.write(f"warning: {one_line(said, 500)}\n")
+    return begun
+
+
+def _read(path: Path, *, letter: str, threshold: float, level: float) -> ChosenRun:
+    place, notes = RunDir(path), []
+    recorded = read_results(place.episodes)
+    if not recorded.results:
+        raise ConfigError(f"Expected results in {place.episodes}, found none: no episode of that run has ended.")
+    if recorded.torn:
+        notes.append("the last line of its episodes.jsonl is torn, and left out")
+    planned = _record(place.summary).get("planned")
+    if not isinstance(planned, int):
+        notes.append("it has no summary: it is under way, or was killed")
+        planned = None
+    statistics = RunStatistics.of(
+        recorded.results, planned=planned or len(recorded.results), threshold=threshold, level=level
+    )
+    if planned is not None and statistics.attempts < planned:
+        notes.append(f"only {statistics.attempts} of its {planned} attempts have ended")
+    records = _overrides(path), _config(path), _digests(place.provenance)
+    return ChosenRun(letter, path, statistics, *records, tuple(notes))
+
+
+def _overrides(path: Path) -> dict[str, str] | None:
+    try:
+        lines = RecordedRun(path).overrides()
+    except ConfigError:  # a run that was merged, or made by a program: it has other names
+        return None
+    overrides = (line.partition("=") for line in lines)
+    return {key: value for key, _, value in overrides if key not in RESUME_KEYS}
+
+
+def _config(path: Path) -> dict[str, str] | None:
+    """Reads the config by dotted keys; `None` if there is none that can be read.
+
+    A resume may ask for more attempts: their number is that of the last session.
+    """
+    try:
+        config = recorded_config(path)
+    except (OSError, ConfigError):
+        return None
+    if (attempts := last_attempts(RunDir(path))) is not None and "attempts" in config:
+        config["attempts"] = attempts
+    return {
+        key: _shown(value)
+        for key, value in islice(dotted_items(config), MOST_KEYS)
+        if key.rpartition(".")[2] not in OWN_PLACE
+    }
+
+
+def _digests(path: Path) -> dict[str, str]:
+    tasks = _record(path).get("tasks")
+    return {name: one for name, one in tasks.items() if isinstance(one, str)} if isinstance(tasks, dict) else {}
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict | list):
+        return f"{len(value)} entries" if any(isinstance(one, dict | list) for one in value) else str(value)
+    return "null" if value is None else str(value)
+
+
+def _record(path: Path) -> dict[str, Any]:
+    try:
+        return read_json_object(path)
+    except (OSError, ConfigError):
+        return {}
+
+
+def _differing(records: Sequence[Mapping[str, str]]) -> list[str]:
+    keys = sorted({key for record in records for key in record})
+    return [key for key in keys if len({record.get(key) for record in records}) > 1]
+
+
+def _name(run: ChosenRun, differing: Sequence[str]) -> str:
+    """Names a run by the overrides that differ, in few words; else by its directory."""
+    if run.overrides is None or not differing:
+        return str(run.path)
+    return " ".join(f"{key}={run.overrides[key]}" for key in differing if key in run.overrides) or "defaults"
+
+
+def _letters(number: int) -> str:
+    """Letters from A to Z, then AA, AB and so on."""
+    first, last = divmod(number, len(ascii_uppercase))
+    return (ascii_uppercase[first - 1] if first else "") + ascii_uppercase[last]

@@ -1,0 +1,183 @@
+"""The folder of a job, and in it those of its trials. It appears whole, or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ares_exp.commands.harbor_export.copied_files import copy_file, copy_tree
+from ares_exp.commands.harbor_export.exported_errors import trial_error
+from ares_exp.commands.harbor_export.exported_tasks import exported_tasks
+from ares_exp.commands.harbor_export.harbor_config import job_config, trial_config
+from ares_exp.commands.harbor_export.job_result import job_result
+from ares_exp.commands.harbor_export.recorded_job import RecordedJob
+from ares_exp.commands.harbor_export.trial_result import Documents, trial_result
+from ares_exp.environments.scoring.episode_scoring import ARTIFACTS_FOLDER, STEPS_FOLDER, VERIFIER_FOLDER
+from ares_exp.errors import ConfigError, TrajectoryFormatError
+from ares_exp.records.results import EpisodeResult, StageResult
+from ares_exp.records.run_dir import appearing, dump_json
+from ares_exp.records.secrets import mask_known_secrets
+from ares_exp.trajectories.exports.atif_writer import to_atif
+from ares_exp.trajectories.records import EpisodeTrajectory
+from ares_exp.trajectories.stored_episodes import StoredEpisode, load
+
+AGENT_FOLDER, TRAJECTORY = "agent", "trajectory.json"
+MAX_TASK_CHARS, HASH_CHARS = 32, 7
+
+_NAMESPACE = uuid.UUID("5b0a4c0e-7a0f-5d0c-9a51-5d9f3c1f6a0b")
+_FILE_NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedJob:
+    """A job that was written.
+
+    Attributes:
+        result: Its `result.json`.
+        warnings: What the user should know.
+    """
+
+    result: Mapping[str, Any]
+    warnings: tuple[str, ...]
+
+
+def write_job(job: RecordedJob, jobs_dir: Path, name: str) -> ExportedJob:
+    """Writes `<jobs_dir>/<name>`.
+
+    Raises:
+        ConfigError: There is something already, or it cannot be written.
+    """
+    try:
+        with appearing(jobs_dir / name) as place:
+            return _Writer(job, place, jobs_dir.resolve(), name).write()
+    except OSError as error:
+        what = f"{error.filename}: " if error.filename else ""
+        raise ConfigError(f"Cannot write {jobs_dir / name}: {what}{error.strerror or error}.") from None
+
+
+def is_file_name(text: str) -> bool:
+    """Says whether a text from a record may be part of a path, and leads nowhere else."""
+    return _FILE_NAME.fullmatch(text) is not None
+
+
+def trial_name(task_name: str, episode_id: str) -> str:
+    """Returns `<task>__<7 characters>`: the begin of the task's name and a hash of the episode's id."""
+    head = re.sub(r"[^A-Za-z0-9._-]", "-", task_name.split("/")[-1])
+    digest = hashlib.sha256(episode_id.encode(errors="backslashreplace")).hexdigest()
+    return f"{head[:MAX_TASK_CHARS].lstrip('.').rstrip('_-') or 'task'}__{digest[:HASH_CHARS]}"
+
+
+def stable_id(*parts: str) -> str:
+    """Returns the UUID of these parts; the same ones always have the same."""
+    return str(uuid.uuid5(_NAMESPACE, "/".join(parts).encode(errors="backslashreplace").decode()))
+
+
+class _Writer:
+    def __init__(self, job: RecordedJob, place: Path, jobs_dir: Path, name: str) -> None:
+        """Prepares the documents.
+
+        Args:
+            job: The run.
+            place: A folder that becomes `<jobs_dir>/<name>` when all is written.
+            jobs_dir: The folder of jobs.
+            name: Of the job.
+        """
+        self._job, self._place, self._uri = job, place, jobs_dir / name
+        self._job_id = stable_id(job.run_id)
+        self._tasks = exported_tasks(job)
+        self._config = job_config(job, list(self._tasks.values()), name=name, jobs_dir=str(jobs_dir))
+        self._warnings: list[str] = []
+
+    def write(self) -> ExportedJob:
+        stored = self._trajectories()
+        trials = [self._write_trial(one, stored.get(one.episode_id)) for one in self._job.results]
+        result = job_result(self._job, trials, job_id=self._job_id)
+        _write_json(self._place / "config.json", self._config)
+        _write_json(self._place / "result.json", result)
+        copy_file(self._job.run_dir.log, self._place / "job.log")
+        return ExportedJob(result, tuple(self._warnings))
+
+    def _trajectories(self) -> dict[str, StoredEpisode]:
+        try:
+            episodes = load(self._job.run_dir.path, partial=True, skip_broken=True)
+        except TrajectoryFormatError as error:
+            self._warnings.append(f"There are no trajectories: {error}")
+            return {}
+        self._warnings += [f"Left out: {text}" for text in episodes.left_out]
+        return {episode.episode_id: episode for episode in episodes}
+
+    def _write_trial(self, result: EpisodeResult, stored: StoredEpisode | None) -> dict[str, Any]:
+        """Writes the folder of a trial; returns its `result.json`."""
+        name, task = trial_name(result.task_name, result.episode_id), self._tasks[result.task_name]
+        folder = self._place / name
+        folder.mkdir()
+        config = trial_config(self._config, task, name=name, job_id=self._job_id)
+        _write_json(folder / "config.json", config)
+        documents = self._documents(result, stored)
+        places = [*(Path(STEPS_FOLDER, stage.name) for stage in result.stages), Path()]
+        for inside, document in zip(places, documents, strict=False):
+            for kind in (AGENT_FOLDER, VERIFIER_FOLDER, ARTIFACTS_FOLDER):
+                (folder / inside / kind).mkdir(parents=True)
+            if document is not None:
+                _write_json(folder / inside / AGENT_FOLDER / TRAJECTORY, document, indent=None)
+        if is_file_name(result.episode_id):
+            for inside in (one / kind for one in places for kind in (VERIFIER_FOLDER, ARTIFACTS_FOLDER)):
+                copy_tree(self._job.run_dir.files / result.episode_id / inside, folder / inside)
+        if (error := trial_error(result)) is not None:
+            text = mask_known_secrets(f"{error.type}: {error.message}\n")
+            (folder / "exception.txt").write_text(text, encoding="utf-8", errors="backslashreplace")
+        data = trial_result(
+            result,
+            documents,
+            task=task,
+            config=config,
+            trial_id=stable_id(self._job.run_id, result.episode_id),
+            uri=(self._uri / name).as_uri(),
+            version=str(self._job.provenance.get("ares_exp_version") or "unknown"),
+        )
+        _write_json(folder / "result.json", data)
+        return data
+
+    def _documents(self, result: EpisodeResult, stored: StoredEpisode | None) -> Documents:
+        """The trajectories of a trial in ATIF."""
+        try:
+            if stored is not None:
+                trajectory = stored.load()
+                parts = _of_stages(trajectory, result.stages) if result.stages else [trajectory]
+                return [to_atif(part)[0] for part in parts]
+        except TrajectoryFormatError as error:
+            self._warnings.append(f"The trajectory of {result.episode_id} is left out: {error}")
+        return [None] * max(len(result.stages), 1)
+
+
+def _of_stages(trajectory: EpisodeTrajectory, stages: Sequence[StageResult]) -> list[EpisodeTrajectory]:
+    """Returns the part of each stage, and one more of the steps after the last stage that ended, if there are any.
+
+    The step that ended one stage began the next one: its action belongs to the first, its observation to the other.
+    """
+    parts: list[EpisodeTrajectory] = []
+    begin = 0
+    for stage in stages:
+        parts.append(replace(_between(trajectory, begin, begin + stage.num_steps), total_reward=stage.reward))
+        begin += stage.num_steps
+    if len(trajectory.steps) > begin and trajectory.steps[begin].observation is not None:
+        parts.append(_between(trajectory, begin, len(trajectory.steps)))
+    return parts
+
+
+def _between(trajectory: EpisodeTrajectory, first: int, last: int) -> EpisodeTrajectory:
+    """The observation of step `first`, and all up to the action of step `last`."""
+    records = list(trajectory.steps[first : last + 1])
+    if records:
+        records[0] = replace(records[0], step_type="FIRST", action=None, commands=())
+        records[-1] = replace(records[-1], observation=None) if len(records) > last - first else records[-1]
+    return replace(trajectory, steps=tuple(records), num_steps=len(records))
+
+
+def _write_json(path: Path, data: Mapping[str, Any], *, indent: int | None = 4) -> None:
+    path.write_text(dump_json(data, indent=indent), encoding="utf-8")

@@ -1,0 +1,219 @@
+"""The verdict on a task: whether its tests tell its solution from nothing, and if not, why."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from ares_exp.commands.task_candidates import Candidate
+from ares_exp.commands.task_runs import NOTHING, SOLUTION, PlayedRun
+from ares_exp.errors import AresExpError
+from ares_exp.llms.response import TextData
+from ares_exp.policies.oracle import SOLVING
+from ares_exp.records.results import EpisodeResult, Outcome
+from ares_exp.records.run_dir import RunDir, open_regular
+from ares_exp.records.terminal_text import format_number
+from ares_exp.tasks.verification.verification import TEST_OUTPUT
+from ares_exp.trajectories.records import EpisodeTrajectory, deserialize_llm_request, deserialize_llm_response
+
+TAIL_LINES = 15
+TAIL_BYTES = 4096
+SHOWN_OUTPUT = re.compile(r"<exit_code>(-?\d+)</exit_code>\s*<output>\n(.*)\n</output>\s*", re.DOTALL)
+"""How the shell agent shows what a command printed, if it shows all of it."""
+
+
+class Fault(StrEnum):
+    """What is wrong with a task."""
+
+    INVALID = "invalid"
+    SOLUTION_FAILS = "solution_fails"
+    FLAKY = "flaky"
+    TESTS_DO_NOT_TEST = "tests_do_not_test"
+    TESTS_FAIL = "tests_fail"
+    AGENT_FAILS = "agent_fails"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is wrong with a task.
+
+    Attributes:
+        fault: What it is.
+        message: The same for people.
+        outputs: Ends of what was printed, by what printed it; empty where that is said to have printed nothing.
+        files: Where the verifier's files are; `None` if there are none.
+        episode: What `ares-exp show` shows of it; `None` if nothing was played.
+    """
+
+    fault: Fault
+    message: str
+    outputs: Mapping[str, str]
+    files: Path | None = None
+    episode: Path | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON-ready form."""
+        return {
+            "fault": self.fault.value,
+            "message": self.message,
+            "outputs": dict(self.outputs),
+            "files": None if self.files is None else str(self.files),
+            "episode": None if self.episode is None else str(self.episode),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TaskVerdict:
+    """The verdict on a task.
+
+    Attributes:
+        candidate: The task.
+        solution: Rewards of its solution, one for each attempt; `None` where there was none.
+        nothing: Likewise of an agent that does nothing.
+        problems: What is wrong with it; none: its tests tell the two apart.
+    """
+
+    candidate: Candidate
+    solution: tuple[float | None, ...]
+    nothing: tuple[float | None, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the tests tell the solution from nothing."""
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON-ready form."""
+        return {
+            "name": self.candidate.name,
+            "path": str(self.candidate.path),
+            "good": self.is_good,
+            "solution": list(self.solution),
+            "nothing": list(self.nothing),
+            "problems": [problem.to_dict() for problem in self.problems],
+        }
+
+
+def judge(candidate: Candidate, played: Mapping[str, PlayedRun], *, threshold: float) -> TaskVerdict:
+    """Judges a task.
+
+    Args:
+        candidate: The task.
+        played: The two runs, by name; none if the task cannot be played.
+        threshold: The reward from which on an attempt has passed.
+    """
+    if candidate.problem is not None:
+        return TaskVerdict(candidate, (), (), (Problem(Fault.INVALID, candidate.problem, {}),))
+    attempts = {name: played[name].attempts.get(candidate.name, ()) for name in (SOLUTION, NOTHING)}
+    rewards = {name: tuple(result.reward for result in attempts[name]) for name in attempts}
+    problems = [
+        _problem(*objection, result, RunDir(played[name].path), of_solution=name == SOLUTION)
+        for name, object_to in ((SOLUTION, _of_solution), (NOTHING, _of_nothing))
+        for result in attempts[name]
+        if (objection := _of_agent(result) or object_to(result.reward, rewards[name], threshold)) is not None
+    ]
+    return TaskVerdict(candidate, rewards[SOLUTION], rewards[NOTHING], tuple(_once(problems)))
+
+
+def _of_agent(result: EpisodeResult) -> tuple[Fault, str] | None:
+    """The objection to an agent that failed before there was anything to test."""
+    if result.reward is not None or result.outcome is not Outcome.AGENT_ERROR:
+        return None
+    said = "the agent failed, so that the tests did not run (a check answers it with one fenced bash block at a time)"
+    return Fault.AGENT_FAILS, said
+
+
+def _of_solution(reward: float | None, rewards: Sequence[float | None], threshold: float) -> tuple[Fault, str] | None:
+    """The objection to one of the rewards of the solution."""
+    if reward is not None and reward >= threshold:
+        return None
+    passes = f"{format_number(threshold)} would pass"
+    has = "no reward" if reward is None else f"reward {format_number(reward)}, and {passes}"
+    passed = sum(one is not None and one >= threshold for one in rewards)
+    if passed:
+        return Fault.FLAKY, f"the solution passes in {passed} of {len(rewards)} attempts; in another it has {has}"
+    return Fault.SOLUTION_FAILS, f"the solution has {has}"
+
+
+def _of_nothing(reward: float | None, _: Sequence[float | None], threshold: float) -> tuple[Fault, str] | None:
+    """The objection to a reward of an agent that does nothing."""
+    if reward is None:
+        return Fault.TESTS_FAIL, "when nothing was done, the tests give no reward, and they have to give one (0)"
+    if reward >= threshold:
+        had = f"an agent that does nothing has reward {format_number(reward)}"
+        return Fault.TESTS_DO_NOT_TEST, f"{had}: the tests do not test"
+    return None
+
+
+def _once(problems: Sequence[Problem]) -> list[Problem]:
+    """Of the attempts at a task that fail in the same way, the first."""
+    return list({(problem.fault, problem.message): problem for problem in reversed(problems)}.values())[::-1]
+
+
+def _problem(fault: Fault, message: str, result: EpisodeResult, run: RunDir, *, of_solution: bool) -> Problem:
+    files = run.files / result.episode_id
+    said = _of_solve_scripts(run, result) if of_solution else {}
+    tests = {f"the tests printed ({path.relative_to(files)})": _tail(path) for path in sorted(files.rglob(TEST_OUTPUT))}
+    return Problem(
+        fault,
+        f"{message}: {_why(result)}" if result.reward is None else message,
+        said | {what: text for what, text in tests.items() if text},
+        files=files if files.is_dir() else None,
+        episode=run.path / result.episode_id,
+    )
+
+
+def _why(result: EpisodeResult) -> str:
+    error = result.error
+    return result.outcome.value if error is None else f"{error.type}: {' '.join(error.message.split())}"
+
+
+def _of_solve_scripts(run: RunDir, result: EpisodeResult) -> dict[str, str]:
+    """The ends of what the agent was shown of its solutions, one for each step; none where that is not recorded."""
+    try:
+        episode = EpisodeTrajectory.load(run.trajectories / f"{result.episode_id}.json")
+    except (OSError, AresExpError):
+        return {}
+    shown = [
+        deserialize_llm_request(step.observation).messages[-1]["content"]
+        for step in episode.steps
+        if step.action is not None and step.observation is not None and _says(step.action, SOLVING)
+    ]
+    names = [stage.name for stage in result.stages] or [""]
+    return dict(
+        _printed(f"the solution of step {name}" if name else "the solution", str(text))
+        for name, text in zip(names, shown, strict=False)  # a step without an answer shows nothing
+    )
+
+
+def _printed(what: str, shown: str) -> tuple[str, str]:
+    """Says what printed, and the end of it, without what the shell agent puts around it."""
+    found = SHOWN_OUTPUT.fullmatch(shown)
+    text = _last_lines(shown if found is None else found[2])
+    code = "" if found is None else f" (exit code {found[1]})"
+    return f"{what} printed{'' if text else ' nothing'}{code}", text
+
+
+def _says(action: Mapping[str, Any], text: str) -> bool:
+    piece = deserialize_llm_response(action).data[0]
+    return isinstance(piece, TextData) and text in piece.content
+
+
+def _tail(path: Path) -> str:
+    """The end of a file that a container wrote."""
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            return _last_lines(file.read(TAIL_BYTES).decode(errors="replace"))
+    except OSError:
+        return ""
+
+
+def _last_lines(text: str) -> str:
+    return "\n".join(text[-TAIL_BYTES:].rstrip().splitlines()[-TAIL_LINES:])

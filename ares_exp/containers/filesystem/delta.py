@@ -1,0 +1,173 @@
+"""The delta: every path in which a container's files differ from its base, deletions included."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
+
+EntryKind = Literal["file", "directory", "symlink", "fifo", "whiteout"]
+
+UNKEPT_DIRECTORIES = ("/dev", "/proc", "/sys")
+"""What is in them is the kernel's, or made by the engine. No delta has them."""
+
+MAX_MTIME_NS = 2**40 * 10**9
+"""35 thousand years before or after 1970: further than any file system on disk goes."""
+
+MAX_PATH_BYTES = 4095
+MAX_NAME_BYTES = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is at one path. There are no devices and no sockets: they mean nothing in another container.
+
+    Attributes:
+        kind: `"whiteout"`: the base has something here, the container does not.
+        mode: Permission bits, 0 to 0o7777; 0 for symlinks and whiteouts.
+        uid, gid: Owner, as numbers.
+        mtime_ns: Nanoseconds since the epoch; may be negative.
+        size: Bytes of a file.
+        chunks: Of a file: the digests of its content in pieces of `CHUNK_BYTES`, the last one shorter. `None` is a
+            piece of zeros.
+        target: Of a symlink: where it points.
+        xattrs: Extended attributes of a file or directory: `user.*` and `security.capability`.
+        opaque: Of a directory: nothing that the base has in it is seen.
+        link: Files with the same number are names of one file (hard links); `None`: it has one name.
+    """
+
+    kind: EntryKind
+    mode: int = 0
+    uid: int = 0
+    gid: int = 0
+    mtime_ns: int = 0
+    size: int = 0
+    chunks: tuple[str | None, ...] = ()
+    target: str = ""
+    xattrs: Mapping[str, bytes] = field(default_factory=dict)
+    opaque: bool = False
+    link: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What differs from a base.
+
+    Attributes:
+        base: What it is relative to: `"sha256:…"`, the id of an image; `"host:…"`, a digest of the host's system; or
+            `"daytona:…"`, what a sandbox of that service was made from.
+        entries: By absolute path (`os.fsdecode`d, so any bytes survive), parents before children. Every directory above
+            an entry is in it too, but `/`, which never is: the engine makes it.
+        notes: For people: what could not be kept (sockets, a file that changed while it was read, …).
+    """
+
+    base: str
+    entries: Mapping[str, Entry]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChanges:
+    """A delta, and where the contents of its files are.
+
+    Attributes:
+        delta: The changes.
+        objects: Where contents are.
+    """
+
+    delta: Delta
+    objects: ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaLimits:
+    """Bounds on a delta, when it is captured and when it is read.
+
+    Attributes:
+        max_entries: Paths.
+        max_bytes: Of all files together, pieces of zeros and every hard link included.
+        max_notes: Notes; further ones are dropped.
+    """
+
+    max_entries: int = 1_000_000
+    max_bytes: int = 16 * 2**30
+    max_notes: int = 1000
+
+
+def is_kept(path: str) -> bool:
+    """Returns whether a delta may have this path: the kernel's own are left out."""
+    return not path.startswith(UNKEPT_DIRECTORIES) or not any(
+        path == directory or path.startswith(directory + "/") for directory in UNKEPT_DIRECTORIES
+    )
+
+
+def is_kept_xattr(name: str) -> bool:
+    """Returns whether a delta may have this attribute: other namespaces mean something else in another container."""
+    if name.startswith("user."):
+        return len(name) > len("user.") and not name.startswith("user.overlay.")
+    return name == "security.capability"
+
+
+def link_number(first_name: str) -> int:
+    """Returns the number of a file whose first name, in the order of names, is this one."""
+    return int.from_bytes(hashlib.sha256(os.fsencode(first_name)).digest()[:6])
+
+
+def differences(a: Delta, b: Delta) -> list[str]:
+    """Returns the differences of two deltas, one line a path and field; empty if they mean the same.
+
+    Notes are not compared, nor are the numbers of hard links: only which paths are one file.
+    """
+    lines = [] if a.base == b.base else [f"base: {a.base} != {b.base}"]
+    names = [_names_of_links(delta.entries) for delta in (a, b)]
+    for path in sorted(a.entries.keys() | b.entries.keys()):
+        one, other = a.entries.get(path), b.entries.get(path)
+        if one is None or other is None:
+            lines.append(f"{path!r}: only in the {'second' if one is None else 'first'}")
+            continue
+        for name in Entry.__slots__:
+            pair = (
+                [names[i].get(entry.link) for i, entry in enumerate((one, other))]
+                if name == "link"
+                else [getattr(one, name), getattr(other, name)]
+            )
+            if pair[0] != pair[1]:
+                lines.append(f"{path!r}: {name}: {_short(pair[0])} != {_short(pair[1])}")
+    return lines
+
+
+def _names_of_links(entries: Mapping[str, Entry]) -> dict[int | None, tuple[str, ...]]:
+    names: dict[int | None, tuple[str, ...]] = {}
+    for path in sorted(path for path, entry in entries.items() if entry.link is not None):
+        names[entries[path].link] = (*names.get(entries[path].link, ()), path)
+    return names
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:90]} … {text[-90:]}"
+
+
+def sorted_by_path(entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Returns the same entries, parents before children."""
+    return {path: entries[path] for path in sorted(entries, key=os.fsencode)}
+
+
+def parents(path: str) -> Iterator[str]:
+    """Yields the directories above a path, the nearest first, without `/`."""
+    while path := path.rpartition("/")[0]:
+        yield path
+
+
+def in_directories(entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Returns the entries whose directory is among them, parents first; others were removed while they were read."""
+    found: dict[str, Entry] = {}
+    for path, entry in sorted_by_path(entries).items():
+        parent = path.rpartition("/")[0]
+        if not parent or (parent in found and found[parent].kind == "directory"):
+            found[path] = entry
+    return found

@@ -1,0 +1,288 @@
+"""The upper directory of an overlay, read as the changes of a container.
+
+Overlayfs keeps there: what was made or changed, in full; a 0/0 character device, or an empty file with the attribute
+`overlay.whiteout`, for what was deleted; the attribute `overlay.opaque` at a directory that hides the base's.
+Attributes are `trusted.overlay.*`, or `user.overlay.*` for a mount with `userxattr`
+(https://docs.kernel.org/filesystems/overlayfs.html).
+
+The directory belongs to an untrusted container, which may go on meanwhile: no link is followed, nothing is read by a
+path that it could redirect.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ares_exp.containers.filesystem.delta import (
+    MAX_MTIME_NS,
+    MAX_PATH_BYTES,
+    DeltaLimits,
+    Entry,
+    EntryKind,
+    is_kept,
+    is_kept_xattr,
+    link_number,
+    sorted_by_path,
+)
+from ares_exp.containers.filesystem.file_chunks import FileChangedError, FileReader
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
+from ares_exp.errors import CaptureError
+from ares_exp.records.beneath import open_beneath
+
+_OVERLAY = ("trusted.overlay.", "user.overlay.")
+_ELSEWHERE = ("redirect", "metacopy")  # the content, or the name, is not in this directory
+_TRIES = 3
+_RACY_NS = 20_000_000  # two writes within one tick of the kernel's clock have the same times
+
+
+@dataclass(slots=True)
+class ScanCache:
+    """What the files of upper directories held, so that only changed ones are read. Used by one scan at a time.
+
+    A file counts as unchanged while its inode, size, and times of change are the same. What is written through a shared
+    memory mapping changes them only when the kernel writes it back.
+    """
+
+    files: dict[Path, dict[int, tuple[tuple[int, ...], Entry]]] = field(default_factory=dict)
+
+
+def scan(
+    upper: Path,
+    objects: ObjectStore,
+    cache: ScanCache,
+    *,
+    notes: list[str],
+    at: str = "/",
+    skip: Callable[[str], bool] = lambda path: False,
+    root_ids: tuple[int, int] = (0, 0),
+    limits: DeltaLimits | None = None,
+) -> dict[str, Entry]:
+    """Reads an upper directory; contents of files go to `objects`.
+
+    Args:
+        upper: The directory.
+        objects: Where contents go.
+        cache: From earlier scans of the same container; what is gone is dropped from it.
+        notes: Gets a sentence for each thing that is not kept.
+        at: Where in the container the overlay is mounted: the path of `upper` itself.
+        skip: Whether a path of the container is left out, with all below it: mount points, files of the engine.
+        root_ids: The uid and gid outside that are 0 inside; of a container in a user namespace.
+        limits: Bounds.
+
+    Returns:
+        Entries by path, parents first. `at` itself is among them, unless it is `/`: the root directory belongs to
+        the engine.
+
+    Raises:
+        CaptureError: With the path and the reason: it cannot be read, is too large, holds a known secret, or depends on
+            what is not in `upper`.
+    """
+    limits = limits or DeltaLimits()
+    try:
+        root = os.open(upper, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise CaptureError(f"The changed files in {upper} cannot be read: {error.strerror}.") from None
+    try:
+        with ThreadPoolExecutor(3, "ares-exp-scan") as pool:  # its threads start with the first large file
+            reader = FileReader(objects, pool)
+            known = cache.files.get(upper, {})
+            run = _Scan(root, reader, known, notes, at.rstrip("/"), skip, root_ids, limits)
+            entries = run.entries()
+    finally:
+        os.close(root)
+    cache.files[upper] = run.fresh
+    return entries
+
+
+class _Scan:
+    def __init__(
+        self,
+        root: int,
+        reader: FileReader,
+        known: dict[int, tuple[tuple[int, ...], Entry]],
+        notes: list[str],
+        at: str,
+        skip: Callable[[str], bool],
+        root_ids: tuple[int, int],
+        limits: DeltaLimits,
+    ) -> None:
+        self.fresh: dict[int, tuple[tuple[int, ...], Entry]] = {}
+        self._root, self._reader, self._known, self._notes = root, reader, known, notes
+        self._at, self._skip, self._root_ids, self._limits = at, skip, root_ids, limits
+        self._entries: dict[str, Entry] = {}
+        self._names: dict[int, list[str]] = {}  # of files with several, by inode
+        self._bytes = 0
+
+    def entries(self) -> dict[str, Entry]:
+        directories = [self._at]
+        while directories:
+            path = directories.pop()
+            try:
+                with open_beneath(self._root, path[len(self._at) :]) as directory:
+                    opaque = self._add_directory(path, directory)
+                    with os.scandir(directory) as found:
+                        for item in found:
+                            if self._add(directory, f"{path}/{item.name}", item, opaque):
+                                directories.append(f"{path}/{item.name}")
+            except OSError as error:
+                if path == self._at or error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE):
+                    raise CaptureError(f"{path or '/'} cannot be read: {error.strerror}.") from None
+                self._drop(path)  # it was removed meanwhile
+        return self._linked()
+
+    def _add_directory(self, path: str, directory: int) -> str:
+        """Adds the entry of a directory. Returns its mark of opaqueness, which is empty for most."""
+        xattrs, marks = self._xattrs(path, directory)
+        opaque = marks.get("opaque", "")
+        if path:
+            found = os.fstat(directory)
+            self._keep(path, replace(self._metadata("directory", found), xattrs=xattrs, opaque=opaque == "y"))
+        return opaque
+
+    def _add(self, directory: int, path: str, item: os.DirEntry[str], opaque: str) -> bool:
+        """Adds what one name in a directory stands for. Returns whether it is a directory to go into."""
+        if not is_kept(path) or self._skip(path):
+            return False
+        if len(os.fsencode(path)) > MAX_PATH_BYTES:
+            raise CaptureError(f"Expected paths of at most {MAX_PATH_BYTES} bytes, found {path[:200]}…")
+        try:
+            found = item.stat(follow_symlinks=False)
+            kind = stat.S_IFMT(found.st_mode)
+            if kind == stat.S_IFDIR:
+                return True
+            if kind == stat.S_IFREG:
+                self._add_file(directory, path, item.name, found, opaque)
+            elif kind == stat.S_IFLNK:
+                target = os.readlink(item.name, dir_fd=directory)
+                self._keep(path, replace(self._metadata("symlink", found), mode=0, target=target))
+            elif kind == stat.S_IFIFO:
+                self._keep(path, self._metadata("fifo", found))
+            elif kind == stat.S_IFCHR and found.st_rdev == 0:
+                self._keep(path, Entry("whiteout"))
+            else:
+                self._note(f"{path!r} is not kept: it is a {'socket' if kind == stat.S_IFSOCK else 'device'}.")
+        except FileNotFoundError:
+            pass  # it was removed meanwhile
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise CaptureError(f"{path!r} cannot be kept: the snapshot store's disk is full.") from None
+            raise CaptureError(f"{path!r} cannot be read: {error.strerror}.") from None
+        return False
+
+    def _add_file(self, directory: int, path: str, name: str, found: os.stat_result, opaque: str) -> None:
+        signature = (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_mode)
+        signed, entry = self._known.get(found.st_ino) or self.fresh.get(found.st_ino) or (None, None)
+        if signed != signature or entry is None or not self._reader.still_has(entry.chunks):
+            found, entry = self._read(directory, path, name, opaque)
+            if entry is None:
+                return
+            signature = (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_mode)
+        if time.time_ns() - found.st_ctime_ns > _RACY_NS:
+            self.fresh[found.st_ino] = (signature, entry)
+        if found.st_nlink > 1:
+            self._names.setdefault(found.st_ino, []).append(path)
+        self._keep(path, entry)
+
+    def _read(self, directory: int, path: str, name: str, opaque: str) -> tuple[os.stat_result, Entry | None]:
+        """Reads a file that may be written to meanwhile. No entry: it was a whiteout, and has been added."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        file = os.open(name, flags, dir_fd=directory)
+        try:
+            for attempt in range(_TRIES):
+                before = os.fstat(file)
+                if not stat.S_ISREG(before.st_mode):
+                    raise FileNotFoundError  # the file is gone, something else has its name
+                xattrs, marks = self._xattrs(path, file)
+                if "whiteout" in marks and opaque == "x" and not before.st_size:
+                    self._keep(path, Entry("whiteout"))
+                    return before, None
+                if before.st_size > self._limits.max_bytes - self._bytes:
+                    self._refuse_size(path)
+                try:
+                    chunks = self._reader.read(path, file, before.st_size)
+                except FileChangedError:
+                    if attempt < _TRIES - 1:
+                        continue
+                    raise CaptureError(f"{path!r} cannot be read: it shrinks while it is read.") from None
+                after = os.fstat(file)
+                if _times(before) == _times(after):
+                    break
+            else:
+                self._note(f"{path!r} was written to while it was read: what is kept may be of several moments.")
+            return before, replace(self._metadata("file", before), size=before.st_size, chunks=chunks, xattrs=xattrs)
+        finally:
+            os.close(file)
+
+    def _xattrs(self, path: str, file: int) -> tuple[dict[str, bytes], dict[str, str]]:
+        """Returns the attributes that are kept, and the marks of overlayfs."""
+        kept, marks = {}, {}
+        try:
+            names = os.listxattr(file)
+        except OSError as error:
+            if error.errno != errno.ENOTSUP:  # else a plain directory, on a file system without attributes
+                raise
+            names = []
+        for name in names:
+            if name.startswith(_OVERLAY):
+                mark = name.partition("overlay.")[2]
+                if mark in _ELSEWHERE:
+                    raise CaptureError(
+                        f"{path!r} cannot be read: the overlay keeps a part of it elsewhere ({name}). Expected a mount "
+                        "without redirect_dir and metacopy."
+                    )
+                marks[mark] = os.getxattr(file, name).decode("latin-1") if mark == "opaque" else ""
+            elif is_kept_xattr(name):
+                kept[name] = os.getxattr(file, name)
+        return kept, marks
+
+    def _metadata(self, kind: EntryKind, found: os.stat_result) -> Entry:
+        uid, gid = found.st_uid, found.st_gid
+        return Entry(
+            kind,
+            mode=stat.S_IMODE(found.st_mode),
+            uid=0 if uid == self._root_ids[0] else uid,
+            gid=0 if gid == self._root_ids[1] else gid,
+            mtime_ns=max(-MAX_MTIME_NS, min(MAX_MTIME_NS, found.st_mtime_ns)),
+        )
+
+    def _keep(self, path: str, entry: Entry) -> None:
+        if len(self._entries) >= self._limits.max_entries:
+            raise CaptureError(f"Expected at most {self._limits.max_entries} changed files, found more, {path!r} last.")
+        self._bytes += entry.size
+        if self._bytes > self._limits.max_bytes:
+            self._refuse_size(path)
+        self._entries[path] = entry
+
+    def _refuse_size(self, path: str) -> None:
+        raise CaptureError(
+            f"Expected at most {self._limits.max_bytes} bytes of changed files, found more, {path!r} last. Remove "
+            "files that are not needed, or keep them out of the container's own file system."
+        )
+
+    def _drop(self, path: str) -> None:
+        for gone in [name for name in self._entries if name == path or name.startswith(path + "/")]:
+            del self._entries[gone]
+
+    def _linked(self) -> dict[str, Entry]:
+        for names in self._names.values():
+            names = sorted(name for name in names if name in self._entries)
+            # All names get what was read last: the file may have been written to in between.
+            if len(names) > 1:
+                entry = replace(self._entries[names[-1]], link=link_number(names[0]))
+                self._entries.update(dict.fromkeys(names, entry))
+        return sorted_by_path(self._entries)
+
+    def _note(self, text: str) -> None:
+        if len(self._notes) < self._limits.max_notes:
+            self._notes.append(text)
+
+
+def _times(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns

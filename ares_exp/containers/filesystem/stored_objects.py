@@ -1,0 +1,298 @@
+"""The object store: contents by their digest, each once.
+
+`<path>/objects/ab/cdef…` is one zstd frame; the name is the sha256 of the plain bytes. Files appear by renaming, so
+that one that has its final name is whole. What is read is untrusted: it is bounded, and checked against its name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ares_exp.containers.filesystem.frames import compressed, damaged, frame_size, read_frame
+from ares_exp.errors import CaptureError, SnapshotCorruptError, SnapshotMetadataError, UnsafeSnapshotError
+from ares_exp.records.secrets import KnownSecrets
+
+CHUNK_BYTES = 128 * 1024
+MAX_OBJECT_BYTES = 64 * 2**20
+MAX_LINES = 4_000_000
+MAX_LINES_BYTES = 2**30
+
+_LINES_BYTES = 32 * 1024
+_YOUNG_SEC = 600.0
+_SYNC_THREADS = 16
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class ObjectStore:
+    """Objects in a directory. Safe for several threads and processes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._syncing = threading.Lock()
+        self._pending: set[str] = set()  # here since the last `sync()`
+        self._durable: set[str] = set()
+
+    def put(self, data: bytes) -> str:
+        """Stores `data` unless it is there already; a damaged object of its name is written anew.
+
+        Not on the disk for certain before `sync()`.
+
+        Returns:
+            Its digest.
+        """
+        digest = hashlib.sha256(data).hexdigest()
+        if self._is_known(digest):
+            if self.keep(digest):
+                return digest
+        elif self._is_whole(digest, data) and self.keep(digest):
+            return digest
+        self._write(digest, data)
+        with self._lock:
+            self._durable.discard(digest)
+            self._pending.add(digest)
+        return digest
+
+    def keep(self, digest: str) -> bool:
+        """Returns whether there is such an object; if so it counts as just put (`sync()`, `remove_unneeded()`)."""
+        path = self.file(digest)
+        try:
+            if time.time() - path.stat().st_mtime > _YOUNG_SEC:
+                os.utime(path)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            pass  # another user's store, or one on read-only media: it is there all the same
+        with self._lock:
+            if digest not in self._durable:
+                self._pending.add(digest)
+        return True
+
+    def has(self, digest: str) -> bool:
+        """Returns whether there is such an object; its content is not looked at."""
+        return self.file(digest).is_file()
+
+    def get(self, digest: str, *, max_bytes: int = MAX_OBJECT_BYTES) -> bytes:
+        """Returns the plain bytes of an object.
+
+        Raises:
+            SnapshotCorruptError: It is missing or damaged, or not what its name says.
+            UnsafeSnapshotError: It is larger than `max_bytes`.
+            SnapshotMetadataError: `digest` is none.
+        """
+        path = self.file(digest)
+        data = read_frame(path, max_bytes)
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise damaged(path, "its content is not what its name says")
+        return data
+
+    def size(self, digest: str) -> int:
+        """Returns the size of an object on the disk, bytes.
+
+        Raises:
+            SnapshotCorruptError: It is missing.
+        """
+        return frame_size(self.file(digest))
+
+    def put_lines(self, lines: Iterable[bytes], *, cut_after: Callable[[bytes], bool] | None = None) -> tuple[str, ...]:
+        """Stores text as few objects, such that similar texts share most of them.
+
+        Args:
+            lines: Without their line ends.
+            cut_after: Whether a line is the last of its object. Default: objects of 32 KiB and a bit, which suits lists
+                that only grow.
+
+        Returns:
+            The digests, for `get_lines`.
+
+        Raises:
+            CaptureError: A line holds the value of a known secret.
+        """
+        known, part_bytes = KnownSecrets(), 0
+        digests: list[str] = []
+        part: list[bytes] = []
+        for line in lines:
+            part.append(line)
+            part_bytes += len(line) + 1
+            if part_bytes >= _LINES_BYTES if cut_after is None else cut_after(line):
+                digests.append(self._put_part(part, known))
+                part, part_bytes = [], 0
+        if part:
+            digests.append(self._put_part(part, known))
+        return tuple(digests)
+
+    def _put_part(self, lines: list[bytes], known: KnownSecrets) -> str:
+        data = b"\n".join(lines) + b"\n"
+        if data.count(b"\n") != len(lines):
+            raise ValueError("Expected lines without line ends in them.")
+        if known.found_in(data):
+            raise CaptureError(
+                "Expected nothing to be kept that holds a secret, got a line with the value of a sensitive environment "
+                "variable or of a protected value. Keep the secret out of the container and of the conversation."
+            )
+        return self.put(data)
+
+    def get_lines(
+        self, digests: Iterable[str], *, max_lines: int = MAX_LINES, max_bytes: int = MAX_LINES_BYTES
+    ) -> list[bytes]:
+        """Returns the lines that `put_lines` stored.
+
+        Raises:
+            SnapshotCorruptError: As `get`, or an object is no text of lines.
+            UnsafeSnapshotError: More than `max_lines` or `max_bytes`.
+            SnapshotMetadataError: A digest is none.
+        """
+        lines: list[bytes] = []
+        for digest in digests:
+            data = self.get(digest, max_bytes=min(max_bytes, MAX_OBJECT_BYTES))
+            max_bytes -= len(data)
+            if not data.endswith(b"\n"):
+                raise SnapshotCorruptError(f"{self.file(digest)} holds no lines: its last byte is no line end.")
+            if len(lines) + data.count(b"\n") > max_lines:
+                raise UnsafeSnapshotError(f"Expected at most {max_lines} lines, got more, in {self.file(digest)}.")
+            lines += data[:-1].split(b"\n")
+        return lines
+
+    def sync(self) -> None:
+        """Has everything that was put since the last `sync()` survive a power cut when it returns.
+
+        Raises:
+            OSError: The disk refused; nothing is taken for safe then.
+        """
+        with self._syncing:
+            with self._lock:
+                pending, self._pending = self._pending, set()
+            if not pending:
+                return
+            files = [self.file(digest) for digest in pending]
+            try:
+                with ThreadPoolExecutor(_SYNC_THREADS, "ares-exp-sync") as pool:
+                    list(pool.map(_sync, files))
+                    list(pool.map(_sync, {file.parent for file in files}))
+                for directory in (files[0].parent.parent, self.path, self.path.parent):
+                    _sync(directory)
+            except BaseException:
+                with self._lock:
+                    self._pending |= pending
+                raise
+            with self._lock:
+                self._durable |= pending
+
+    def digests(self) -> Iterator[str]:
+        """Yields every object that is there."""
+        for directory in self._directories():
+            for file in directory.iterdir():
+                if _DIGEST.fullmatch(digest := directory.name + file.name):
+                    yield digest
+
+    def remove_unneeded(self, needed: Collection[str], *, older_than_sec: float) -> tuple[int, int]:
+        """Removes the objects that are not needed, and what killed processes left behind.
+
+        Args:
+            needed: What stays; a set.
+            older_than_sec: What was put, or kept, since then stays: a snapshot may be on its way that needs it.
+
+        Returns:
+            How many objects, and their bytes on the disk.
+        """
+        before, count, size = time.time() - older_than_sec, 0, 0
+        for digest in self.digests():
+            if digest not in needed and (found := self._remove(self.file(digest), before)) is not None:
+                count, size = count + 1, size + found
+                with self._lock:
+                    self._pending.discard(digest)
+                    self._durable.discard(digest)
+        for leftover in self._temporary.glob("*"):
+            self._remove(leftover, before)
+        return count, size
+
+    def _remove(self, file: Path, before: float) -> int | None:
+        """Removes one file that was last put before that time. Returns its bytes, `None` if it stayed."""
+        aside = self._temporary / secrets.token_hex(16)
+        try:
+            if file.stat().st_mtime > before:
+                return None
+            # Set aside first: another process may put it at this very moment, and would find it there.
+            file.rename(aside)
+            found = aside.stat()
+            if found.st_mtime > before:
+                aside.rename(file)
+                return None
+            aside.unlink()
+        except FileNotFoundError:
+            return None
+        return found.st_size
+
+    def file(self, digest: str) -> Path:
+        """Returns the path of an object of that digest, which need not exist.
+
+        Raises:
+            SnapshotMetadataError: `digest` is none.
+        """
+        if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+            raise SnapshotMetadataError(f"Expected a sha256 as 64 hexadecimal digits, got {str(digest)[:80]!r}.")
+        return self.path / "objects" / digest[:2] / digest[2:]
+
+    @property
+    def _temporary(self) -> Path:
+        return self.path / "objects" / "tmp"
+
+    def _directories(self) -> Iterator[Path]:
+        objects = self.path / "objects"
+        if objects.is_dir():
+            yield from (directory for directory in objects.iterdir() if len(directory.name) == 2)
+
+    def _is_known(self, digest: str) -> bool:
+        with self._lock:
+            return digest in self._durable or digest in self._pending
+
+    def _is_whole(self, digest: str, data: bytes) -> bool:
+        """Returns whether the stored object holds `data`: a power cut may leave an empty file under its name."""
+        try:
+            return read_frame(self.file(digest), len(data)) == data
+        except SnapshotMetadataError:
+            return False
+
+    def _write(self, digest: str, data: bytes) -> None:
+        target, temporary = self.file(digest), self._temporary / secrets.token_hex(16)
+        frame = compressed(data)
+        try:
+            file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        except FileNotFoundError:
+            temporary.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                _write_all(file, frame)
+            finally:
+                os.close(file)
+            try:
+                temporary.rename(target)
+            except FileNotFoundError:
+                target.parent.mkdir(exist_ok=True)
+                temporary.rename(target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def _write_all(file: int, data: bytes) -> None:
+    written = os.write(file, data)
+    while written < len(data):
+        written += os.write(file, data[written:])
+
+
+def _sync(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

@@ -1,0 +1,243 @@
+"""Entries from a tar archive that an untrusted container wrote: read as a stream, never extracted."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from decimal import Decimal
+from typing import IO, Any, Protocol, Self, cast
+
+from ares_exp.containers.filesystem.delta import (
+    MAX_MTIME_NS,
+    MAX_NAME_BYTES,
+    MAX_PATH_BYTES,
+    DeltaLimits,
+    Entry,
+    EntryKind,
+    is_kept,
+    is_kept_xattr,
+    link_number,
+    sorted_by_path,
+)
+from ares_exp.containers.filesystem.file_chunks import ChunkWriter
+from ares_exp.containers.filesystem.stored_objects import CHUNK_BYTES, ObjectStore
+from ares_exp.errors import CaptureError
+from ares_exp.records.secrets import KnownSecrets
+
+_MAX_HEADER_BYTES = 2**20  # what comes before one member: long names, attributes, the map of a sparse file
+_MAX_ENDS = 10  # `tarfile` keeps skipping behind the end, as far as a header said
+_XATTR = "SCHILY.xattr."
+_KINDS: dict[bytes, EntryKind] = {
+    **dict.fromkeys((tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE, tarfile.GNUTYPE_SPARSE), cast(Any, "file")),
+    tarfile.LNKTYPE: "file",
+    tarfile.DIRTYPE: "directory",
+    tarfile.SYMTYPE: "symlink",
+    tarfile.FIFOTYPE: "fifo",
+}
+
+
+class Source(Protocol):
+    """What bytes can be read from, in order."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+def read_tar(
+    file: Source,
+    objects: ObjectStore,
+    *,
+    notes: list[str],
+    at: str = "/",
+    skip: Callable[[str], bool] = lambda path: False,
+    limits: DeltaLimits | None = None,
+) -> dict[str, Entry]:
+    """Reads an archive (ustar, GNU or PAX, sparse files and `SCHILY.xattr.*` included) to its end.
+
+    Args:
+        file: The archive, uncompressed.
+        objects: Where contents go.
+        notes: Gets a sentence for each thing that is not kept.
+        at: What names in the archive are relative to.
+        skip: Whether a path is left out.
+        limits: Bounds.
+
+    Returns:
+        Entries by path, parents first; deletions are no part of an archive. Directories above an entry are there if the
+        archive has them.
+
+    Raises:
+        CaptureError: It is malformed or ends early, is too large, leads out of `at`, or a file holds a known secret.
+    """
+    limits = limits or DeltaLimits()
+    stream = _BoundedStream(file, 2 * limits.max_bytes + 2**30)
+    reader = _Reader(objects, notes, at.rstrip("/"), skip, limits)
+    try:
+        with stream.reading_header():
+            archive = tarfile.open(  # noqa: SIM115  # closed below: its first header is read here already
+                fileobj=cast(IO[bytes], stream), mode="r|", tarinfo=_Member, encoding="utf-8", errors="surrogateescape"
+            )
+        with archive, ThreadPoolExecutor(3, "ares-exp-tar") as pool:
+            while True:
+                with stream.reading_header():
+                    member = archive.next()
+                if member is None:
+                    return reader.entries()
+                reader.add(archive, member, pool)
+                _pass(archive)
+    except _ARCHIVE_ERRORS as error:
+        raise CaptureError(f"The archive of the container's files cannot be read: {error}.") from None
+
+
+def _pass(archive: tarfile.TarFile) -> None:
+    """Goes behind the content of a member, and forgets it."""
+    stream = cast(Any, archive).fileobj
+    if stream.tell() < archive.offset - 1:
+        stream.seek(archive.offset - 1)
+    cast(Any, archive).members.clear()
+
+
+_ARCHIVE_ERRORS = (tarfile.TarError, ValueError, ArithmeticError, LookupError, RecursionError, EOFError)
+
+
+class _Member(tarfile.TarInfo):
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile, /) -> Self:
+        """Reads a header; an unreadable one is an error, where `tarfile` takes it for the end of the archive."""
+        try:
+            return super().fromtarfile(archive)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+            raise
+        except tarfile.HeaderError as error:
+            raise EOFError(f"it ends early, or is damaged ({error})") from None
+
+
+class _BoundedStream:
+    """Bounds what an archive has `tarfile` read into memory."""
+
+    def __init__(self, file: Source, most: int) -> None:
+        self._file, self._total, self._header = file, most, 0
+        self._in_header, self._ends = False, 0
+
+    @contextmanager
+    def reading_header(self) -> Iterator[None]:
+        self._header, self._in_header = _MAX_HEADER_BYTES, True
+        yield
+        self._in_header = False
+
+    def read(self, size: int, /) -> bytes:
+        data = self._file.read(size)
+        self._total -= len(data)
+        self._ends += not data
+        if self._ends > _MAX_ENDS:
+            raise EOFError("it ends early")
+        if self._in_header:
+            self._header -= len(data)
+        if self._total < 0 or self._header < 0:
+            raise ValueError("it is too long" if self._total < 0 else "the header of a file in it is too long")
+        return data
+
+
+class _Reader:
+    def __init__(
+        self, objects: ObjectStore, notes: list[str], at: str, skip: Callable[[str], bool], limits: DeltaLimits
+    ) -> None:
+        self._objects, self._notes, self._at, self._skip, self._limits = objects, notes, at, skip, limits
+        self._known = KnownSecrets()
+        self._entries: dict[str, Entry] = {}
+        self._bytes = 0
+
+    def entries(self) -> dict[str, Entry]:
+        return sorted_by_path(self._entries)
+
+    def add(self, archive: tarfile.TarFile, member: tarfile.TarInfo, pool: Executor) -> None:
+        path = self._path(member.name)
+        if not path or not is_kept(path) or self._skip(path):
+            return
+        kind = _KINDS.get(member.type)
+        if kind is None:
+            self._note(f"{path!r} is not kept: it is a device, or something else that no snapshot has.")
+            return
+        if member.type == tarfile.LNKTYPE:
+            entry = self._linked(path, member)
+        else:
+            entry = self._metadata(kind, path, member)
+            if kind == "file":
+                entry = self._with_content(entry, path, archive, member, pool)
+        self._bytes += entry.size
+        self._check_bounds(path)
+        if path in self._entries:
+            raise ValueError(f"{path!r} is in it twice")
+        self._entries[path] = entry
+
+    def _path(self, name: str) -> str:
+        """Returns where a name of the archive is in the container; `""` for the root."""
+        names = [part for part in name.split("/") if part not in ("", ".")]
+        path = "".join(f"/{part}" for part in names)
+        data = os.fsencode(self._at + path)
+        if ".." in names or b"\0" in data:
+            raise ValueError(f"{name!r} leads out of it")
+        if len(data) > MAX_PATH_BYTES or any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in names):
+            raise ValueError(f"a name in it is too long, {name[:80]!r}…")
+        return self._at + path
+
+    def _linked(self, path: str, member: tarfile.TarInfo) -> Entry:
+        first = self._path(member.linkname)
+        entry = self._entries.get(first)
+        if entry is None or entry.kind == "directory":
+            raise ValueError(f"{path!r} is another name of {first!r}, which is no file in it")
+        if entry.kind == "file" and entry.link is None:  # `cp -al` gives symlinks second names, too
+            entry = self._entries[first] = replace(entry, link=link_number(first))
+        return entry
+
+    def _metadata(self, kind: EntryKind, path: str, member: tarfile.TarInfo) -> Entry:
+        if not (0 <= member.uid < 2**32 - 1 and 0 <= member.gid < 2**32 - 1):
+            raise ValueError(f"the owner of {path!r} is no number that an owner can have")
+        entry = Entry(kind, mode=member.mode & 0o7777, uid=member.uid, gid=member.gid, mtime_ns=_mtime_ns(member))
+        if kind == "symlink":
+            target = os.fsencode(member.linkname)
+            if not target or b"\0" in target or len(target) > MAX_PATH_BYTES:
+                raise ValueError(f"the link {path!r} points to nothing that has a name")
+            return replace(entry, mode=0, target=member.linkname)
+        if kind == "fifo":
+            return entry
+        xattrs = {
+            name.removeprefix(_XATTR): value.encode("utf-8", "surrogateescape")
+            for name, value in member.pax_headers.items()
+            if name.startswith(_XATTR) and is_kept_xattr(name.removeprefix(_XATTR))
+        }
+        return replace(entry, xattrs=xattrs)
+
+    def _with_content(
+        self, entry: Entry, path: str, archive: tarfile.TarFile, member: tarfile.TarInfo, pool: Executor
+    ) -> Entry:
+        if not 0 <= member.size <= self._limits.max_bytes - self._bytes:
+            raise ValueError(f"{path!r} has {member.size} bytes, which is more than is allowed")
+        content = cast(IO[bytes], archive.extractfile(member))
+        writer = ChunkWriter(path, self._objects, pool if member.size > CHUNK_BYTES else None, self._known)
+        for start in range(0, member.size, CHUNK_BYTES):
+            size = min(CHUNK_BYTES, member.size - start)
+            data = content.read(size)
+            if len(data) != size:
+                raise EOFError(f"it ends within {path!r}")
+            writer.add(data)
+        return replace(entry, size=member.size, chunks=writer.finish())
+
+    def _check_bounds(self, path: str) -> None:
+        if len(self._entries) >= self._limits.max_entries:
+            raise ValueError(f"it has more than {self._limits.max_entries} files, {path!r} the last that was read")
+        if self._bytes > self._limits.max_bytes:
+            raise ValueError(f"it has more than {self._limits.max_bytes} bytes of files, {path!r} the last")
+
+    def _note(self, text: str) -> None:
+        if len(self._notes) < self._limits.max_notes:
+            self._notes.append(text)
+
+
+def _mtime_ns(member: tarfile.TarInfo) -> int:
+    """Returns nanoseconds from the digits of PAX headers: a float does not hold them."""
+    found = Decimal(member.pax_headers.get("mtime") or member.mtime).scaleb(9)
+    return int(max(Decimal(-MAX_MTIME_NS), min(Decimal(MAX_MTIME_NS), found)))

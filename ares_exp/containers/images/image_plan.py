@@ -1,0 +1,270 @@
+"""The plan of a sandbox's image: how the service, without an engine of ours, makes a task's image.
+
+| the task has | the sandbox is made from |
+|---|---|
+| anything, with `container.snapshot` set | that snapshot of the service |
+| `docker_image` | that image |
+| a Dockerfile that needs no file of its context | its text, built by the service |
+| a Dockerfile that needs files | its text, with the files in the service's object store |
+| the same, without an object store | the text before the first line that needs a file; see `image_rest` |
+
+The service keeps built images for a while, and reuses them for the same text and files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ares_exp.containers.container import ContainerSpec, Mount
+from ares_exp.containers.daytona.sandbox_options import DaytonaOptions
+from ares_exp.containers.images.dockerfile_instructions import KNOWN, find_syntax, instructions, read_text
+from ares_exp.containers.images.dockerfile_reading import Base
+from ares_exp.containers.images.dockerfile_steps import RunInContainer, UploadToContainer, check_sources
+from ares_exp.containers.images.image_context import copy_files, find_directory, find_files, link_files, local_sources
+from ares_exp.containers.images.image_rest import FinishedImage, do_rest, read_rest
+from ares_exp.errors import ContainerStartError, TaskError, UnsupportedTaskError
+
+_REMEDY = "Use container=docker for this task, or leave it out."
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFiles:
+    """The files that a Dockerfile needs from its context.
+
+    Attributes:
+        first_line: The first line that needs a file.
+        files: The files for the object store: names in the context, and paths here.
+        not_stored: Why they cannot be stored there; `None` if they can.
+        not_after: Why the rest of the Dockerfile cannot be applied in a running sandbox; `None` if it can.
+    """
+
+    first_line: int
+    files: Mapping[str, Path]
+    not_stored: str | None
+    not_after: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePlan:
+    """The source of a sandbox, and the rest of the Dockerfile to apply once it runs.
+
+    Attributes:
+        snapshot, image, dockerfile: One of: a snapshot of the service, an image's name, a text to build.
+        context: A directory with exactly the files that the text needs; `None` if it needs no file.
+        context_dir: The task's directory, where there is a Dockerfile.
+        env: Variables that the Dockerfile sets; those of its base image are unknown here.
+        workdir: Directory of the finished image; `None`: that of the base image or the snapshot.
+        user: The user of commands; root if the base image or the snapshot decides.
+        local: The needed files, until `settle` decides how to transfer them.
+        built_lines: Number of lines of the Dockerfile that the service builds; `apply` does the rest. `None`: all.
+        warnings: Warnings for the user.
+        laid_in: Directories of the image that came from `ContainerSpec.mounts`.
+    """
+
+    snapshot: str | None = None
+    image: str | None = None
+    dockerfile: str | None = None
+    context: Path | None = None
+    context_dir: Path | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    workdir: str | None = None
+    user: str = "root"
+    local: LocalFiles | None = None
+    built_lines: int | None = None
+    warnings: tuple[str, ...] = ()
+    laid_in: frozenset[str] = frozenset()
+
+    @property
+    def builds_after_start(self) -> bool:
+        """Whether `apply` has work to do, for which it needs a builder's network."""
+        return self.built_lines is not None
+
+    def settle(self, directory: Path | None) -> ImagePlan:
+        """Returns the plan with the transfer of files decided: by the object store if possible. Blocking.
+
+        Args:
+            directory: As for `with_object_store`; `None`: the service has no object store.
+
+        Raises:
+            UnsupportedTaskError: It needs an object store.
+        """
+        if self.local is None or directory is None or self.local.not_stored is not None:
+            return self.after_start()
+        return self.with_object_store(directory)
+
+    def with_object_store(self, directory: Path) -> ImagePlan:
+        """Returns the plan in which the service builds everything, with the needed files. Blocking.
+
+        Args:
+            directory: An empty directory for copies of the files; has to stay until the sandbox is created.
+
+        Raises:
+            UnsupportedTaskError: The files cannot be uploaded unchanged.
+            ContainerStartError: They could not be copied.
+        """
+        if self.local is None:
+            return self
+        if self.local.not_stored is not None:
+            raise UnsupportedTaskError(f"{self._path}: {self.local.not_stored}. {_REMEDY}")
+        try:
+            copy_files(self.local.files, directory)
+        except OSError as error:
+            raise ContainerStartError(f"The build context {self.context_dir} could not be read: {error}.") from error
+        return replace(self, context=directory, local=None)
+
+    def with_mounts(self, mounts: Sequence[Mount], directory: Path) -> ImagePlan:
+        """Returns the plan in which directories of this machine are layers of the image, the last ones. Blocking.
+
+        The service builds and keeps a layer for each digest. Those that its object store would change are left out. All
+        are where the service builds no image, or not all of it, and where the Dockerfile takes files of its context:
+        `COPY .` would take these, too.
+
+        Args:
+            mounts: The directories.
+            directory: An empty directory, which becomes the context; has to stay until the sandbox is created.
+
+        Raises:
+            ContainerStartError: They could not be read.
+        """
+        takes_files = self.local is not None or self.context is not None or self.builds_after_start
+        if self.dockerfile is None or takes_files:
+            return self
+        text, laid_in = self.dockerfile, set[str]()
+        for mount in mounts:
+            name = f".ares_exp-{hashlib.sha256(mount.digest.encode()).hexdigest()[:16]}"
+            try:
+                link_files(find_directory(mount.source), directory / name)
+            except UnsupportedTaskError:
+                continue
+            except OSError as error:
+                raise ContainerStartError(f"{mount.source} could not be read: {error}.") from error
+            text = f"{text.rstrip()}\nCOPY {json.dumps([f'{name}/', f'{mount.target}/'])}\n"
+            laid_in.add(mount.target)
+        return replace(self, dockerfile=text, context=directory, laid_in=frozenset(laid_in)) if laid_in else self
+
+    def after_start(self) -> ImagePlan:
+        """Returns the plan in which the service builds the lines before a needed file, and `apply` the rest.
+
+        Raises:
+            UnsupportedTaskError: The rest cannot be applied in a running sandbox.
+        """
+        if self.local is None:
+            return self
+        if self.local.not_after is not None:
+            raise UnsupportedTaskError(f"{self.local.not_after}. {_REMEDY}")
+        built = self.local.first_line - 1
+        text = "".join((self.dockerfile or "").splitlines(keepends=True)[:built])
+        return replace(self, dockerfile=text, local=None, built_lines=built)
+
+    async def apply(
+        self, run: RunInContainer, upload: UploadToContainer, *, workdir: str, restored: bool = False
+    ) -> FinishedImage:
+        """Applies the rest of the Dockerfile in the running sandbox.
+
+        Args:
+            run: Runs a command in a non-login shell, with variables on top of the sandbox's.
+            upload: Copies files into it.
+            workdir: The sandbox's default directory of commands.
+            restored: Whether the sandbox has the files of a finished image already.
+
+        Raises:
+            ContainerStartError: With the line and the end of the command's output.
+            ContainerError: The sandbox failed.
+        """
+        if self.built_lines is None or self.context_dir is None:
+            return FinishedImage({}, self.workdir or workdir, self.user)
+        return await do_rest(self.context_dir, self.built_lines, run, upload, workdir=workdir, restored=restored)
+
+    @property
+    def _path(self) -> Path:
+        assert self.context_dir is not None
+        return self.context_dir / "Dockerfile"
+
+
+def plan_image(spec: ContainerSpec, options: DaytonaOptions) -> ImagePlan:
+    """Makes the image plan for `spec`. Blocking: reads the task's Dockerfile and lists its context.
+
+    Raises:
+        UnsupportedTaskError: It needs several services, or a feature of neither the service's builder nor a running
+            sandbox.
+        TaskError: It has neither an image nor a Dockerfile, or the Dockerfile is malformed.
+    """
+    if spec.compose_file is not None:
+        raise UnsupportedTaskError(
+            f"Task {spec.name} needs several services ({spec.compose_file}); container=daytona runs one sandbox per "
+            "task. Use container=docker for this task, or leave it out."
+        )
+    context = spec.context_dir
+    has_dockerfile = context is not None and (context / "Dockerfile").is_file()
+    if options.snapshot is not None:
+        ignored = spec.docker_image or (context / "Dockerfile" if context is not None and has_dockerfile else None)
+        warning = f"{spec.name}: {ignored} is not used: container.snapshot={options.snapshot} is"
+        return ImagePlan(snapshot=options.snapshot, warnings=(warning,) if ignored else ())
+    if spec.docker_image is not None:
+        return _plan_for_image(spec.name, spec.docker_image)
+    if context is None or not has_dockerfile:
+        where = f"in {context}" if context is not None else "anywhere (it has no environment directory)"
+        raise TaskError(
+            f"Task {spec.name}: expected a Dockerfile or a docker_image, found no Dockerfile {where}. Add one, or set "
+            "docker_image in the [environment] table of its task.toml."
+        )
+    try:
+        return _plan_for_dockerfile(context)
+    except OSError as error:
+        raise TaskError(f"The build context {context} could not be read: {error}.") from error
+
+
+def _plan_for_image(name: str, image: str) -> ImagePlan:
+    if not image or re.search(r"[\s$]", image):
+        raise TaskError(f"Task {name}: expected the name of an image as docker_image, got {image!r}.")
+    tag = image.rpartition("/")[2].partition(":")[2]
+    if "@" not in image and tag in ("", "latest"):
+        warning = (
+            f"{name}: {image} names no fixed version: Daytona keeps what it once got under this name; a tag or a "
+            "digest says which"
+        )
+        return ImagePlan(image=image, warnings=(warning,))
+    return ImagePlan(image=image)
+
+
+def _plan_for_dockerfile(context: Path) -> ImagePlan:
+    path = context / "Dockerfile"
+    text = read_text(path)
+    if (syntax := find_syntax(text)).is_foreign:
+        raise UnsupportedTaskError(f"{path}, line {syntax.line}: the frontend {syntax.frontend}. {_REMEDY}")
+    found = list(instructions(text))
+    for name, _, line, _ in found:
+        if name not in KNOWN:
+            raise TaskError(f"{path}, line {line}: expected a Dockerfile instruction, got {name}.")
+    whole = read_rest(path, Base(workdir="", built_lines=sys.maxsize))
+    plan = ImagePlan(
+        dockerfile=text,
+        context_dir=context,
+        env=whole.env,
+        workdir=whole.workdir if whole.workdir.startswith("/") else None,
+        user=whole.user or "root",
+    )
+    sources = [source for instruction in found for source in local_sources(instruction)]
+    if not sources:
+        return plan
+    files: Mapping[str, Path] = {}
+    not_stored, not_after = None, None
+    first = sources[0].line
+    try:
+        files = find_files(sources, context)
+    except UnsupportedTaskError as error:
+        not_stored = f"its files cannot go through the service's object store: {error}"
+    try:
+        check_sources(read_rest(path, Base(workdir="", built_lines=first - 1)), context)
+    except UnsupportedTaskError as error:
+        not_after = str(error)
+    if not_stored is not None and not_after is not None:
+        raise UnsupportedTaskError(f"{path}: {not_stored}; and {not_after}. {_REMEDY}")
+    warnings = (f"{not_after}; it takes Daytona's object store to build it",) if not_after is not None else ()
+    return replace(plan, local=LocalFiles(first, files, not_stored, not_after), warnings=warnings)

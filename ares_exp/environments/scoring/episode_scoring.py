@@ -1,0 +1,197 @@
+"""Scoring: when a stage is over, artifacts are collected, and the verifier is run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from ares_exp.cancellation import finish
+from ares_exp.containers.container import Container, ContainerFactoryBase, ContainerSpec
+from ares_exp.containers.network_policy import NetworkPolicy
+from ares_exp.containers.owned_directory import working_directory
+from ares_exp.errors import EpisodeStateError, TransferError, VerifierTimeoutError
+from ares_exp.tasks.task_contract import Stage, Verdict
+from ares_exp.tasks.verification.redaction import redacted
+from ares_exp.tasks.verification.root_commands import PLAIN_SHELL
+
+VERIFIER_FOLDER = "verifier"
+ARTIFACTS_FOLDER = "artifacts"
+STEPS_FOLDER = "steps"
+AGENT_FOLDER = "agent"
+AGENT_FILES_SEC = 120.0
+"""Bound on the copying of what an agent has left."""
+
+_logger = logging.getLogger(__name__)
+
+
+def stage_dir(stage: Stage, output_dir: Path) -> Path:
+    """Returns the directory of the stage in that of its episode."""
+    return output_dir / STEPS_FOLDER / stage.name if stage.name else output_dir
+
+
+def artifacts_of(stage: Stage, output_dir: Path) -> Path:
+    """Returns the directory of the stage's artifacts."""
+    return stage_dir(stage, output_dir) / ARTIFACTS_FOLDER
+
+
+async def keep_agent_files(container: Container, files_dir: str | None, target: Path | None) -> None:
+    """Copies what the agent has left for its records; a failure is logged, no more.
+
+    Args:
+        container: The agent's container.
+        files_dir: The directory there; `None`: there is none.
+        target: The directory of the stage on the host; `None`: nothing is kept.
+
+    Raises:
+        ContainerDiedError: The container is gone.
+    """
+    if files_dir is None or target is None:
+        return
+    folder = target / AGENT_FOLDER
+    try:
+        async with asyncio.timeout(AGENT_FILES_SEC), redacted(folder, ()):
+            await container.download(files_dir, folder)
+    except (TransferError, TimeoutError) as error:
+        _logger.warning("What the agent left in %s was not kept: %s", files_dir, error or "it took too long")
+
+
+class Scoring:
+    """The scoring of one stage, in the agent's container or in one of the verifier's own."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        *,
+        container_factory: ContainerFactoryBase,
+        agents_spec: ContainerSpec,
+        verifier_spec: ContainerSpec | None,
+        timeout_sec: float | None,
+        output_dir: Path | None,
+        agent_files_dir: str | None = None,
+    ) -> None:
+        """Starts nothing.
+
+        Args:
+            stage: What is over.
+            container_factory: Makes the verifier's own container.
+            agents_spec: What the agent's container was when it was made.
+            verifier_spec: What that has to be; `None`: there is none.
+            timeout_sec: Bound on the verifier; `None` is unlimited.
+            output_dir: The directory of the episode on the host, or `None`.
+            agent_files_dir: The directory in the agent's container that is kept for its records, or `None`.
+        """
+        self._agent_files_dir = agent_files_dir
+        self._output_dir = stage_dir(stage, output_dir) if output_dir is not None else None
+        self._container: Container | None = None
+        self._is_released = False
+        self._stage = stage
+        self._container_factory = container_factory
+        self._agents_spec = agents_spec
+        self._verifier_spec = verifier_spec
+        self._timeout_sec = timeout_sec
+        self._verifier_dir = self._output_dir / VERIFIER_FOLDER if self._output_dir is not None else None
+        self._artifacts_dir = artifacts_of(stage, output_dir) if output_dir is not None else None
+
+    async def run(
+        self, agents: Container, network_between: NetworkPolicy, *, verify: bool, is_last: bool
+    ) -> Verdict | None:
+        """Collects the artifacts, and verifies.
+
+        Args:
+            agents: The agent's container; nothing of the agent's runs any more.
+            network_between: What may be reached there while neither agent nor verifier work.
+            verify: Whether the verifier is to be run; if not, there is no verdict.
+            is_last: Whether the agent's container is used no more: it may be stopped before the verifier starts.
+
+        Raises:
+            VerifierError: There is no usable reward.
+            ContainerError: A container failed.
+            EpisodeStateError: It was released before the verifier's own container was made.
+        """
+        await keep_agent_files(agents, self._agent_files_dir, self._output_dir)
+        if self._verifier_spec is None or not verify:
+            if verify:
+                await self._clear(agents)
+            await self._collect(agents, self._artifacts_dir)
+            return await self._verify(agents, network_between) if verify else None
+        async with self._artifacts() as artifacts:
+            await self._collect(agents, artifacts)
+            if is_last:
+                await finish(agents.stop())
+            async with self._started(self._verifier_spec) as container:
+                await self._stage.prepare_verifier(container, artifacts)
+                return await self._verify(container, self._verifier_spec.network)
+
+    async def release(self) -> None:
+        """Removes the container that was made here; from now on there will be none. Idempotent."""
+        self._is_released = True
+        if self._container is not None:
+            await finish(self._container.stop())
+
+    def _refuse_if_released(self) -> None:
+        if self._is_released:
+            raise EpisodeStateError("The environment was closed while its episode was being scored.")
+
+    @asynccontextmanager
+    async def _started(self, spec: ContainerSpec) -> AsyncIterator[Container]:
+        """Starts a container beside the agent's."""
+        self._refuse_if_released()
+        container = self._container = self._container_factory(spec)
+        try:
+            await container.start()
+            yield container
+        finally:
+            await finish(container.stop())  # also when `release` did, while it was being started
+
+    async def _clear(self, agents: Container) -> None:
+        """Removes what the agent has left where the verifier works; what the image has there is put back."""
+        cleared = await self._stage.clear(agents)
+        if self._container_factory.max_containers == 1:
+            return  # a fresh container cannot start; the backend refuses tasks whose Dockerfile fills these folders
+        for folder in cleared:
+            fresh_spec = replace(self._agents_spec, changes=None, gpus=None)
+            async with working_directory("verifier") as copy, self._started(fresh_spec) as fresh:
+                looked = await fresh.exec(f"test -d {folder}", user="root", cwd="/", timeout_sec=60, shell=PLAIN_SHELL)
+                if looked.exit_code == 0:
+                    await fresh.download(folder, copy)
+                    await agents.upload(copy, folder)
+
+    async def _collect(self, agents: Container, target: Path | None) -> None:
+        limit = asyncio.timeout(self._stage.collect_timeout_sec)
+        try:
+            async with limit:
+                await self._stage.collect(agents, target)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            _logger.warning("The artifacts were not all collected within %g s.", self._stage.collect_timeout_sec)
+
+    @asynccontextmanager
+    async def _artifacts(self) -> AsyncIterator[Path]:
+        """Yields the directory of the artifacts, a temporary one when they are not kept."""
+        if self._artifacts_dir is not None:
+            yield self._artifacts_dir
+            return
+        async with working_directory("verifier") as directory:
+            yield directory
+
+    async def _verify(self, container: Container, network_between: NetworkPolicy) -> Verdict:
+        """Verifies with the verifier's network in force, and the one between phases again afterwards."""
+        limit = asyncio.timeout(self._timeout_sec)
+        try:
+            async with limit:
+                try:
+                    await container.set_network(self._stage.verifier_network)
+                    return await self._stage.verify(container, self._verifier_dir)
+                finally:
+                    await finish(container.set_network(network_between))
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise VerifierTimeoutError(
+                f"The verifier did not finish within its limit of {self._timeout_sec:g} s."
+            ) from None

@@ -1,0 +1,179 @@
+"""The contract of a scorer: called with a finished episode and its container, it returns rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from ares_exp.config.parts import completed
+from ares_exp.containers.container import Container
+from ares_exp.environments.own_model import OwnModel
+from ares_exp.errors import ConfigError
+from ares_exp.llms.request import Message
+from ares_exp.records.results import EnvironmentUsage, Outcome
+from ares_exp.trajectories.episode_printer import message_text
+from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, deserialize_llm_response
+
+Scores = float | Mapping[str, float]
+"""A number, or several by name. Of several the one called `reward`, or the only one, counts in the episode's reward."""
+
+
+@runtime_checkable
+class _Instructed(Protocol):
+    @property
+    def instruction(self) -> str: ...
+
+
+@runtime_checkable
+class _Staged(Protocol):
+    @property
+    def stages(self) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredEpisode:
+    """An episode that has reached LAST and was verified, as scorers get it.
+
+    Attributes:
+        trajectory: Its steps, outcome and limit, as recorded, before any scorer.
+        task: The task as its environment shows it: a `Task` of Harbor's format or of SWE-bench, the object of another
+            environment, or a name; `None` when the environment shows none.
+        reward: The reward that the environment gave at LAST, which is the verifier's; `None` when it gave none.
+        rewards: Everything that the verifier scored, by key; `{"reward": reward}` for an environment without one.
+        seed: Seed of the episode.
+        attempt: Number of the attempt at the task, from 0.
+        output_dir: Directory on this machine with what is kept of the episode (`verifier/`, `artifacts/`), or `None`.
+        scorer: Name of the scorer that gets it.
+        spend: Counts tokens and cost that the scorer spent, towards the episode's `environment_usage` and the budget.
+    """
+
+    trajectory: EpisodeTrajectory
+    task: Any = None
+    reward: float | None = None
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    seed: int = 0
+    attempt: int = 0
+    output_dir: Path | None = None
+    scorer: str = ""
+    spend: Callable[[EnvironmentUsage], None] = field(default=lambda used: None, repr=False, compare=False)
+
+    def of_scorer(self, name: str) -> ScoredEpisode:
+        """Returns the episode as the scorer of that name gets it."""
+        return replace(self, scorer=name)
+
+    @property
+    def task_name(self) -> str:
+        """Name of the task."""
+        return self.trajectory.task_name
+
+    @property
+    def steps(self) -> tuple[StepRecord, ...]:
+        """All time steps, FIRST included; observations and actions are JSON-ready mappings."""
+        return self.trajectory.steps
+
+    @property
+    def outcome(self) -> Outcome:
+        """`completed` or `truncated`."""
+        return self.trajectory.outcome
+
+    @property
+    def instruction(self) -> str:
+        """What the task asks for; of an environment that does not say it, the first message of the first request."""
+        if isinstance(self.task, _Staged):
+            stages = [stage.instruction for stage in self.task.stages if isinstance(stage, _Instructed)]
+            return "\n\n".join(stages)
+        first = self.steps[0].observation if self.steps else None
+        messages = (first or {}).get("messages") or ()
+        return message_text(messages[0]) if messages else ""
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """The texts that the policy answered, in order."""
+        return tuple(_said(step.action) for step in self.steps if step.action is not None)
+
+    @property
+    def conversation(self) -> tuple[Mapping[str, Any], ...]:
+        """Messages of the last request, and the last answer after them."""
+        requests = [step.observation for step in self.steps if step.observation is not None]
+        messages = tuple(requests[-1].get("messages") or ()) if requests else ()
+        answers = self.answers
+        is_answered = bool(self.steps) and self.steps[-1].action is not None and bool(answers)
+        return (*messages, Message(role="assistant", content=answers[-1])) if is_answered else messages
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """Scores finished episodes. A function will do; what else a scorer may have is `ScorerBase`."""
+
+    def __call__(self, episode: ScoredEpisode, container: Container | None, /) -> Scores | Awaitable[Scores]:
+        """Returns the rewards of an episode.
+
+        Called once per episode that reached LAST, when its verifier has run; for many episodes at the same time. A
+        function that is not `async` is called in a thread, and cannot use the container.
+
+        Args:
+            episode: What happened.
+            container: The container that the agent worked in, alive and with everything in its place; `None` in an
+                environment without one. It is removed after the last scorer.
+
+        Returns:
+            A finite number, or several by name.
+
+        Raises:
+            Exception: Anything ends the episode with the outcome `verifier_error`, and with this scorer's name.
+        """
+        ...
+
+
+class ScorerBase(Scorer):
+    """Everything that is asked of a scorer. What a `Scorer` need not have has its default here."""
+
+    async def __call__(self, episode: ScoredEpisode, container: Container | None, /) -> Scores:
+        """Returns the rewards of an episode; see `Scorer`."""
+        raise NotImplementedError
+
+    @property
+    def asks_model(self) -> bool:
+        """Whether it spends tokens of a model on a score, so that the summary names it. Default: no."""
+        return False
+
+    @property
+    def own_models(self) -> Sequence[OwnModel]:
+        """The models that it asks. Default: none that it tells."""
+        return ()
+
+    def set_name(self, name: str, key: str) -> None:
+        """Receives the scorer's name in the run, and the key of its config, before anything else. Default: nothing."""
+
+    async def preflight(self) -> None:
+        """Checks, before anything starts, that episodes can be scored. Default: nothing.
+
+        Raises:
+            PreflightError: With the remedy.
+        """
+
+    async def close(self) -> None:
+        """Releases what the scorer holds. Idempotent. Default: nothing."""
+
+
+def as_scorer(scorer: object) -> ScorerBase:
+    """Returns `scorer` with the defaults of `ScorerBase` for what it lacks.
+
+    Raises:
+        ConfigError: It cannot be called.
+    """
+    if not callable(scorer):
+        raise ConfigError(
+            f"Expected a scorer to be callable with an episode and its container, got {type(scorer).__name__}."
+        )
+    return completed(scorer, ScorerBase)
+
+
+def _said(action: Mapping[str, Any]) -> str:
+    """Returns the text of an answer; of another environment's action, its JSON-ready form as text."""
+    try:
+        return deserialize_llm_response(action).text
+    except (TypeError, KeyError, ValueError):
+        return str(dict(action))

@@ -1,0 +1,189 @@
+"""The statistics of one run."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median, quantiles
+from typing import Any, Self
+
+from ares_exp.records.results import UNFINISHED, EpisodeResult, count_outcomes, final_results
+from ares_exp.records.statistics.estimate import LEVEL, Estimate, mean, mean_over_attempts
+from ares_exp.records.statistics.pass_rates import PassRate, ks_up_to, pass_rates
+from ares_exp.records.statistics.task_statistics import TaskStatistics, by_task, count_errors
+
+THRESHOLD = 1.0
+DIGITS = 10
+"""Significant digits of a number in JSON: what is beyond them is the rounding of sums."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Scores of a run, under one treatment of attempts without a reward.
+
+    Attributes:
+        tasks: How many tasks count.
+        attempts: How many attempts count.
+        mean_reward: The mean over these attempts; `None` when there are none.
+        pass_rates: pass@k and pass^k, for k = 1, 2, 4 … up to the most attempts that any task had.
+    """
+
+    tasks: int
+    attempts: int
+    mean_reward: Estimate | None
+    pass_rates: tuple[PassRate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatistics:
+    """Statistics of a run, from the last try of each attempt. Attempts never begun count in `planned` alone.
+
+    Attributes:
+        threshold: The reward from which on an attempt has passed.
+        level: Confidence level of the intervals.
+        planned: Attempts that were asked for.
+        attempts: Attempts that ended.
+        tries: Tries of them.
+        retried: Attempts that took more than one.
+        errors_as_zero: Scores where an attempt without a reward has reward 0 and has failed. One that was cut short
+            (`UNFINISHED`) says nothing: it is in no score.
+        scored_only: Scores where it is left out.
+        outcomes: How many attempts ended how.
+        errors: Of attempts without a reward that were not cut short, how many had which error, by its class.
+        retried_errors: The same of the tries that another one followed.
+        tokens, generated_tokens, cost, num_steps, seconds: Over the attempts; seconds are wall seconds.
+        phase_sec: Wall seconds by phase, over the attempts that went through it.
+        tasks: One for each task, by name.
+    """
+
+    threshold: float
+    level: float
+    planned: int
+    attempts: int
+    tries: int
+    retried: int
+    errors_as_zero: Scores
+    scored_only: Scores
+    outcomes: Mapping[str, int]
+    errors: Mapping[str, int]
+    retried_errors: Mapping[str, int]
+    tokens: Spread
+    generated_tokens: Spread
+    cost: Spread
+    num_steps: Spread
+    seconds: Spread
+    phase_sec: Mapping[str, Spread]
+    tasks: tuple[TaskStatistics, ...]
+
+    @classmethod
+    def of(
+        cls, results: Sequence[EpisodeResult], *, planned: int, threshold: float = THRESHOLD, level: float = LEVEL
+    ) -> Self:
+        """Computes the statistics from all tries of all attempts.
+
+        Args:
+            results: As in `episodes.jsonl`.
+            planned: Attempts that were asked for.
+            threshold: The reward from which on an attempt has passed.
+            level: Confidence level of the intervals.
+        """
+        final = final_results(results)
+        last = {id(result) for result in final}
+        tries = Counter((result.task_name, result.attempt) for result in results)
+        tasks = tuple(
+            TaskStatistics.of(own, tries=sum(tries[name, one.attempt] for one in own), threshold=threshold)
+            for name, own in by_task([one for one in final if one.outcome not in UNFINISHED]).items()
+        )
+        ks = ks_up_to(max((task.attempts for task in tasks), default=0))
+        return cls(
+            threshold=threshold,
+            level=level,
+            planned=planned,
+            attempts=len(final),
+            tries=len(results),
+            retried=sum(number > 1 for number in tries.values()),
+            errors_as_zero=_scores(tasks, lambda task: task.rewards_with_zeros, ks, level),
+            scored_only=_scores(tasks, lambda task: task.scored_rewards, ks, level),
+            outcomes=count_outcomes(final),
+            errors=count_errors(one for one in final if one.reward is None and one.outcome not in UNFINISHED),
+            retried_errors=count_errors(result for result in results if id(result) not in last),
+            tokens=Spread.of([result.prompt_tokens + result.generated_tokens for result in final]),
+            generated_tokens=Spread.of([result.generated_tokens for result in final]),
+            cost=Spread.of([result.cost for result in final]),
+            num_steps=Spread.of([result.num_steps for result in final]),
+            seconds=Spread.of([result.duration_sec for result in final]),
+            phase_sec=_phases(final),
+            tasks=tasks,
+        )
+
+    @property
+    def flaky(self) -> tuple[str, ...]:
+        """Tasks that pass sometimes, neither always nor never."""
+        return tuple(task.task_name for task in self.tasks if task.is_flaky)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON-ready form, the tasks left out; a number that is not finite is `None`."""
+        data = {key: value for key, value in asdict(self).items() if key != "tasks"}
+        clean: dict[str, Any] = json_ready({**data, "flaky": self.flaky})
+        return clean
+
+
+def _scores(
+    tasks: Sequence[TaskStatistics],
+    rewards_of: Callable[[TaskStatistics], tuple[float, ...]],
+    ks: Sequence[int],
+    level: float,
+) -> Scores:
+    rewards = [rewards_of(task) for task in tasks]
+    counts = [(len(own), task.passed) for own, task in zip(rewards, tasks, strict=True) if own]
+    return Scores(
+        tasks=len(counts),
+        attempts=sum(attempts for attempts, _ in counts),
+        mean_reward=mean_over_attempts(rewards, level=level),
+        pass_rates=pass_rates(counts, ks, level=level),
+    )
+
+
+def _phases(results: Sequence[EpisodeResult]) -> dict[str, Spread]:
+    names = dict.fromkeys(name for result in results for name in result.phase_sec)
+    return {name: Spread.of([one.phase_sec[name] for one in results if name in one.phase_sec]) for name in names}
+
+
+def json_ready(data: Any) -> Any:
+    """Copies JSON-like data: floats without the rounding of sums, and `None` for those that are not finite."""
+    if isinstance(data, float):
+        return float(f"{data:.{DIGITS}g}") if math.isfinite(data) else None
+    if isinstance(data, Mapping):
+        return {str(key): json_ready(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [json_ready(value) for value in data]
+    return data
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Of one number for each attempt.
+
+    Attributes:
+        count: How many attempts have it.
+        mean: The mean.
+        median: The median.
+        p95: The 95th percentile, interpolated between the two numbers next to it.
+        total: The sum.
+    """
+
+    count: int
+    mean: float
+    median: float
+    p95: float
+    total: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        """Computes the spread; all zero when there are no numbers."""
+        if not values:
+            return cls(0, 0.0, 0.0, 0.0, 0.0)
+        p95 = quantiles(values, n=20, method="inclusive")[-1] if len(values) > 1 else values[0]
+        return cls(len(values), mean(values), median(values), p95, math.fsum(values))

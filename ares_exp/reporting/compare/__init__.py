@@ -1,1 +1,0 @@
-"""`ares-exp compare RUN_A RUN_B …`: do these runs differ, or was it chance?"""

@@ -1,0 +1,331 @@
+"""The payload of a run: of one that has ended, was killed, or is under way.
+
+Numbers are those of `results.json`: read from there while it is of these episodes, else computed by what computes it.
+Everything else that shows a run (the report, the live page, W&B) takes what is made here.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ares_exp.config.overrides import dotted_items
+from ares_exp.errors import ConfigError, TrajectoryFormatError
+from ares_exp.records.record_files import read_yaml
+from ares_exp.records.recorded_summary import read_object, recorded_summary
+from ares_exp.records.results import EpisodeResult
+from ares_exp.records.run_dir import RunDir, open_regular
+from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.statistics.estimate import mean_over_attempts
+from ares_exp.records.statistics.results_document import results_document
+from ares_exp.records.statistics.run_statistics import json_ready
+from ares_exp.reports.episode_files import episode_files
+from ares_exp.reports.episode_payload import episode_payload
+from ares_exp.reports.file_changes import file_changes
+from ares_exp.trajectories.episode_places import is_run
+from ares_exp.trajectories.files.writer_lock import has_writer
+from ares_exp.trajectories.stored_episodes import HeaderCache, StoredEpisode, StoredEpisodes, load
+
+SCHEMA_VERSION = 1
+QUIET_SEC = 120.0
+"""A run without an end that wrote nothing for so long was killed, where no lock tells."""
+MAX_CONFIG_KEYS = 2_000
+LOG_BYTES = 48 * 2**10
+OF_THE_ROW = (
+    *("episode_id", "task_name", "attempt", "retry", "seed", "outcome", "reward", "rewards", "note", "error"),
+    *("num_steps", "prompt_tokens", "generated_tokens", "cost", "length_stops", "format_errors", "phase_sec"),
+    *("container_image", "snapshots", "snapshot_failures", "stages", "replayed"),
+)
+"""Fields of an episode's row that the page has."""
+OF_THE_METADATA = ("model", "policy", "agent", "lineage")
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """How far a run is.
+
+    Attributes:
+        name: `finished`, `incomplete` (it ended before all was played), `interrupted`, `killed` or `running`.
+        began, ended: Epoch seconds; `None` where not recorded.
+        sessions: How many processes played it.
+    """
+
+    name: str
+    began: float | None
+    ended: float | None
+    sessions: int
+
+
+class ShownRun:
+    """A run directory, read for people. The files are read when they are asked for."""
+
+    def __init__(self, path: Path, *, headers: HeaderCache | None = None) -> None:
+        """Keeps the path.
+
+        Args:
+            path: A run directory.
+            headers: Headers of its trajectories that were read before.
+
+        Raises:
+            ConfigError: It is none.
+        """
+        if not is_run(path):
+            raise ConfigError(
+                f"Expected a run directory, with {RunDir(path).episodes.name} or trajectories in it, got {path}."
+            )
+        self.path = path
+        self.dir = RunDir(path)
+        self._headers = headers
+
+    @cached_property
+    def summary(self) -> RunSummary:
+        """Totals; empty for a folder that has trajectories alone."""
+        return recorded_summary(self.dir) or RunSummary(planned=0, results=())
+
+    @cached_property
+    def stored(self) -> Mapping[str, StoredEpisode]:
+        """Its recorded trajectories by id, those under way included; their steps stay on disk."""
+        return {one.episode_id: one for one in self._loaded}
+
+    @cached_property
+    def problems(self) -> Sequence[str]:
+        """What of its records cannot be read, in sentences."""
+        return self._loaded.left_out
+
+    @cached_property
+    def _loaded(self) -> StoredEpisodes:
+        return load(self.path, partial=True, skip_broken=True, cache=self._headers)
+
+    @property
+    def state(self) -> RunState:
+        """How far it is."""
+        lines = _lines(self.dir.sessions)
+        began = [one["began"] for one in lines if isinstance(one.get("began"), int | float)]
+        ends = [one for one in lines if isinstance(one.get("ended"), int | float)]
+        has_end = bool(lines) and "ended" in lines[-1]
+        name = "finished"
+        if not has_end and lines:
+            name = "running" if self.is_written else "killed"
+        elif has_end and lines[-1].get("interrupted") is True:
+            name = "interrupted"
+        elif len(self.summary.finished) < self.summary.planned:
+            name = "incomplete"
+        return RunState(name, min(began, default=None), ends[-1]["ended"] if has_end else None, len(began))
+
+    @property
+    def is_written(self) -> bool:
+        """Whether a process plays the run: it holds a lock; on another machine it wrote something lately."""
+        try:
+            if has_writer(self.dir.episodes):
+                return True
+            newest = max(path.stat().st_mtime for path in (self.path, *self.path.iterdir()))
+        except OSError:
+            return False
+        hosts = [one.get("hostname") for one in _lines(self.dir.sessions) if "began" in one]
+        return hosts[-1:] != [socket.gethostname()] and time.time() - newest < QUIET_SEC
+
+    def payload(self, *, name: str | None = None) -> dict[str, Any]:
+        """Makes the payload of the run, its episodes' steps left out.
+
+        Args:
+            name: What to call it; by default its path.
+
+        Raises:
+            ConfigError: A record is broken.
+        """
+        results = self._results()
+        return {
+            "name": name or str(self.path),
+            "path": str(self.path),
+            "state": asdict(self.state),
+            "about": self._about(config := self._config(), replay := self._replay()),
+            "results": results,
+            "intervals": self._intervals(),
+            "episodes": [*self._rows(), *self._without_a_row()],
+            "config": config,
+            "provenance": self._provenance(),
+            "replay": replay,
+            "log": _tail(self.dir.log),
+            "problems": list(self.problems),
+            "read_at": time.time(),
+        }
+
+    def episode(self, episode_id: str) -> dict[str, Any]:
+        """Makes the payload of an episode.
+
+        Raises:
+            KeyError: It has no trajectory.
+            TrajectoryFormatError: It cannot be read.
+        """
+        stored = self.stored[episode_id]
+        return {
+            **episode_payload(
+                stored.load(),
+                is_played=stored.outcome is None,
+                files=episode_files(self.path, episode_id),
+                changes=file_changes(self.path, episode_id),
+            ),
+            "path": str(stored.path),
+        }
+
+    def _results(self) -> dict[str, Any]:
+        try:
+            recorded = read_object(self.dir.results)
+        except ConfigError:  # it is computed as well
+            recorded = {}
+        totals = recorded.get("totals")
+        is_of_these = isinstance(totals, dict) and totals.get("tries") == len(self.summary.results)
+        return recorded if is_of_these and "statistics" in recorded else results_document(self.summary)
+
+    def _intervals(self) -> dict[str, Any]:
+        """Returns the interval of each task's mean reward: it is about this task alone."""
+        rewards: dict[str, list[float]] = {}
+        for one in self.summary.scored:
+            if one.reward is not None:
+                rewards.setdefault(one.task_name, []).append(one.reward)
+        found = {task: mean_over_attempts([own]) for task, own in rewards.items()}
+        return {task: json_ready([one.low, one.high]) for task, one in found.items() if one is not None}
+
+    def _rows(self) -> list[dict[str, Any]]:
+        last = {id(one) for one in self.summary.final}
+        began = self._began
+        return [self._row(one, is_last=id(one) in last, began=began) for one in self.summary.results]
+
+    @cached_property
+    def _began(self) -> float:
+        times = [one.started_at for one in self.summary.results] + [one.start_time for one in self.stored.values()]
+        return min(times, default=0.0)
+
+    def _row(self, result: EpisodeResult, *, is_last: bool, began: float) -> dict[str, Any]:
+        data = result.to_dict()
+        return {
+            **{name: data[name] for name in OF_THE_ROW if data[name] not in (None, (), {}) or name == "reward"},
+            "outcome": result.outcome.value,
+            "is_last": is_last,
+            "from": round(result.started_at - began, 3),
+            "seconds": round(result.duration_sec, 3),
+            **self._of_the_trajectory(result.episode_id),
+        }
+
+    def _without_a_row(self) -> list[dict[str, Any]]:
+        """Returns the episodes that are under way, or were when the run was killed."""
+        known = {one.episode_id for one in self.summary.results}
+        return [
+            {
+                "episode_id": one.episode_id,
+                "task_name": one.task_name,
+                "attempt": one.metadata.get("attempt", 0),
+                "outcome": "running" if one.outcome is None else one.outcome.value,
+                "reward": one.total_reward,
+                "num_steps": one.step_count,
+                "is_last": True,
+                "from": round(one.start_time - self._began, 3),
+                "seconds": round(one.end_time - one.start_time, 3),
+                **self._of_the_trajectory(one.episode_id),
+            }
+            for one in self.stored.values()
+            if one.episode_id not in known
+        ]
+
+    def _of_the_trajectory(self, episode_id: str) -> dict[str, Any]:
+        stored = self.stored.get(episode_id)
+        if stored is None:
+            return {"has_steps": False}
+        return {
+            "has_steps": True,
+            **{name: stored.metadata[name] for name in OF_THE_METADATA if stored.metadata.get(name) is not None},
+        }
+
+    def _about(self, config: Sequence[Sequence[str]], replay: Mapping[str, Any] | None) -> list[str]:
+        """Returns what kind of run it is, in phrases, where it does not stand on its own."""
+        told: dict[str, str] = {key: value for key, value in config if value != "null"}
+        about = []
+        if replay is not None:
+            matching, compared, score = (replay.get(name) for name in ("matching_steps", "compared_steps", "score"))
+            about.append(f"replay of {replay.get('recording')}")
+            if isinstance(score, int | float):
+                about.append(f"{matching} of {compared} steps match ({score:.2f})")
+        if "branch_from" in told:
+            about.append(f"branches of {told['branch_from']}")
+        if (parts := self.path / "parts").is_dir():
+            about.append(f"merged of {sum(1 for _ in parts.iterdir())} runs")
+        return about
+
+    def _config(self) -> list[list[str]]:
+        try:
+            found = read_yaml(self.dir.config)
+        except (OSError, ConfigError):
+            return []
+        items = dotted_items(found) if isinstance(found, dict) else ()
+        return [
+            [key, value if isinstance(value, str) else json.dumps(value, default=str)]
+            for _, (key, value) in zip(range(MAX_CONFIG_KEYS), items, strict=False)
+        ]
+
+    def _provenance(self) -> list[list[str]]:
+        try:
+            found = read_object(self.dir.provenance)
+        except ConfigError:
+            return []
+        return [
+            [key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)]
+            for key, value in found.items()
+            if key != "tasks"
+        ]
+
+    def _replay(self) -> dict[str, Any] | None:
+        try:
+            found = read_object(self.dir.replay)
+        except ConfigError:
+            return None
+        return {key: value for key, value in found.items() if not isinstance(value, list)} or None
+
+
+def payload_of(runs: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
+    """Makes the payload of a page: its runs, and what else it shows (`pair`, `sweep`, `left_out`, …)."""
+    from ares_exp import __version__
+
+    return {"schema_version": SCHEMA_VERSION, "ares_exp": __version__, "made": time.time(), "runs": list(runs), **more}
+
+
+def readable(run: ShownRun, episode_id: str) -> dict[str, Any] | str:
+    """Returns the payload of an episode, or why there is none."""
+    try:
+        return run.episode(episode_id)
+    except (TrajectoryFormatError, KeyError) as error:
+        return str(error)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Reads the whole lines of a short file of JSON objects; what is none is left out."""
+    try:
+        with open_regular(path) as file:
+            found = [_object(line) for line in file.read(4 * 2**20).splitlines()]
+    except OSError:
+        return []
+    return [one for one in found if one]
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _tail(path: Path) -> str:
+    try:
+        with open_regular(path) as file:
+            size = file.seek(0, 2)
+            file.seek(max(size - LOG_BYTES, 0))
+            text = file.read(LOG_BYTES).decode(errors="backslashreplace")
+    except OSError:
+        return ""
+    return text if size <= LOG_BYTES else text.partition("\n")[2]

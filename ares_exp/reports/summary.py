@@ -1,0 +1,300 @@
+"""The end of a run for people: a table by task, the totals, what has no reward, where everything is."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from ares_exp.records.results import HOST_IMAGE, UNFINISHED, EpisodeResult, count_outcomes, reward_names
+from ares_exp.records.run_dir import RunDir
+from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.statistics.estimate import Estimate
+from ares_exp.records.statistics.pass_rates import PassRate
+from ares_exp.records.statistics.run_statistics import RunStatistics
+from ares_exp.records.terminal_text import count_of, draw, encodable, format_duration, format_number, write
+from ares_exp.trajectories.episode_places import RUN_FILES, RUN_FOLDERS
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_MAX_TASKS = 200
+_MAX_UNSCORED = 10
+_MAX_ALIKE = 3
+"""Attempts that are named for one reason."""
+_MAX_REWARDS = 4
+"""Columns of rewards by name. One that fewer than half of the attempts have is not worth its width."""
+_VERIFIER = "verifier"
+"""The column of the verifier's own reward, where scorers have one beside it."""
+_MAX_FLAKY = 8
+_MAX_MESSAGE = 1_000
+"""Characters of an error; those after them are left out, never those in its middle."""
+
+
+def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None = None) -> None:
+    """Writes the summary of a run.
+
+    Args:
+        summary: What the run adds up to.
+        run_dir: The run directory; what exists in it is listed.
+        stream: Where to write; standard output by default. Colours and frames adapt to it and to NO_COLOR.
+    """
+    stream = stream if stream is not None else sys.stdout
+    separator = " · " if encodable("·", stream) else " | "
+    if summary.results:
+        write(stream, draw(_table(summary.final), stream))
+    statistics = RunStatistics.of(summary.results, planned=summary.planned, threshold=summary.threshold)
+    rates, variation = list(_pass_rates(statistics)), list(_variation(summary, statistics))
+    lines = [
+        separator.join(_totals(summary, statistics)),
+        *rates,
+        *([""] if rates and variation else []),
+        *variation,
+        *_snapshots(summary),
+        *_unscored(summary),
+    ]
+    if summary.recording_failures:
+        lines += [
+            "",
+            f"Not everything was recorded (failures: {summary.recording_failures}), see the warnings in run.log.",
+        ]
+    lines += _places(summary, run_dir)
+    write(stream, "\n".join(lines) + "\n")
+    stream.flush()
+
+
+def render_job(summary: RunSummary, *, name: str, run_dir: Path, stream: TextIO | None = None) -> None:
+    """Writes one line on a job of a sweep: its name, its totals, where it is.
+
+    Args:
+        summary: Totals of the job.
+        name: Number and overrides of the job.
+        run_dir: Its directory.
+        stream: Where to write; standard output by default.
+    """
+    stream = stream if stream is not None else sys.stdout
+    separator = " · " if encodable("·", stream) else " | "
+    statistics = RunStatistics.of(summary.results, planned=summary.planned, threshold=summary.threshold)
+    errors = [f"errors: {_counts(statistics.errors)}"] if statistics.errors else []
+    told = separator.join([*_totals(summary, statistics), *errors, str(_shown(run_dir))])
+    write(stream, f"{name}: {told}\n")
+    stream.flush()
+
+
+def _table(results: Sequence[EpisodeResult]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(header_style="bold")
+    table.add_column("task", overflow="fold")
+    named = reward_names(results)
+    shown = [name for name in named if 2 * sum(name in result.rewards for result in results) >= len(results)]
+    shown = shown[:_MAX_REWARDS]
+    for name in ("attempts", "reward", *(_VERIFIER if name == "reward" else name for name in shown)):
+        table.add_column(Text(name), justify="right", overflow="fold")
+    longest = max((len(word) for result in results for word in result.outcome.value.split()), default=0)
+    table.add_column("outcome", overflow="fold", min_width=longest)
+    for name in ("steps", "seconds"):
+        table.add_column(name, justify="right")
+    tasks = groupby(sorted(results, key=_task_name), key=_task_name)
+    rows = [_row(name, list(attempts), shown) for name, attempts in tasks]
+    for row in rows[:_MAX_TASKS]:
+        table.add_row(*map(Text, row))
+    if len(rows) > _MAX_TASKS:
+        table.caption = f"and {len(rows) - _MAX_TASKS} more tasks, in episodes.jsonl"
+    elif len(named) > len(shown):
+        table.caption = f"and {len(named) - len(shown)} more rewards, in episodes.jsonl"
+    elif len(results) > len(rows):
+        table.caption = "rewards, steps and seconds: means over the attempts"
+    return table
+
+
+def _row(name: str, attempts: Sequence[EpisodeResult], named: Sequence[str]) -> tuple[str, ...]:
+    rewards = [[result.reward for result in attempts if result.reward is not None]]
+    rewards += [[result.rewards[one] for result in attempts if one in result.rewards] for one in named]
+    steps = _mean([result.num_steps for result in attempts])
+    return (
+        name,
+        str(len(attempts)),
+        *(format_number(_mean(values)) if values else "-" for values in rewards),
+        _outcomes(attempts),
+        f"{steps:.0f}" if steps.is_integer() else f"{steps:.1f}",
+        f"{_mean([result.duration_sec for result in attempts]):.1f}",
+    )
+
+
+def _outcomes(attempts: Sequence[EpisodeResult]) -> str:
+    counts = count_outcomes(attempts)
+    return ", ".join(counts) if len(attempts) == 1 else ", ".join(f"{n} {outcome}" for outcome, n in counts.items())
+
+
+def _totals(summary: RunSummary, statistics: RunStatistics) -> Iterator[str]:
+    totals = summary.to_dict()
+    scored, every = statistics.scored_only, statistics.errors_as_zero
+    if scored.mean_reward is None:
+        yield "no reward"
+    else:
+        alone = " attempts at one task" if scored.mean_reward.unit == "attempts" and scored.attempts > 1 else ""
+        yield f"mean reward {format_estimate(scored.mean_reward)} over {scored.attempts} scored{alone}"
+        if every.mean_reward is not None and every.attempts > scored.attempts:
+            yield f"{format_estimate(every.mean_reward)} over all {every.attempts}, errors as zero"
+    yield f"{len(summary.finished)} of {summary.planned} episodes finished"
+    tokens = totals["prompt_tokens"] + totals["generated_tokens"]
+    if tokens:
+        yield f"{tokens:,} tokens ({totals['generated_tokens']:,} generated)"
+    if totals["cost"] > 0:
+        yield f"${totals['cost']:,.4f}"
+    if (used := summary.environment_usage) is not None and (used.tokens or used.cost):
+        who = " and ".join(summary.spenders) or "the environment's own"
+        yield f"{who}: {used.tokens:,} tokens" + (f", ${used.cost:,.4f}" if used.cost else "")
+    yield format_duration(summary.wall_sec)
+    if summary.interrupted:
+        yield "interrupted"
+    if summary.ended_by is not None:
+        yield summary.ended_by
+
+
+def _pass_rates(statistics: RunStatistics) -> Iterator[str]:
+    """Formats a line for each k above one attempt per task: scored attempts, then errors counted as zero."""
+    views = [statistics.scored_only]
+    if statistics.errors_as_zero.attempts > statistics.scored_only.attempts:
+        views.append(statistics.errors_as_zero)
+    if len(views[-1].pass_rates) < 2:
+        return
+    rows = [["k", "pass@k", "pass^k", "pass@k, errors as zero", "pass^k, likewise"][: 1 + 2 * len(views)]]
+    for rates in zip(*(view.pass_rates for view in views), strict=True):
+        cells = [cell for rate, view in zip(rates, views, strict=True) for cell in _cells(rate, view.tasks)]
+        rows.append([str(rates[0].k), *cells])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    yield ""
+    for row in rows:
+        yield "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    if any(reward not in (0.0, 1.0) for task in statistics.tasks for reward in task.scored_rewards):
+        yield f"pass: a reward of {format_number(statistics.threshold)} or more"
+
+
+def _cells(rate: PassRate, tasks: int) -> Iterator[str]:
+    for estimate in (rate.pass_at_k, rate.pass_hat_k):
+        if estimate is None:
+            yield "-"
+        else:
+            few = f" (of {count_of(estimate.tasks, 'task')})" if estimate.tasks < tasks else ""
+            yield f"{format_estimate(estimate)}{few}"
+
+
+def _variation(summary: RunSummary, statistics: RunStatistics) -> Iterator[str]:
+    """Formats which tasks pass only sometimes, what was tried again, what went wrong, and what episodes ran into."""
+    flaky = [f"{task.task_name} {task.passed}/{task.scored}" for task in statistics.tasks if task.is_flaky]
+    if flaky:
+        more = f" and {len(flaky) - _MAX_FLAKY} more" if len(flaky) > _MAX_FLAKY else ""
+        yield f"{len(flaky)} of {len(statistics.tasks)} tasks flaky: {', '.join(flaky[:_MAX_FLAKY])}{more}"
+    if statistics.retried:
+        yield f"{statistics.retried} retried ({statistics.tries} tries): {_counts(statistics.retried_errors)}"
+    if sum(statistics.errors.values()) > 1:
+        yield f"errors: {_counts(statistics.errors)}"
+    limits = Counter(result.limit for result in summary.final if result.limit is not None)
+    if limits:
+        yield f"truncated: {', '.join(f'{number} by {limit}' for limit, number in limits.most_common())}"
+    if (count := sum(result.format_errors for result in summary.final)) > 0:
+        yield f"format errors: {_in_episodes(count, [one.format_errors for one in summary.final])}"
+    if (count := sum(result.length_stops for result in summary.final)) > 0:
+        cut = _in_episodes(count, [one.length_stops for one in summary.final])
+        yield f"answers cut off at the bound on output tokens (finish_reason=length): {cut}"
+    if any(result.container_image == HOST_IMAGE for result in summary.final):
+        yield "no image was pulled: FROM in a Dockerfile means this host and its programs"
+
+
+def _in_episodes(count: int, counts: Sequence[int]) -> str:
+    return f"{count:,} in {count_of(sum(one > 0 for one in counts), 'episode')}"
+
+
+def _counts(errors: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in errors.items()) or "no errors"
+
+
+def format_estimate(estimate: Estimate) -> str:
+    """Formats a mean with its interval: `0.67 [0.35, 0.88]`; without the interval if there is none."""
+    if estimate.low is None or estimate.high is None:
+        return format_number(estimate.value)
+    return f"{format_number(estimate.value)} [{format_number(estimate.low)}, {format_number(estimate.high)}]"
+
+
+def _snapshots(summary: RunSummary) -> Iterator[str]:
+    """Formats where the snapshots are, and how many could not be taken."""
+    kept = sum(result.snapshots for result in summary.results)
+    failed = sum(result.snapshot_failures for result in summary.results)
+    if summary.snapshot_dir is not None and kept:
+        yield f"{count_of(kept, 'snapshot')} in {_shown(summary.snapshot_dir)}"
+    if failed:
+        yield f"{count_of(failed, 'snapshot')} failed, see run.log"
+
+
+def _shown(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _places(summary: RunSummary, run_dir: Path) -> Iterator[str]:
+    """Formats where everything is, and the commands that show it and go on with it."""
+    if not run_dir.is_dir():
+        return
+    shown, commands = _shown(run_dir), []
+    if any((run_dir / name).exists() for name in (*RUN_FOLDERS, *RUN_FILES)):
+        commands.append(f"show: ares-exp show {_quoted(shown)}")
+    if len(summary.finished) < summary.planned and RunDir(run_dir).sessions.is_file():
+        commands.append(f"go on: ares-exp resume={_quoted(shown)}")
+    yield ""
+    yield "; ".join([f"Written to {shown}", *commands])
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
+
+
+def _unscored(summary: RunSummary) -> Iterator[str]:
+    results = [result for result in summary.final if result.reward is None]
+    failed = [result for result in results if result.outcome not in UNFINISHED]
+    never_begun = summary.planned - len(summary.final)
+    if not results and never_begun <= 0:
+        return
+    yield ""
+    yield "Without a reward:"
+    reasons: dict[str, list[str]] = {}
+    for result in failed:
+        reasons.setdefault(_why(result), []).append(f"{result.task_name} (attempt {result.attempt})")
+    for why, attempts in list(reasons.items())[:_MAX_UNSCORED]:
+        more = f" and {len(attempts) - _MAX_ALIKE} more" if len(attempts) > _MAX_ALIKE else ""
+        yield f"  {', '.join(attempts[:_MAX_ALIKE])}{more}: {why}"
+    if hidden := sum(map(len, list(reasons.values())[_MAX_UNSCORED:])):
+        yield f"  and {hidden} more, in episodes.jsonl"
+    if cut_short := len(results) - len(failed):
+        yield f"  {count_of(cut_short, 'attempt')} cut short"
+    if never_begun > 0:
+        yield f"  {count_of(never_begun, 'attempt')} never begun"
+
+
+def _why(result: EpisodeResult) -> str:
+    """Formats outcome and error in one line."""
+    why = _error(result)
+    return why if result.note is None else f"{why}; {result.note}"
+
+
+def _error(result: EpisodeResult) -> str:
+    if result.error is None:
+        return result.outcome.value
+    text = " ".join(result.error.message.split())
+    if text == result.error.type:
+        return f"{result.outcome.value}: {text}"
+    shown = text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}… (whole in episodes.jsonl)"
+    return f"{result.outcome.value}: {result.error.type}: {shown}"
+
+
+def _task_name(result: EpisodeResult) -> str:
+    return result.task_name
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,1 +1,0 @@
-"""Monitoring of the runner's own health while episodes are played, and of stuck episodes."""

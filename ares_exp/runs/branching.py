@@ -1,0 +1,264 @@
+"""`branch_from=<run>/<episode>@<step>`: several episodes that continue from one step of a recorded one.
+
+If the recorded run has a snapshot of that step, the branches start from it. Otherwise the episode is played again up to
+that step, from its last earlier snapshot or from its beginning, with the recorded answers; then a snapshot is taken, so
+that all branches start from the same state. Where the agent cannot go on from a snapshot, each branch is played again
+by itself, in a container of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ares_exp.agents.code_agent import AgentFactoryBase
+from ares_exp.agents.runtime.encoding import decode_journal
+from ares_exp.agents.runtime.journal import DoneEntry
+from ares_exp.environment import MinimalEnvironment, complete
+from ares_exp.environments.playing_again import EpisodeStart, PlayedAgain
+from ares_exp.environments.restoring import Continuation
+from ares_exp.errors import (
+    ConfigError,
+    EpisodeError,
+    SnapshotError,
+    SnapshotMismatchError,
+    TrajectoryFormatError,
+    UserError,
+)
+from ares_exp.llms.message_edit import MessageEdit, recorded_edits
+from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.asked_ahead import concurrency_of
+from ares_exp.policies.policy import AdvancingClient, EpisodeSpec, Policy
+from ares_exp.records.run_dir import RunDir
+from ares_exp.runs.resume.episode_ref import EpisodeRef
+from ares_exp.snapshots.snapshot import EnvironmentSnapshot
+from ares_exp.snapshots.store import SnapshotStore
+from ares_exp.trajectories.recorded_responses import answers, recorded_exchanges
+from ares_exp.trajectories.records import EpisodeTrajectory
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BranchOptions:
+    """Changes at the start of the branches, compared with the recorded episode; `None` means no such change.
+
+    Attributes:
+        inject: A user message after those of the pending request.
+        edit: New text for the pending request's last message.
+        response: A fixed first response, instead of the policy's.
+    """
+
+    inject: str | None = None
+    edit: str | None = None
+    response: str | None = None
+
+    def edits(self, messages: int, step: int) -> tuple[MessageEdit, ...]:
+        """Returns the message edits that apply from `step` on, whose request has `messages` messages."""
+        edits = []
+        if self.edit is not None:
+            edits.append(MessageEdit("replace", messages - 1, self.edit, step))
+        if self.inject is not None:
+            edits.append(MessageEdit("insert", messages, self.inject, step))
+        return tuple(edits)
+
+
+class Branching:
+    """The point at which the episodes of a run begin."""
+
+    def __init__(self, reference: str, options: BranchOptions) -> None:
+        """Finds the recorded episode.
+
+        Args:
+            reference: `<run>/<episode>@<step>`.
+            options: Changes at the start of the branches.
+
+        Raises:
+            ConfigError: There is no such run, episode or step.
+        """
+        ref = EpisodeRef.parse(reference)
+        if ref.episode is None or ref.step is None:
+            raise ConfigError(f"Expected `branch_from=<run>/<episode>@<step>`, got {reference!r:.200}.")
+        self._run_dir = RunDir(ref.run.path)
+        self._episode = ref.episode
+        self._step = ref.step
+        self._options = options
+        self._start: Callable[[Mapping[str, Any], tuple[MessageEdit, ...]], EpisodeStart] | None = None
+        self._origin: Mapping[str, Any] = {}
+        self._edits: tuple[MessageEdit, ...] = ()
+        self._earlier_answers: tuple[LLMResponse, ...] = ()
+
+    @property
+    def step(self) -> int:
+        """The step at which the branches begin."""
+        return self._step
+
+    @property
+    def task_name(self) -> str:
+        """The task of the recorded episode."""
+        return self._episode.task_name
+
+    async def prepare(
+        self,
+        agents: AgentFactoryBase,
+        make: Callable[[EpisodeStart], MinimalEnvironment],
+        check: Callable[[EpisodeStart], None],
+        store: Path,
+        report: Report,
+    ) -> None:
+        """Finds or makes the snapshot that the branches start from, or the responses that each of them is given.
+
+        Args:
+            agents: Makes their agents.
+            make: Makes an environment that starts there.
+            check: Raises when no episode can start there. Blocking.
+            store: Directory for a new snapshot, also if an earlier session of the run made it.
+            report: Receives messages for the user.
+
+        Raises:
+            UserError: The snapshot can neither be found nor made; the message says why.
+        """
+        try:
+            if not agents.can_be_restored:
+                self._start_from_beginning(await asyncio.to_thread(self._recorded, agents), report)
+                return
+            snapshot = await asyncio.to_thread(self._nearest, store)
+            if snapshot is None or snapshot.step_count != self._step:
+                recorded = await asyncio.to_thread(self._recorded, agents)
+                start = self._repetition(
+                    recorded, _origin(recorded), recorded_edits(recorded.metadata), report, snapshot
+                )
+                async with complete(make(start)) as environment:
+                    await environment.reset()
+                    name = f"{self._episode.episode_id}@{self._step}"
+                    snapshot = await environment.export_state(store, snapshot_id=name)
+            await asyncio.to_thread(check, Continuation(snapshot))
+            await asyncio.to_thread(self._start_from_snapshot, snapshot)
+        except (SnapshotError, EpisodeError, TrajectoryFormatError) as error:
+            name = f"{self._run_dir.path / self._episode.episode_id}@{self._step}"
+            raise UserError(f"Cannot branch from {name}: {error}") from error
+
+    def _start_from_snapshot(self, snapshot: EnvironmentSnapshot) -> None:
+        """Starts the branches from a snapshot, which knows the edits up to there. Blocking."""
+        self._edits = self._options.edits(len(snapshot.agent_messages), self._step)
+        self._origin = {**snapshot.lineage, "snapshot": snapshot.snapshot_id}
+        self._earlier_answers = _answers_in(snapshot)
+        self._start = lambda lineage, edits: Continuation(snapshot, lineage=lineage, edits=edits)
+
+    def _start_from_beginning(self, recorded: EpisodeTrajectory, report: Report) -> None:
+        """Starts each branch from its beginning, with the recorded responses."""
+        pending = recorded.steps[self._step].observation or {}
+        new = self._options.edits(len(pending.get("messages", ())), self._step)
+        self._edits = (*recorded_edits(recorded.metadata), *new)
+        self._origin = _origin(recorded)
+        self._earlier_answers = tuple(answers(recorded_exchanges(recorded)[: self._step]))
+        self._start = lambda lineage, edits: self._repetition(recorded, lineage, edits, report)
+
+    def _repetition(
+        self,
+        recorded: EpisodeTrajectory,
+        lineage: Mapping[str, Any],
+        edits: tuple[MessageEdit, ...],
+        report: Report,
+        snapshot: EnvironmentSnapshot | None = None,
+    ) -> PlayedAgain:
+        seed = recorded.metadata.get("seed", 0)
+        return PlayedAgain(
+            self.task_name,
+            recorded_exchanges(recorded),
+            self._step,
+            seed=seed if isinstance(seed, int) else 0,
+            lineage=lineage,
+            edits=edits,
+            snapshot=Continuation(snapshot) if snapshot is not None else None,
+            report=report,
+        )
+
+    def start(self, branch: int) -> EpisodeStart:
+        """Returns the starting point of a branch."""
+        assert self._start is not None, "prepare() comes first"
+        parent = self._episode.episode_id
+        lineage: dict[str, Any] = {
+            "root": str(self._origin.get("root") or parent),
+            "parent": parent,
+            "step": self._step,
+            "branch": branch,
+            **({"snapshot": self._origin["snapshot"]} if "snapshot" in self._origin else {}),
+            **({"edits": [edit.to_dict() for edit in self._edits]} if self._edits else {}),
+        }
+        return self._start(lineage, self._edits)
+
+    def policy(self, policy: Policy, episode: EpisodeSpec) -> LLMClient:
+        """Returns the policy of a branch: it knows the earlier responses, and a fixed first response is given first."""
+        client = policy.for_episode(replace(episode, earlier=self._earlier_answers))
+        return client if self._options.response is None else _FirstAnswer(self._options.response, client)
+
+    def _nearest(self, made: Path) -> EnvironmentSnapshot | None:
+        """Returns the recorded snapshot of the step, one made from it, or the last earlier one. Blocking."""
+        found = SnapshotStore(self._run_dir.snapshots).nearest(self._episode.episode_id, self._step)
+        if found is not None and found.step_count == self._step:
+            return found
+        return SnapshotStore(made).nearest(self._episode.episode_id, self._step) or found
+
+    def _recorded(self, agents: AgentFactoryBase) -> EpisodeTrajectory:
+        """Reads the recorded episode. Blocking."""
+        from ares_exp.trajectories.stored_episodes import load
+
+        for stored in load(self._run_dir.path, partial=True, skip_broken=True):
+            if stored.episode_id == self._episode.episode_id:
+                recorded = stored.load()
+                break
+        else:
+            raise SnapshotError(
+                f"the run has neither a snapshot of step {self._step} nor a trajectory of the episode, with which it "
+                "could be played again. Use `snapshot=every_step`, or a collector, in the run to be branched."
+            )
+        if (was := recorded.metadata.get("agent")) not in (None, agents.name):
+            raise SnapshotMismatchError(
+                f"its agent was {was!r:.100}, whose answers cannot be given to agent={agents.name} up to that step."
+            )
+        return recorded
+
+
+class _FirstAnswer:
+    """An LLM client with a fixed first answer."""
+
+    def __init__(self, text: str, client: LLMClient) -> None:
+        self._text: str | None = text
+        self._client = client
+
+    @property
+    def max_concurrency_per_episode(self) -> int:
+        """As the client's: the first request is asked for first."""
+        return concurrency_of(self._client)
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        text, self._text = self._text, None
+        return LLMResponse.from_text(text) if text is not None else await self._client(request)
+
+    def advance(self, request: LLMRequest, answer: LLMResponse | None) -> None:
+        """Skips an answer that was given instead of this client's."""
+        text, self._text = self._text, None
+        if text is None and isinstance(self._client, AdvancingClient):
+            self._client.advance(request, answer)
+
+
+def _answers_in(snapshot: EnvironmentSnapshot) -> tuple[LLMResponse, ...]:
+    """Returns the answers that the agent had got, as far as the snapshot has them: in its journals. Blocking."""
+    objects, where = snapshot.object_store, str(snapshot.snapshot_dir)
+    journals = (
+        decode_journal(objects.get_lines(lines), started_at=0.0, seed=0, where=where)
+        for lines in (*snapshot.past_journals, snapshot.journal)
+    )
+    values = (entry.value for journal in journals for entry in journal.entries if isinstance(entry, DoneEntry))
+    return tuple(value for value in values if isinstance(value, LLMResponse))
+
+
+def _origin(recorded: EpisodeTrajectory) -> Mapping[str, Any]:
+    """Returns the lineage of a recorded episode that is a branch itself."""
+    lineage = recorded.metadata.get("lineage")
+    return {"root": lineage.get("root")} if isinstance(lineage, Mapping) else {}

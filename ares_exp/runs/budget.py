@@ -1,0 +1,311 @@
+"""Budgets of a run, and of all jobs of its sweep together, and the meter that checks them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+import pydantic
+from pydantic import Field
+
+from ares_exp.errors import ConfigError, ContextOverflowError, RefusalError
+from ares_exp.llms.response import LLMResponse
+from ares_exp.records.recorded_results import is_countable, read_results
+from ares_exp.records.results import EnvironmentUsage, EpisodeResult, Outcome
+from ares_exp.records.run_dir import RunDir
+
+_STRICT = pydantic.ConfigDict(extra="forbid")
+_NAMES = {"wall_sec": "seconds", "tokens": "tokens", "cost": "US dollars", "errors_in_a_row": "errors in a row"}
+_FAULTS = (Outcome.CONTAINER_ERROR, Outcome.VERIFIER_ERROR, Outcome.POLICY_ERROR, Outcome.ERRORED)
+_NO_FAULTS = (ContextOverflowError.__name__, RefusalError.__name__)
+_SAYS_NOTHING = (Outcome.CANCELLED, Outcome.LOST, Outcome.ABANDONED, Outcome.CLOSED)
+
+MAX_JOBS = 10_000
+"""Maximum number of a sweep's jobs that are read."""
+
+_PROCESS_BEGAN = time.time()
+
+
+@pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Limits:
+    """Spending limits. `None` is no limit.
+
+    Attributes:
+        wall_sec: Wall seconds, summed over all sessions of a run; for a sweep, each job's time is added.
+        tokens: Paid prompt and generated tokens, of the policy and of environments.
+        cost: Paid US dollars, of the policy and of environments.
+        errors_in_a_row: Consecutive tries without a reward through no fault of the agent: the container, the
+            verifier or the policy failed. A reward, an error of the agent, a refusal or a conversation that
+            grew too long resets the count: they show that the rest works. Cancelled and lost tries do not count.
+    """
+
+    wall_sec: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    tokens: Annotated[int, Field(gt=0)] | None = None
+    cost: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    errors_in_a_row: Annotated[int, Field(gt=0)] | None = None
+
+    def reached(self, spent: Spent) -> tuple[str, float, float] | None:
+        """Returns name, limit and amount spent of the first limit that is reached; `None` when none is."""
+        for name in _NAMES:
+            bound = getattr(self, name)
+            if bound is not None and getattr(spent, name) >= bound:
+                return name, bound, getattr(spent, name)
+        return None
+
+
+@pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Budget(Limits):
+    """Budget of a run, and of all jobs of its sweep together.
+
+    Attributes:
+        sweep: Limits of all jobs of the sweep, taken together.
+    """
+
+    sweep: Limits = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Amounts spent; see `Limits` for the fields."""
+
+    wall_sec: float = 0.0
+    tokens: int = 0
+    cost: float = 0.0
+    errors_in_a_row: int = 0
+
+    def __add__(self, other: Spent) -> Spent:
+        """Adds the amounts, except the errors in a row."""
+        return Spent(self.wall_sec + other.wall_sec, self.tokens + other.tokens, self.cost + other.cost)
+
+
+_NOTHING = Spent()
+
+
+def paid(result: EpisodeResult) -> Spent:
+    """Returns tokens and cost of one try, its environment's included, without what it took over from an earlier try."""
+    tokens, cost, taken = result.prompt_tokens + result.generated_tokens, result.cost, result.replayed
+    if taken is not None:
+        tokens, cost = tokens - taken.prompt_tokens - taken.generated_tokens, cost - taken.cost
+    return Spent(tokens=max(0, tokens), cost=max(0.0, cost)) + _spent_on_its_own(result.environment_usage)
+
+
+def _spent_on_its_own(used: EnvironmentUsage | None) -> Spent:
+    return Spent(tokens=used.tokens, cost=used.cost) if used is not None else _NOTHING
+
+
+class BudgetMeter:
+    """Measures the spending of a run and reports an exhausted budget.
+
+    For use in one thread, except for `refresh`, which may run in another.
+    """
+
+    def __init__(
+        self,
+        budget: Budget,
+        *,
+        earlier: Sequence[EpisodeResult] = (),
+        earlier_wall_sec: float = 0.0,
+        run_dir: Path | None = None,
+        sweep_dir: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        since: float = _PROCESS_BEGAN,
+    ) -> None:
+        """Starts to count; reads no files yet.
+
+        Args:
+            budget: The limits.
+            earlier: The tries of earlier sessions of the run.
+            earlier_wall_sec: Wall seconds of these sessions.
+            run_dir: The run's own directory, in a sweep.
+            sweep_dir: The sweep's directory, which has a folder for each job; `None`: no sweep.
+            clock: Monotonic seconds.
+            since: Epoch seconds from which the other jobs' errors in a row count; by default the start of this
+                process. Errors of earlier sessions do not count: their cause may be gone when the run is resumed.
+        """
+        self._budget = budget
+        self._is_unlimited = budget == Budget()
+        self._clock = clock
+        self._began = clock()
+        self._since = since
+        self._spent = sum((paid(result) for result in earlier), Spent(wall_sec=earlier_wall_sec))
+        self._under_way: dict[str, Spent] = {}
+        self._by_environments: dict[str, Spent] = {}
+        self._row = _Row()
+        self._run_dir = run_dir
+        self._sweep_dir = sweep_dir
+        self._jobs: dict[Path, _Job] = {}
+        self._spent_by_jobs = Spent()
+
+    def replace(self, budget: Budget) -> None:
+        """Puts other limits in force."""
+        self._budget = budget
+        self._is_unlimited = budget == Budget()
+
+    def add_answer(self, episode_id: str, answer: LLMResponse) -> None:
+        """Counts a paid answer of a running episode.
+
+        Skips an answer whose numbers are unusable: it ends the episode.
+        """
+        if not is_countable(answer):
+            return
+        self._add(episode_id, answer.usage.total_tokens, answer.cost)
+
+    def add_environment(self, episode_id: str, used: EnvironmentUsage | None) -> None:
+        """Counts the environment's spending so far, for a running episode."""
+        total, known = _spent_on_its_own(used), self._by_environments.get(episode_id, _NOTHING)
+        if total == known:
+            return
+        self._by_environments[episode_id] = total
+        self._add(episode_id, total.tokens - known.tokens, total.cost - known.cost)
+
+    def _add(self, episode_id: str, tokens: int, cost: float) -> None:
+        known, spent = self._under_way.get(episode_id, _NOTHING), self._spent
+        self._under_way[episode_id] = Spent(tokens=known.tokens + tokens, cost=known.cost + cost)
+        self._spent = Spent(spent.wall_sec, spent.tokens + tokens, spent.cost + cost)
+
+    def add(self, result: EpisodeResult) -> None:
+        """Counts a finished try, without counting twice what was counted while it was running."""
+        total, known = paid(result), self._under_way.pop(result.episode_id, _NOTHING)
+        self._by_environments.pop(result.episode_id, None)
+        self._spent += Spent(tokens=max(0, total.tokens - known.tokens), cost=max(0.0, total.cost - known.cost))
+        self._row.add(result)
+
+    def refresh(self) -> None:
+        """Reads what the other jobs of the sweep have spent since the last call. Blocking; for a thread.
+
+        Raises:
+            ConfigError: Some jobs' records are malformed. Their last known values are kept; all others are up to
+                date.
+        """
+        from ares_exp.runs.sweeps.job_folder import job_folders
+
+        if self._sweep_dir is None or self._budget.sweep == Limits():
+            return
+        own = self._run_dir.resolve() if self._run_dir is not None else None
+        folders = (path for path in job_folders(self._sweep_dir) if path.resolve() != own)
+        jobs, broken = dict(self._jobs), list[str]()
+        try:
+            for folder, _ in zip(folders, range(MAX_JOBS), strict=False):
+                try:
+                    job = _Job.read(folder, jobs.get(folder), self._since)
+                except ConfigError as error:
+                    broken.append(str(error))
+                else:
+                    jobs |= {folder: job} if job is not None else {}
+        except ConfigError as error:  # a folder with jobs in it
+            broken.append(str(error))
+        self._jobs = jobs
+        self._spent_by_jobs = sum((job.spent for job in jobs.values()), Spent())
+        if broken:
+            raise ConfigError(" ".join(broken))
+
+    @property
+    def spent(self) -> Spent:
+        """Total spent by the run so far, over all its sessions."""
+        wall_sec = self._spent.wall_sec + self._clock() - self._began
+        return replace(self._spent, wall_sec=wall_sec, errors_in_a_row=self._row.length())
+
+    @property
+    def spent_by_sweep(self) -> Spent:
+        """Total spent by all jobs of the sweep; for the other jobs, as of the last `refresh`."""
+        row = self._row.length([job.row for job in self._jobs.values()])
+        return replace(self.spent + self._spent_by_jobs, errors_in_a_row=row)
+
+    def exhausted(self) -> str | None:
+        """The message for the user about an exhausted budget; `None` while no budget is exhausted."""
+        if self._is_unlimited:
+            return None
+        if (reached := self._budget.reached(self.spent)) is not None:
+            return _in_words("run", "budget", *reached)
+        if self._sweep_dir is not None and (reached := self._budget.sweep.reached(self.spent_by_sweep)) is not None:
+            return _in_words("sweep", "budget.sweep", *reached)
+        return None
+
+
+@dataclass(slots=True)
+class _Row:
+    """The errors since the last success.
+
+    Attributes:
+        well_at: Time of the last success, in epoch seconds.
+        errors_at: Times of the errors since then.
+    """
+
+    well_at: float = 0.0
+    errors_at: list[float] = field(default_factory=list)
+
+    def add(self, result: EpisodeResult) -> None:
+        """Counts a try that ended after all tries before it."""
+        if result.outcome in _SAYS_NOTHING:
+            return
+        no_fault = result.error is not None and result.error.type in _NO_FAULTS
+        if result.reward is None and result.outcome in _FAULTS and not no_fault:
+            self.errors_at.append(result.finished_at)
+        else:
+            self.well_at = result.finished_at
+            self.errors_at.clear()
+
+    def length(self, others: Sequence[_Row] = ()) -> int:
+        """Returns the number of errors in a row, over this row and the others together."""
+        rows = [self, *others]
+        well_at = max(row.well_at for row in rows)
+        return sum(at > well_at for row in rows for at in row.errors_at) if others else len(self.errors_at)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Spending of another job of the sweep, read from its `episodes.jsonl`."""
+
+    version: tuple[int, int]
+    spent: Spent
+    row: _Row
+
+    @classmethod
+    def read(cls, folder: Path, known: _Job | None, since: float) -> _Job | None:
+        """Reads the file again if it has grown; returns `None` if there is no file."""
+        path = RunDir(folder).episodes
+        try:
+            stat = path.stat()
+        except OSError:
+            return None
+        version = stat.st_size, stat.st_mtime_ns
+        if known is not None and known.version == version:
+            return known
+        results, row = read_results(path).results, _Row()
+        for result in sorted(results, key=lambda one: one.finished_at):
+            if result.finished_at >= since:
+                row.add(result)
+        return cls(version, sum((paid(result) for result in results), Spent(wall_sec=_busy_sec(results))), row)
+
+
+def _busy_sec(results: Iterable[EpisodeResult]) -> float:
+    """Returns the seconds in which at least one episode was running; time between two sessions does not count."""
+    total, until = 0.0, 0.0
+    for began, ended in sorted((result.started_at, result.finished_at) for result in results):
+        total += max(0.0, ended - max(began, until))
+        until = max(until, ended)
+    return total
+
+
+def _in_words(whose: str, prefix: str, name: str, bound: float, spent: float) -> str:
+    larger = 2 * bound
+    while larger <= spent:
+        larger *= 2
+    remedy = f"a larger one, such as {prefix}.{name}={_number(larger)}"
+    if name == "errors_in_a_row":
+        remedy = "the same one when their cause is gone"
+    return (
+        f"The {whose}'s budget is used up: {_amount(spent)} {_NAMES[name]}, {prefix}.{name}={_number(bound)}. "
+        f"Nothing more is started, and what was under way is ended; resume with {remedy}."
+    )
+
+
+def _amount(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4f}".rstrip("0").rstrip(".")
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.15g}"

@@ -1,0 +1,147 @@
+"""The parts of an experiment: one component per group, and the top-level settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from ares_exp.agents.code_agent import AgentFactoryBase, as_agent_factory
+from ares_exp.agents.solver import playing_agent
+from ares_exp.config.instantiate import instantiate_group, instantiate_node, instantiate_several
+from ares_exp.containers.container import ContainerFactoryBase, as_container_factory
+from ares_exp.environment import MinimalEnvironment
+from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.scoring.scored_source import make_scored_source
+from ares_exp.environments.source import SourceBase
+from ares_exp.policies.policy import Policy, as_policy
+from ares_exp.runs.branching import Branching, BranchOptions
+from ares_exp.runs.budget import Budget
+from ares_exp.runs.executors.executor import ExecutorBase, Recipe, as_executor
+from ares_exp.runs.executors.here import LocalExecutor
+from ares_exp.runs.retries import RetryRules
+from ares_exp.runs.trainer import NoTrainer, Trainer
+from ares_exp.snapshots.schedule import NoSnapshots, SnapshotSchedule
+from ares_exp.tasks.verification.time_limits import TimeLimits
+from ares_exp.trackers.several import SeveralTrackers
+from ares_exp.trackers.tracker import TrackerBase
+from ares_exp.trajectories.collector import CollectorBase
+from ares_exp.trajectories.collector_guard import as_collector
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Components:
+    """One instance per component group.
+
+    Attributes:
+        recipe: What other processes make environments from; `None` where parts were given as objects.
+    """
+
+    source: SourceBase
+    agent_factory: AgentFactoryBase
+    container_factory: ContainerFactoryBase
+    policy: Policy
+    wrapper: Callable[[MinimalEnvironment], MinimalEnvironment]
+    collectors: Mapping[str, CollectorBase]
+    tracker: TrackerBase
+    snapshots: SnapshotSchedule | NoSnapshots = field(default_factory=NoSnapshots)
+    branching: Branching | None = None
+    retry: RetryRules = field(default_factory=RetryRules)
+    budget: Budget = field(default_factory=Budget)
+    executor: ExecutorBase = field(default_factory=LocalExecutor)
+    recipe: Recipe | None = None
+    trainer: Trainer = field(default_factory=NoTrainer)
+
+    @property
+    def playing_agent(self) -> AgentFactoryBase:
+        """Who plays: the solutions of tasks need no program of others, and the shell agent carries them out."""
+        return playing_agent(self.agent_factory, plays_solutions=self.policy.needs_solution)
+
+    @classmethod
+    def of(cls, config: DictConfig, given: Mapping[str, Any] | None = None) -> Self:
+        """Makes every component of a composed config; their constructors validate their arguments and touch nothing.
+
+        Args:
+            config: The config.
+            given: Components that are there already, by group: the config's are not made.
+
+        Raises:
+            ConfigError: One cannot be made.
+        """
+        objects = given or {}
+
+        def part(group: str) -> Any:
+            return objects[group] if group in objects else instantiate_group(config, group)
+
+        return cls(
+            source=make_scored_source(config),
+            agent_factory=as_agent_factory(part("agent")),
+            container_factory=as_container_factory(part("container")),
+            policy=as_policy(part("policy")),
+            wrapper=part("wrapper"),
+            collectors={name: as_collector(one) for name, one in instantiate_several(config, "collector").items()},
+            tracker=SeveralTrackers(instantiate_several(config, "tracker")),
+            snapshots=part("snapshot"),
+            branching=_branching(config),
+            retry=instantiate_node(config, "retry"),
+            budget=instantiate_node(config, "budget"),
+            trainer=NoTrainer() if config.trainer is None else part("trainer"),
+            executor=as_executor(part("executor")),
+            recipe=None if objects else Recipe.of(config),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The part of the root config that the experiment itself uses; see `ares_exp.config.schema`.
+
+    Attributes:
+        sweep_dir: Directory of the sweep, if any.
+    """
+
+    attempts: int
+    concurrency: int
+    seed: int
+    limits: EpisodeLimits
+    policy_timeout_sec: float | None
+    reward_threshold: float = 1.0
+    sweep_dir: Path | None = None
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], *, sweep_dir: Path | None = None) -> Self:
+        """Takes the settings out of a resolved config."""
+        timeouts = values["timeouts"]
+        time_limits = TimeLimits(
+            timeout_multiplier=timeouts["multiplier"],
+            agent_timeout_sec=timeouts["agent"],
+            agent_timeout_max_sec=timeouts["agent_max"],
+            agent_timeout_multiplier=timeouts["agent_multiplier"],
+            verifier_timeout_sec=timeouts["verifier"],
+            verifier_timeout_max_sec=timeouts["verifier_max"],
+            verifier_timeout_multiplier=timeouts["verifier_multiplier"],
+            environment_build_timeout_multiplier=timeouts["build_multiplier"],
+        )
+        limits = EpisodeLimits(
+            **values["limits"],
+            time=time_limits,
+            verify_on_truncation=values["verify_on_truncation"],
+        )
+        return cls(
+            attempts=values["attempts"],
+            concurrency=values["concurrency"],
+            seed=values["seed"],
+            limits=limits,
+            policy_timeout_sec=timeouts["policy"],
+            reward_threshold=values["reward_threshold"],
+            sweep_dir=sweep_dir,
+        )
+
+
+def _branching(config: DictConfig) -> Branching | None:
+    if config.branch_from is None:
+        return None
+    return Branching(config.branch_from, BranchOptions(**config.branch))

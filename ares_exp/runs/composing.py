@@ -1,0 +1,124 @@
+"""The composition of a run from overrides, without a command line: config, run directory and Hydra's records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ares_exp.config.hydra_setup import ONE_AT_A_TIME, set_up_hydra, store_recorded_config
+from ares_exp.config.options import ROOT_CONFIG, conf_dir, log_problems, refuse_unreadable
+from ares_exp.config.overrides import with_home
+from ares_exp.errors import ConfigError
+from ares_exp.records.run_dir import RunDir, fresh_dir, refuse_used_run_dir
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from ares_exp.runs.run import Run
+
+
+_HYDRAS_SWEEP = "To sweep over it, add --multirun to your command line"
+
+
+@dataclass(frozen=True, slots=True)
+class ComposedJob:
+    """A run that is ready to be played.
+
+    Attributes:
+        run: The run.
+        logging: What Hydra would configure the logging with (`hydra/job_logging`).
+    """
+
+    run: Run
+    logging: Mapping[str, Any]
+
+
+def compose_job(
+    overrides: Sequence[str],
+    config_dirs: Sequence[Path],
+    *,
+    quiet: bool,
+    given: Mapping[str, Any] | None = None,
+) -> ComposedJob:
+    """Composes overrides as the command does, makes the run directory with Hydra's records, and makes the run.
+
+    Args:
+        overrides: As on the command line.
+        config_dirs: Folders of options.
+        quiet: Whether neither progress nor the summary is printed.
+        given: Components in place of the config's, by group.
+
+    Raises:
+        UserError: Something is wrong; what was made of the run directory is removed again.
+    """
+    overrides = with_home(overrides)
+    if (objection := refuse_unreadable(config_dirs) or refuse_used_run_dir(overrides)) is not None:
+        raise ConfigError(objection)
+    log_problems(config_dirs)
+    with ONE_AT_A_TIME:
+        from ares_exp.config.option_files import OptionSearchPath
+        from ares_exp.runs.run import Run
+
+        before = OptionSearchPath.config_dirs
+        set_up_hydra(config_dirs)
+        fresh_dir.cache_clear()  # a run of before may have begun in the same second
+        try:
+            return _compose(overrides, config_dirs, partial(Run.of, quiet=quiet, given=given))
+        finally:
+            OptionSearchPath.config_dirs = before
+
+
+def _compose(overrides: Sequence[str], config_dirs: Sequence[Path], make_run: Callable[..., Run]) -> ComposedJob:
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    from ares_exp.config.explain import explain
+    from ares_exp.config.overrides import flags_and_overrides
+    from ares_exp.runs.resume.compose_from_run import compose_from_run
+
+    root_config, source = ROOT_CONFIG, None
+    try:
+        command = compose_from_run([f"--config-dir={folder}" for folder in config_dirs], overrides)
+        source = command.source
+        if command.values is not None:
+            root_config = store_recorded_config(command.values, command.choices)
+        flags, lines = flags_and_overrides(command.argv)
+        if {"-m", "--multirun"} & {*flags} or any(one.lstrip("+").startswith("hydra.mode=") for one in lines):
+            raise ConfigError("A sweep is resumed by the command: `python -m ares_exp resume=<sweep>`.")
+        return _run_hydra(root_config, lines, make_run)
+    except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
+        taken = f" (The overrides that {source} recorded are in force, too.)" if source is not None else ""
+        said = explain(error, overrides, root_config).replace(_HYDRAS_SWEEP, "To play each of them, loop over runs")
+        raise ConfigError(f"{said}{taken}") from error
+
+
+def _run_hydra(root_config: str, overrides: list[str], make_run: Callable[..., Run]) -> ComposedJob:
+    """Has Hydra compose the config and prepare the job, which is to make the run and no more."""
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+
+    made: list[ComposedJob | Exception] = []
+
+    def make(config: DictConfig) -> None:
+        hydra = HydraConfig.get()
+        logging: Any = OmegaConf.to_container(hydra.job_logging, resolve=True)
+        try:
+            made.append(ComposedJob(make_run(config, hydra), logging))
+        except Exception as error:  # Hydra would print that there was one
+            RunDir(Path(hydra.runtime.output_dir)).discard()
+            made.append(error)
+
+    with initialize_config_dir(str(conf_dir()), job_name="ares_exp", version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        hydra.run(root_config, make, overrides, with_log_configuration=False)
+    [job] = made
+    if isinstance(job, Exception):
+        raise job
+    return job

@@ -1,0 +1,253 @@
+"""Control of a run by files: reads its orders, applies and records them, and writes its state."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ares_exp.cancellation import finish
+from ares_exp.errors import ConfigError, UserError
+from ares_exp.policies.gate import Gate
+from ares_exp.records.run_dir import RunDir, append_lines
+from ares_exp.records.terminal_text import count_of, format_duration, one_line
+from ares_exp.runs.control.inbox import Inbox, OrderFile
+from ares_exp.runs.control.live_settings import LiveSettings
+from ares_exp.runs.control.live_status import LiveStatus
+from ares_exp.runs.control.orders import Order
+from ares_exp.runs.control.status import Held, State, write_status
+from ares_exp.runs.resume.episode_plan import PlannedEpisode
+from ares_exp.runs.running_episode import RunningEpisode
+from ares_exp.runs.scheduler import Scheduler
+from ares_exp.runs.sweeps.interruption import STOP, is_stopped
+
+LOOK_SEC = 1.0
+"""Seconds between two reads of the inbox."""
+WATCHED_WRITE_SEC = 2.0
+"""Seconds between two writes of the state while another process reads it."""
+UNWIND_SEC = 2.0
+MAX_ROUNDS = 100
+SHOWN_FILES, SHOWN_EPISODES = 3, 10
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class RunControl:
+    """Applies orders and writes the state while its body runs: `async with RunControl(…):`.
+
+    Attributes:
+        run_dir: The run directory.
+        sweep_dir: The sweep's folder, whose orders are for all its jobs.
+        scheduler: The scheduler of the run.
+        gate: The gate before the policy.
+        live: The state of the run.
+        settings: The settings that can change.
+        interrupt: Ends the run, as Ctrl-C does.
+        running: Returns the running episodes.
+        on_drop: Called with each try that is taken off the queue.
+        note: Called with each line of the record.
+        interval_sec: Seconds between two writes of the state.
+        is_recorded: Whether the run can write its records. If not, the run has reported why.
+    """
+
+    run_dir: RunDir
+    scheduler: Scheduler
+    gate: Gate
+    live: LiveStatus
+    settings: LiveSettings
+    interrupt: Callable[[], None]
+    running: Callable[[], Sequence[RunningEpisode]]
+    on_drop: Callable[[PlannedEpisode], None]
+    note: Callable[[Mapping[str, Any]], None]
+    sweep_dir: Path | None = None
+    interval_sec: float = 10.0
+    is_recorded: Callable[[], bool] = lambda: True
+    _own: Inbox = field(init=False)
+    _shared: Inbox | None = field(init=False, default=None)
+    _task: asyncio.Task[None] | None = field(init=False, default=None)
+    _resuming: asyncio.TimerHandle | None = field(init=False, default=None)
+    _written_at: float = field(init=False, default=0.0)
+    _written: State | None = field(init=False, default=None)
+    _is_stopped: bool = field(init=False, default=False)
+    _has_failed: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        self._own = Inbox(self.run_dir.control)
+        if self.sweep_dir is not None:
+            self._shared = Inbox(self.sweep_dir / self.run_dir.control.name, is_shared=True)
+
+    async def __aenter__(self) -> Self:
+        """Refuses earlier orders, applies the orders of the sweep, and starts to read new ones."""
+        await self._refuse_all("it was given before this session of the run started")
+        await self._look()
+        await self._write_status()
+        self._task = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Refuses late orders, and writes the last state."""
+        assert self._task is not None
+        self._task.cancel()
+        self._forget_timer()
+        await finish(self._end(self._task))
+
+    async def _end(self, watching: asyncio.Task[None]) -> None:
+        await asyncio.wait({watching}, timeout=UNWIND_SEC)
+        await self._refuse_all("the run has ended")
+        await self._write_status()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SEC)
+            has_changed = await self._look() or self.live.state != self._written
+            is_watched = await asyncio.to_thread(lambda: self._own.is_watched)
+            interval_sec = min(WATCHED_WRITE_SEC, self.interval_sec) if is_watched else self.interval_sec
+            if has_changed or time.monotonic() - self._written_at >= interval_sec - LOOK_SEC / 2:
+                await self._write_status()
+
+    async def _look(self) -> bool:
+        """Applies the new orders; returns whether there were any files."""
+
+        def take() -> tuple[list[OrderFile], bool]:
+            found = self._own.take() + (self._shared.take() if self._shared is not None else [])
+            return found, self.sweep_dir is not None and is_stopped(self.sweep_dir)
+
+        found, is_over = await asyncio.to_thread(take)
+        if is_over and not self._is_stopped:
+            self._is_stopped = True
+            found.append(OrderFile(STOP, replace(Order.new("stop"), by=f"the file {STOP} of the sweep")))
+        await self._reject([one for one in found if one.order is None])
+        for one in found:
+            if one.order is not None:
+                await self._settle(one.order, one.uid)
+        return bool(found)
+
+    async def _settle(self, order: Order, uid: int | None) -> None:
+        why = f", because: {one_line(order.reason)}" if order.reason else ""
+        logger.warning("Order by %s: %s%s.", one_line(order.by), order, why)
+        try:
+            outcome, says = "done", self._apply(order)
+        except UserError as error:
+            outcome, says = "refused", str(error)
+        except Exception as error:
+            outcome, says = "failed", f"{type(error).__name__}: {error}"
+        if outcome != "done":
+            logger.warning("This order was %s: %s", outcome, one_line(says, 300))
+        await self._record(order.settled(outcome, says, uid=uid))
+
+    def _apply(self, order: Order) -> str:
+        """Applies an order, and returns the outcome in a sentence.
+
+        Raises:
+            UserError: The order cannot be applied; nothing has changed.
+        """
+        match order.verb:
+            case "pause":
+                return self._pause(order)
+            case "resume":
+                return self._resume()
+            case "cancel":
+                return self._cancel(str(order.what))
+            case "set":
+                self.settings.set(order.values)
+                shown = (f"{key}={'null' if value is None else value}" for key, value in order.values.items())
+                return f"In force: {', '.join(shown)}."
+            case "stop":
+                self.interrupt()
+                return "Running episodes are ended as cancelled; the run can be resumed."
+
+    def _pause(self, order: Order) -> str:
+        now = time.time()
+        until = min(now, order.at) + order.for_sec if order.for_sec is not None else None
+        if until is not None and until <= now:
+            return "The pause is over already."
+        self._forget_timer()
+        self.scheduler.pause()
+        (self.gate.close if order.now else self.gate.open)()
+        since = self.live.held.since if self.live.held is not None else now
+        self.live.held = Held(since, order.now, until, order.by, order.reason)
+        if until is not None:
+            self._resuming = asyncio.get_running_loop().call_later(until - now, self._end_pause)
+        running = count_of(len(self.running()), "running episode")
+        how = f"{running} held at the next request" if order.now else f"{running} left to continue"
+        return f"No new episode starts; {how}."
+
+    def _resume(self) -> str:
+        held = self.live.held
+        if held is None:
+            return "The run was not paused."
+        self._end_pause()
+        return f"Resumed after {format_duration(time.time() - held.since)}."
+
+    def _cancel(self, what: str) -> str:
+        dropped = self.scheduler.drop(lambda one: what in (one.episode_id, one.task_name))
+        for one in dropped:
+            self.on_drop(one)
+        running = self.running()
+        found = [one for one in running if what in (one.planned.episode_id, one.planned.task_name)]
+        if not found and not dropped:
+            names = [one.planned.episode_id for one in running]
+            more = f" and {len(names) - SHOWN_EPISODES:,} more" if len(names) > SHOWN_EPISODES else ""
+            shown = ", ".join(names[:SHOWN_EPISODES]) or "none"
+            raise ConfigError(f"There is no running or queued episode of {what}. Running: {shown}{more}.")
+        for episode in found:
+            episode.is_cancelled = True
+            self.scheduler.cancel(episode.planned.episode_id)
+        queued = f", and {count_of(len(dropped), 'attempt')} taken off the queue" if dropped else ""
+        return f"{count_of(len(found), 'episode')} cancelled{queued}; `resume=` runs the attempts without a reward."
+
+    def _end_pause(self) -> None:
+        self._forget_timer()
+        self.live.held = None
+        self.gate.open()
+        self.scheduler.resume()
+
+    def _forget_timer(self) -> None:
+        if self._resuming is not None:
+            self._resuming.cancel()
+            self._resuming = None
+
+    async def _reject(self, files: Sequence[OrderFile]) -> None:
+        """Records files that are not orders, in one line."""
+        if not files:
+            return
+        named = "; ".join(f"{one_line(one.name, 60)} ({one_line(one.problem)})" for one in files[:SHOWN_FILES])
+        more = f"; and {len(files) - SHOWN_FILES:,} more" if len(files) > SHOWN_FILES else ""
+        says = f"{count_of(len(files), 'file')} in {self.run_dir.control.name}/ without an order: {named}{more}."
+        logger.warning("%s", says)
+        await self._record({"verb": None, "outcome": "refused", "says": says, "settled_at": time.time()})
+
+    async def _refuse_all(self, why: str) -> None:
+        """Refuses all orders in the run's own inbox."""
+        for _ in range(MAX_ROUNDS):  # another process may still be writing
+            if not (found := await asyncio.to_thread(self._own.take)):
+                return
+            await self._reject([one for one in found if one.order is None])
+            for one in found:
+                if one.order is not None:
+                    await self._record(one.order.settled("refused", why, uid=one.uid))
+
+    async def _record(self, line: Mapping[str, Any]) -> None:
+        self.note(line)
+        await finish(self._on_disk(lambda: append_lines(self.run_dir.orders, line)))
+
+    async def _write_status(self) -> None:
+        self._written, self._written_at = self.live.state, time.monotonic()
+        await self._on_disk(lambda: write_status(self.run_dir.status, self.live.read()))
+
+    async def _on_disk(self, write: Callable[[], None]) -> None:
+        """Writes in a thread. If that fails, the run continues, with one warning."""
+        try:
+            await asyncio.to_thread(write)
+        except OSError as error:
+            level = logging.DEBUG if self._has_failed or not self.is_recorded() else logging.WARNING
+            self._has_failed = True
+            logger.log(level, "The state of the run cannot be written: %s: %s", error.filename, error.strerror)

@@ -1,0 +1,315 @@
+"""Construction of one episode's environment and policy, independent of other episodes and of scheduling."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ares_exp import __version__
+from ares_exp.cancellation import in_thread
+from ares_exp.config.parts import name_of
+from ares_exp.environment import MinimalEnvironment
+from ares_exp.environments.limited_environment import limited
+from ares_exp.environments.source import EpisodeParts
+from ares_exp.errors import SnapshotError
+from ares_exp.llms.request import LLMClient
+from ares_exp.policies.asked_ahead import counted_when_awaited
+from ares_exp.policies.gate import Gate
+from ares_exp.policies.policy import EpisodeSpec
+from ares_exp.policies.side_calls import AsidesPaid, SideCalls
+from ares_exp.records.environment_answers import copy_answers
+from ares_exp.records.run_dir import RunDir
+from ares_exp.records.run_storage import RunStorage
+from ares_exp.rollout import run_episode
+from ares_exp.runs.components import Components, Settings
+from ares_exp.runs.resume.episode_plan import PlannedEpisode
+from ares_exp.runs.resume.resumable_policy import ResumablePolicy
+from ares_exp.runs.running_episode import RunningEpisode
+from ares_exp.snapshots.store import SnapshotStore
+from ares_exp.trajectories.answer_log import AnswerLog, LoggedEpisode
+from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
+from ares_exp.trajectories.normalisers import Normaliser, with_own
+from ares_exp.trajectories.recorded_responses import answers
+
+if TYPE_CHECKING:
+    from ares_exp.environments.playing_again import EpisodeStart
+
+logger = logging.getLogger(__name__)
+
+
+class EpisodeMaker:
+    """Makes planned episodes from the components of a run. Nothing of them is kept on disk but what collectors keep."""
+
+    def __init__(self, components: Components, settings: Settings, gate: Gate | None = None) -> None:
+        """Keeps the arguments; does no I/O.
+
+        Args:
+            components: The parts of the experiment.
+            settings: The experiment's settings.
+            gate: Holds requests to the policy back while it is closed.
+        """
+        self._parts = components
+        self._settings = settings
+        self._gate = gate or Gate()
+
+    async def make(self, episode: RunningEpisode) -> tuple[MinimalEnvironment, LLMClient]:
+        """Makes environment and policy of an episode. Starts nothing; the rollout loop closes the environment.
+
+        Args:
+            episode: Receives the made objects, and the events of both.
+
+        Raises:
+            EpisodeError: Something cannot be made.
+        """
+        side_calls = self._side_calls()
+        environment, client = self._make_environment(episode, side_calls=side_calls), self._make_client(episode)
+        if side_calls is not None:
+            client = AsidesPaid(client, episode.pay)
+            side_calls.answered_by(client.answer_aside)
+        return self._parts.wrapper(environment), client
+
+    async def run(
+        self, episode: RunningEpisode, *, is_ended: Callable[[], bool] = lambda: False
+    ) -> BaseException | None:
+        """Runs an episode, and returns the exception that ended it, if one did.
+
+        Args:
+            episode: The episode. Receives what is made for it, and its events.
+            is_ended: Whether the caller has cancelled the episode, not the task that runs it.
+
+        Raises:
+            CancelledError: The task that runs it is being cancelled.
+        """
+        try:
+            environment, policy = await self.make(episode)
+            await run_episode(environment, policy, episode, policy_timeout_sec=self._settings.policy_timeout_sec)
+        except asyncio.CancelledError as cancelled:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling() and not is_ended():
+                raise
+            return cancelled
+        except Exception as error:
+            logger.info("Episode %s", episode.planned.episode_id, exc_info=error)
+            return error
+        return None
+
+    def episode_parts(
+        self,
+        seed: int,
+        *,
+        output_dir: Path | None = None,
+        start_from: EpisodeStart | None = None,
+        planned: PlannedEpisode | None = None,
+        side_calls: SideCalls | None = None,
+    ) -> EpisodeParts:
+        """Returns the parts that an environment of this run is made from."""
+        return EpisodeParts(
+            container_factory=self._parts.container_factory,
+            code_agent_factory=self._parts.playing_agent,
+            limits=self._settings.limits,
+            seed=seed,
+            provide_solution=self._parts.policy.needs_solution,
+            output_dir=output_dir,
+            start_from=start_from,
+            episode_id=planned.episode_id if planned is not None else None,
+            attempt=planned.attempt if planned is not None else 0,
+            side_calls=side_calls,
+        )
+
+    def _side_calls(self) -> SideCalls | None:
+        """Makes what answers the side calls of an episode, where its agent has some answered without a step."""
+        is_asked = self._parts.source.needs_container and self._parts.playing_agent.answers_side_calls
+        return SideCalls(self._settings.policy_timeout_sec) if is_asked else None
+
+    def _make_environment(
+        self,
+        episode: RunningEpisode,
+        start_from: EpisodeStart | None = None,
+        *,
+        output_dir: Path | None = None,
+        side_calls: SideCalls | None = None,
+    ) -> TrajectoryCollectingEnvironment:
+        planned = episode.planned
+        parts = self.episode_parts(
+            planned.seed, output_dir=output_dir, start_from=start_from, planned=planned, side_calls=side_calls
+        )
+        made = episode.place.make(self._parts.source, planned.task_name, parts)
+        environment = limited(made, self._settings.limits, episode.usage)
+        metadata = {
+            "attempt": planned.attempt,
+            "seed": planned.seed,
+            **({"agent": self._parts.playing_agent.name} if self._parts.source.needs_container else {}),
+            "policy": name_of(self._parts.policy),
+            **({"model": str(model)} if (model := self._parts.policy.model_name) is not None else {}),
+            "ares_exp_version": __version__,
+            **({"retry": planned.retry} if planned.retry else {}),
+            **({"resumed_from": planned.earlier.episode_id} if planned.earlier is not None else {}),
+        }
+        episode.environment = self._parts.snapshots.around(environment, episode_id=planned.episode_id)
+        return TrajectoryCollectingEnvironment(
+            episode.environment,
+            self._parts.collectors,
+            episode_id=planned.episode_id,
+            task_name=planned.task_name,
+            start_time=episode.started_at,
+            metadata=metadata,
+            listener=episode,
+        )
+
+    def _make_client(self, episode: RunningEpisode) -> LLMClient:
+        """Returns what answers the requests of the episode, without a record of it."""
+        planned = episode.planned
+        spec = EpisodeSpec(
+            planned.task_name,
+            planned.attempt,
+            planned.seed,
+            retry=planned.retry,
+            on_wait=counted_when_awaited(episode.waited),
+            may_ask=self._may_ask(episode),
+            normalisers=self._parts.playing_agent.normalisers,
+        )
+        if (branching := self._parts.branching) is not None:
+            return branching.policy(self._parts.policy, spec)
+        return self._parts.policy.for_episode(spec)
+
+    def _may_ask(self, episode: RunningEpisode) -> Callable[[], Awaitable[None]]:
+        on_wait = counted_when_awaited(episode.held)
+        return lambda: self._gate.passed(on_wait)
+
+
+class ResumableEpisodeMaker(EpisodeMaker):
+    """Makes the planned episodes of a run that can be resumed: their answers are logged, and given again."""
+
+    def __init__(
+        self,
+        components: Components,
+        settings: Settings,
+        run_dir: RunDir,
+        gate: Gate,
+        storage: RunStorage,
+    ) -> None:
+        """Keeps the arguments; does no I/O.
+
+        Args:
+            components: The parts of the experiment.
+            settings: The experiment's settings.
+            run_dir: The run directory.
+            gate: Holds requests to the policy back while it is closed.
+            storage: Ends the run at the first failed write.
+        """
+        super().__init__(components, settings, gate)
+        self._run_dir = run_dir
+        self._storage = storage
+
+    async def make(self, episode: RunningEpisode) -> tuple[MinimalEnvironment, ResumablePolicy]:
+        """Makes environment and policy of an episode. Starts nothing; the rollout loop closes the environment.
+
+        Args:
+            episode: Receives the made objects, and the events of both.
+
+        Raises:
+            EpisodeError: Something cannot be made.
+        """
+        start_from = None
+        if episode.planned.earlier is not None or self._parts.branching is not None:
+            start_from = await asyncio.to_thread(self._start, episode)
+        output_dir = self._run_dir.files / episode.planned.episode_id
+        await self._take_over_answers(episode.planned, output_dir)
+        side_calls = self._side_calls()
+        environment = self._make_environment(episode, start_from, output_dir=output_dir, side_calls=side_calls)
+        if episode.planned.earlier is None:  # its log is a line, written as the steps are
+            policy = self._make_policy(episode)
+        else:
+            policy = await in_thread(lambda: self._make_policy(episode))
+        if side_calls is not None:
+            side_calls.answered_by(policy.answer_aside)
+        return self._parts.wrapper(environment), policy
+
+    async def _take_over_answers(self, planned: PlannedEpisode, own: Path) -> None:
+        """Begins the record of the environment's own model calls with the answers that are paid for already."""
+        recorded = self._parts.policy.recorded_files(planned.task_name, planned.attempt)
+        if (earlier := planned.earlier) is not None:  # before that try's log is deleted
+            await in_thread(lambda: copy_answers(self._run_dir.files / earlier.episode_id, own))
+        elif recorded is not None:
+            await in_thread(lambda: copy_answers(recorded, own, of_scorers=True))
+
+    def _start(self, episode: RunningEpisode) -> EpisodeStart | None:
+        """Returns the start: a snapshot of the earlier try, or the branching point; `None` for the beginning."""
+        from ares_exp.environments.restoring import Continuation
+
+        planned, branching = episode.planned, self._parts.branching
+        start = branching.start(planned.attempt) if branching is not None else None
+        if planned.earlier is not None and planned.use_snapshots:
+            exchanges, first = planned.earlier.exchanges, branching.step if branching is not None else 0
+            store, last = self._run_dir.snapshots, first + len(exchanges)
+            try:
+                found = SnapshotStore(store).nearest(planned.earlier.episode_id, last)
+            except SnapshotError as error:
+                logger.warning("Episode %s is played again from its beginning: %s", planned.episode_id, error)
+                found = None
+            if found is not None:
+                episode.from_snapshot = max(0, found.step_count - first)
+                for answer in answers(exchanges[: episode.from_snapshot]):
+                    episode.usage.add(answer)
+                return Continuation(found)
+        return start
+
+    def _make_policy(self, episode: RunningEpisode) -> ResumablePolicy:
+        planned, earlier = episode.planned, episode.planned.earlier
+        episode.log = self.begin_log(planned, started_at=episode.started_at)
+        policy = ResumablePolicy(
+            self._make_client(episode),
+            episode.log,
+            earlier=earlier.exchanges if earlier is not None else (),
+            ahead=earlier.ahead if earlier is not None else (),
+            begin_at=episode.from_snapshot or 0,
+            events=episode,
+            may_ask=self._may_ask(episode),
+            normalisers=self._normalisers,
+        )
+        episode.given_again = policy.given_again
+        return policy
+
+    def _may_ask(self, episode: RunningEpisode) -> Callable[[], Awaitable[None]]:
+        """Returns what a request waits for: the run is not held, and its response can be logged."""
+        passed = super()._may_ask(episode)
+
+        async def may_ask() -> None:
+            await passed()
+            assert episode.log is not None
+            episode.log.check()
+
+        return may_ask
+
+    @functools.cached_property
+    def _normalisers(self) -> Sequence[Normaliser]:
+        """What may differ between two requests that are the same."""
+        return with_own(self._parts.playing_agent.normalisers)
+
+    def begin_log(self, planned: PlannedEpisode, *, started_at: float = 0.0) -> AnswerLog:
+        """Creates the answer log of an episode, in place of the log of the try that it continues. Blocking.
+
+        Raises:
+            StorageError: The new log could not be written. The log of the earlier try is kept.
+        """
+        earlier = planned.earlier
+        begun = LoggedEpisode(
+            episode_id=planned.episode_id,
+            task_name=planned.task_name,
+            attempt=planned.attempt,
+            retry=planned.retry,
+            seed=planned.seed,
+            started_at=started_at,
+            parent=earlier.episode_id if earlier is not None else None,
+        )
+        log = AnswerLog(self._run_dir.answers, begun, self._storage)
+        if earlier is None:
+            log.begin(())
+        else:
+            log.begin(earlier.exchanges, earlier.ahead)
+            AnswerLog(self._run_dir.answers, earlier, self._storage).discard()
+        return log

@@ -1,0 +1,584 @@
+"""The environment host: environments of a run on one node, served to the run by messages. It knows no Ray.
+
+The run sends messages and the host answers them; what the host has to ask or tell (an answer of a model, a record, a
+warning) waits until the run asks for news. So there is one direction of connections, and a host that the run has not
+spoken to for its lease knows that it is alone: it closes its environments, and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import os
+import pickle
+import platform
+import shutil
+import socket
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from ares_exp import __version__
+from ares_exp.agents.code_agent import AgentFactoryBase, as_agent_factory
+from ares_exp.agents.solver import playing_agent
+from ares_exp.cancellation import finish, in_thread
+from ares_exp.config.instantiate import instantiate_group
+from ares_exp.containers.container import ContainerFactoryBase, as_container_factory
+from ares_exp.containers.owned_directory import OwnedDirectory, short_lived_directory
+from ares_exp.environment import EnvironmentBase, EpisodeReport, MinimalEnvironment, PendingRequest, complete
+from ares_exp.environments.limited_environment import limited
+from ares_exp.environments.own_model import ModelsElsewhere
+from ares_exp.environments.scoring.scored_source import make_scored_source
+from ares_exp.environments.source import EpisodeParts, SourceBase
+from ares_exp.errors import ConfigError, EpisodeStateError, SnapshotUnsupportedError
+from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.policy import EpisodeSpec
+from ares_exp.records.environment_answers import Asked
+from ares_exp.runs.executors.executor import Recipe
+from ares_exp.runs.executors.host_calls import CALL_BYTES, HostCalls, Method, failed
+from ares_exp.runs.executors.remote_messages import (
+    AnswerAside,
+    AppendRecord,
+    AskModel,
+    Bases,
+    ClientOfModel,
+    EnvironmentOrder,
+    Facts,
+    Failure,
+    Logged,
+    News,
+    Question,
+    ReadRecord,
+    Reply,
+    Reported,
+    RequestEncoder,
+    coded_step,
+)
+
+EXPIRED_SEC = 0.05
+"""How long after the end of its lease a host ends."""
+REPORTS_SEC = 1.0
+"""How often changed reports of busy environments are told, at most."""
+CLOSE_SEC = 30.0
+"""How long the environments of a host may take to close before it ends without them."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HostOrder:
+    """What a host is to make ready for.
+
+    Attributes:
+        recipe: What environments are made from.
+        task_names: The tasks that may be played.
+        digests: By task, what tells whether it is the same here; `None`: that is not known.
+        parts: Those of any episode, without the factories.
+        versions: Versions of what the run runs on, by name.
+        seen_file: A file in the run directory, and its content: who reads it sees the same disk; `None`: not asked.
+    """
+
+    recipe: Recipe
+    task_names: tuple[str, ...]
+    digests: Mapping[str, str | None]
+    parts: Mapping[str, Any]
+    versions: Mapping[str, str]
+    seen_file: tuple[Path, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostReady:
+    """What a host says when it is ready.
+
+    Attributes:
+        hostname: Of its node.
+        pid: Of its process.
+        warnings: Sentences for the user.
+        shares_disk: Whether it sees the run directory.
+    """
+
+    hostname: str
+    pid: int
+    warnings: tuple[str, ...]
+    shares_disk: bool
+
+
+def versions_here() -> dict[str, str]:
+    """Returns the versions that must be the same in a run and its hosts."""
+    return {"ares_exp": __version__, "Python": ".".join(platform.python_version_tuple()[:2])}
+
+
+def parts_to_send(parts: EpisodeParts) -> dict[str, Any]:
+    """Returns what of an episode's parts crosses to a host: all but the factories, which it has."""
+    names = ("limits", "seed", "provide_solution", "start_from", "episode_id", "attempt", "output_dir")
+    return {name: getattr(parts, name) for name in names}
+
+
+@dataclass(slots=True)
+class _Hosted:
+    """An environment, and what is kept for it.
+
+    Attributes:
+        environment: The environment.
+        encoder: Of its requests.
+        files: Where files of its episode are kept; `None`: nowhere.
+        is_streamed: Whether that is a directory of this host, to be fetched.
+        is_fetched: Whether that has been done.
+        told: The report that the run was told last.
+        replied: The report that the last reply was about, and how many others replies were about before.
+        calls: Number of its calls under way.
+    """
+
+    environment: EnvironmentBase
+    encoder: RequestEncoder
+    files: Path | None = None
+    is_streamed: bool = False
+    is_fetched: bool = False
+    told: EpisodeReport | None = None
+    replied: tuple[EpisodeReport | None, int] = (None, 0)
+    calls: int = 0
+
+
+class EnvironmentHost(ModelsElsewhere):
+    """Environments by id, on the event loop where it is first spoken to. Every method with a message's name is one."""
+
+    def __init__(self, *, lease_sec: float, on_end: Callable[[], None] = lambda: None) -> None:
+        """Starts nothing.
+
+        Args:
+            lease_sec: For how long it goes on without hearing of the run.
+            on_end: Called when it has ended by itself.
+        """
+        self._lease_sec = lease_sec
+        self._on_end = on_end
+        self._source: SourceBase | None = None
+        self._containers: ContainerFactoryBase | None = None
+        self._agents: AgentFactoryBase | None = None
+        self._hosted: dict[str, _Hosted] = {}
+        self._heard_at = time.monotonic()
+        self._watching: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._reported_at = 0.0
+        self._questions = count()
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._clients = count()
+        self._waits: dict[int, tuple[str | None, Callable[[float], None]]] = {}
+        self._folder: OwnedDirectory | None = None
+        self._making_folder = threading.Lock()
+        self._has_ended = False
+        self._ending: asyncio.Task[None] | None = None
+        methods: Sequence[Method] = (
+            *(self.prepare, self.act, self.changed, self.grant, self.fork, self.fetch, self.drop),
+            *(self.cancel, self.answer, self.waited, self.end),
+        )
+        self._calls = HostCalls({method.__name__: method for method in methods})
+
+    async def handle(self, call: bytes) -> bytes:
+        """Takes a call, once however often it comes, and returns its answer; see `HostCalls`."""
+        number, arrived, wait_sec, messages = pickle.loads(call)
+        try:
+            self._hear()
+        except EpisodeStateError as error:
+            return failed(error)
+        if wait_sec is not None:
+            self._tell_new_reports()
+        return await self._calls.take(number, arrived, wait_sec, messages)
+
+    def _hear(self) -> None:
+        """Notes that the run has spoken. Raises `EpisodeStateError` when that is too late."""
+        now = time.monotonic()
+        if self._watching is None:
+            self._loop = asyncio.get_running_loop()
+            self._watching = asyncio.create_task(self._watch(), name="lease")
+        elif now - self._heard_at > self._lease_sec or self._has_ended:
+            self._end_by_itself()
+            raise EpisodeStateError("the host has ended, because it did not hear of its run")
+        self._heard_at = now
+
+    async def _watch(self) -> None:
+        while not self._has_ended:
+            left = self._heard_at + self._lease_sec - time.monotonic()
+            if left < 0:
+                self._end_by_itself()
+            else:
+                await asyncio.sleep(left + EXPIRED_SEC)
+
+    def _end_by_itself(self) -> None:
+        if not self._has_ended:
+            self._has_ended = True
+            logger.warning("The run was not heard of for %g s: its environments here are closed.", self._lease_sec)
+            self._ending = asyncio.create_task(self._close_all())
+            self._ending.add_done_callback(lambda _: self._on_end())
+
+    # What the run says
+
+    async def prepare(self, order: HostOrder) -> HostReady:
+        """Makes the parts, and checks that the tasks can be played here.
+
+        Raises:
+            UserError: They cannot; or they are not the run's.
+        """
+        different = {name: (here, order.versions.get(name)) for name, here in versions_here().items()}
+        if told := [f"{name} {here} and not {run}" for name, (here, run) in different.items() if here != run]:
+            raise ConfigError(f"Expected the versions of the run, and it has {', '.join(told)}.")
+        _move_to(order.recipe)
+        warnings: list[str] = []
+        from omegaconf import OmegaConf
+
+        config = OmegaConf.create(dict(order.recipe.nodes))
+        source = await asyncio.to_thread(make_scored_source, config)
+        agents = as_agent_factory(await asyncio.to_thread(instantiate_group, config, "agent"))
+        self._agents = playing_agent(agents, plays_solutions=order.parts["provide_solution"])
+        self._containers = as_container_factory(await asyncio.to_thread(instantiate_group, config, "container"))
+        names = await asyncio.to_thread(source.load, warnings.append)
+        if missing := [name for name in order.task_names if name not in names]:
+            raise ConfigError(f"Expected the tasks of the run, and {missing[0]!r:.100} is not there.")
+        source.keep(order.task_names)
+        self._source = source
+        for model in source.own_models:
+            model.ask_elsewhere(self)
+        await source.preflight()
+        if source.needs_container:
+            await self._containers.preflight()
+            await self._agents.preflight()
+        await asyncio.to_thread(source.check, self._parts(order.parts), report=warnings.append)
+        found = await asyncio.to_thread(lambda: {name: source.digest(name) for name in order.task_names})
+        if changed := [name for name, digest in order.digests.items() if found[name] != digest]:
+            raise ConfigError(f"Expected the tasks of the run, and the files of {changed[0]!r:.100} are others.")
+        shares_disk = order.seen_file is not None and await asyncio.to_thread(_sees, *order.seen_file)
+        return HostReady(socket.gethostname(), os.getpid(), tuple(warnings), shares_disk)
+
+    async def _make(self, name: str, order: EnvironmentOrder) -> None:
+        """Makes an environment of that name. Starts nothing."""
+        assert self._source is not None, "prepare() comes first"
+        made = self._parts(order.parts)
+        if order.streams and made.output_dir is not None:
+            made = replace(made, output_dir=await asyncio.to_thread(self._new_folder))
+        if order.has_side_calls:
+            made = replace(made, side_calls=self.side_calls_of(name))
+        environment = self._source.make(order.task_name, made)
+        self.adopt(name, limited(environment, made.limits), files=made.output_dir, is_streamed=order.streams)
+
+    def adopt(
+        self, name: str, environment: MinimalEnvironment, *, files: Path | None = None, is_streamed: bool = False
+    ) -> None:
+        """Takes an environment over, which is closed with this host at the latest."""
+        self._hosted[name] = _Hosted(complete(environment), RequestEncoder(), files, is_streamed)
+
+    async def act(
+        self,
+        name: str,
+        method: str,
+        arguments: Mapping[str, Any],
+        bases: Bases,
+        known_report: int = 0,
+        order: EnvironmentOrder | None = None,
+    ) -> Reply:
+        """Calls an environment: `reset`, `step`, `truncate`, `export_state` or `close`.
+
+        Args:
+            name: Of the environment.
+            method: What is called.
+            arguments: Its arguments.
+            bases: The requests that the run has.
+            known_report: Number of the report that the run has.
+            order: What the environment is made from, when the run does not know of it yet.
+        """
+        if name not in self._hosted and method == "close":
+            return Reply()
+        if name not in self._hosted and order is not None:
+            await self._make(name, order)
+        hosted = self._of(name)
+        hosted.encoder.acknowledge(bases)
+        hosted.is_fetched = hosted.is_fetched and method == "close"
+        acts: Mapping[str, Method] = {
+            "reset": hosted.environment.reset,
+            "step": hosted.environment.step,
+            "truncate": hosted.environment.truncate,
+            "export_state": hosted.environment.export_state,
+            "close": hosted.environment.close,
+        }
+        if method == "export_state" and hosted.is_streamed:
+            raise SnapshotUnsupportedError(
+                "Snapshots are written on the node, and it does not see the run directory. Put that on a disk that all "
+                "nodes share, or set `snapshot=none`."
+            )
+        hosted.calls += 1
+        value: Any = None
+        failure: Failure | None = None
+        try:
+            value = await acts[method](**arguments)
+        except (Exception, SystemExit) as error:
+            failure = Failure.of(error)
+        finally:
+            hosted.calls -= 1
+        if method == "export_state" and value is not None:
+            value = value.snapshot_dir
+        elif value is not None:
+            value = coded_step(value, lambda observation: hosted.encoder.encode(observation, bases))
+        facts = await self._facts(hosted, bases, known_report, begins=method == "reset")
+        if method == "close" and not facts.has_files:
+            await self.drop(name)
+        return Reply(value, failure, facts)
+
+    async def _facts(self, hosted: _Hosted, bases: Bases, known_report: int = 0, *, begins: bool = False) -> Facts:
+        environment, encoder = hosted.environment, hosted.encoder
+        (before, number), report = hosted.replied, environment.report()
+        if report != before:
+            number += 1
+        hosted.told, hosted.replied = report, (report, number)
+        past = environment.past_steps if begins else ()
+        step_type = environment.time_step.step_type if environment.time_step is not None else None
+        may_have_files = step_type in (None, "LAST") and hosted.is_streamed and not hosted.is_fetched
+        return Facts(
+            report=report if number != known_report else None,
+            report_number=number,
+            step_count=environment.step_count,
+            has_begun=True,
+            step_type=step_type,
+            time_left_sec=environment.time_left_sec,
+            activity=environment.activity,
+            pending=self._pending(hosted, environment.pending_requests(), bases),
+            keeps_past=bool(past),
+            past=encoder.encode_past(past[:-1]),
+            has_files=may_have_files and await asyncio.to_thread(_has_files, hosted.files),
+        )
+
+    @staticmethod
+    def _pending(hosted: _Hosted, pending: Sequence[PendingRequest], bases: Bases) -> tuple[PendingRequest, ...]:
+        return tuple(one._replace(request=hosted.encoder.encode(one.request, bases)) for one in pending)
+
+    async def changed(
+        self, name: str, known: Sequence[int], bases: Bases, wait_sec: float
+    ) -> tuple[PendingRequest, ...] | None:
+        """Waits until an environment has other pending requests than those `known`; `None` when it has not in time."""
+        hosted = self._of(name)
+        stand_ins = [PendingRequest(call_id, "", None) for call_id in known]
+        try:
+            async with asyncio.timeout(wait_sec):
+                pending = await hosted.environment.changed_requests(stand_ins)
+        except TimeoutError:
+            return None
+        return self._pending(hosted, pending, bases)
+
+    async def grant(self, name: str, seconds: float) -> None:
+        """Extends the time limit of an environment."""
+        if name in self._hosted:
+            self._hosted[name].environment.grant_time(seconds)
+
+    async def fork(self, name: str, forks: Sequence[str], diversify: bool) -> list[Facts]:
+        """Makes environments of these names that continue from where `name` is."""
+        made = await self._of(name).environment.fork(len(forks), diversify=diversify)
+        for fork, environment in zip(forks, made, strict=True):
+            self.adopt(fork, environment)
+        return [await self._facts(self._hosted[fork], {}) for fork in forks]
+
+    async def fetch(self, name: str, offset: int) -> tuple[bytes, bool]:
+        """Returns a piece of the archive of an episode's files, from that byte on, and whether more follows."""
+        hosted = self._of(name)
+        assert hosted.files is not None
+        data, has_more = await asyncio.to_thread(_piece, hosted.files, offset)
+        hosted.is_fetched = not has_more
+        return data, has_more
+
+    async def drop(self, name: str) -> None:
+        """Closes an environment, and forgets it with its files. Does nothing when it is not known."""
+        hosted = self._hosted.pop(name, None)
+        if hosted is None:
+            return
+        self._waits = {number: one for number, one in self._waits.items() if one[0] != name}
+        try:
+            await hosted.environment.close()
+        finally:
+            if hosted.is_streamed and (files := hosted.files) is not None:
+                await in_thread(lambda: _remove_files(files))
+
+    async def cancel(self, number: int) -> None:
+        """Cancels what carries a message out, and returns when it has ended."""
+        await self._calls.cancel(number)
+
+    def _tell_new_reports(self) -> None:
+        """Has the run told which reports of busy environments have changed, not all the time."""
+        if time.monotonic() - self._reported_at < REPORTS_SEC:
+            return
+        self._reported_at = time.monotonic()
+        for name, hosted in self._hosted.items():
+            if hosted.calls and _shown(report := hosted.environment.report()) != _shown(hosted.told):
+                hosted.told = report
+                self.tell(Reported(name, report))
+
+    async def answer(self, number: int, value: Any, failure: Failure | None) -> None:
+        """Takes the answer to a question."""
+        waiting = self._answers.pop(number, None)
+        if waiting is not None and not waiting.done():
+            if failure is None:
+                waiting.set_result(value)
+            else:
+                error = failure.error("the run's own process")
+                waiting.set_exception(error if isinstance(error, Exception) else RuntimeError(failure.message))
+
+    async def waited(self, client: int, seconds: float) -> None:
+        """Notes that a model's client waits for something other than its answer."""
+        if client in self._waits:
+            self._waits[client][1](seconds)
+
+    async def end(self) -> None:
+        """Closes everything."""
+        self._has_ended = True
+        await self._close_all()
+
+    async def _close_all(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+        for waiting in self._answers.values():
+            if not waiting.done():
+                waiting.set_exception(EpisodeStateError("the host has ended"))
+        for work in self._calls.work:
+            if work is not asyncio.current_task():
+                work.cancel()
+        names = [*self._hosted]
+        drops = [asyncio.ensure_future(self.drop(name)) for name in names]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SEC):
+                await asyncio.gather(*drops, return_exceptions=True)
+                for part in (self._source, self._containers):
+                    if part is not None:
+                        with suppress(Exception):
+                            await part.close()
+        if (folder := self._folder) is not None:
+            await asyncio.to_thread(folder.remove)
+
+    # What the host asks and tells
+
+    def client(self, key: str, spec: EpisodeSpec, files: Path | None) -> LLMClient:
+        """Makes a client that has the run ask the model at `key`."""
+        number = next(self._clients)
+        of = ClientOfModel(number, key, self._name_of(files), spec.task_name, spec.attempt, spec.seed)
+        if spec.on_wait is not None:
+            self._waits[number] = of.environment, spec.on_wait
+
+        async def ask(request: LLMRequest) -> LLMResponse:
+            answer: LLMResponse = await self._ask(lambda question: AskModel(question, of, request))
+            return answer
+
+        return ask
+
+    def side_calls_of(self, name: str) -> LLMClient:
+        """Makes a client that has the run answer the side calls of an environment."""
+
+        async def ask(request: LLMRequest) -> LLMResponse:
+            answer: LLMResponse = await self._ask(lambda question: AnswerAside(question, name, request))
+            return answer
+
+        return ask
+
+    async def read(self, files: Path) -> Sequence[Asked] | None:
+        """Has the run read the record of an episode's questions."""
+        if (name := self._name_of(files)) is None:
+            return None
+        found: Sequence[Asked] | None = await self._ask(lambda question: ReadRecord(question, name))
+        return found
+
+    async def append(self, key: str, files: Path, asked: Asked) -> None:
+        """Has the run put a question on record, also when the caller is cancelled: it is paid for."""
+        if (name := self._name_of(files)) is not None:
+            await finish(self._ask(lambda question: AppendRecord(question, name, key, asked)))
+
+    def tell(self, news: News) -> None:
+        """Has the run told something, as soon as it asks."""
+        self._calls.tell(news)
+
+    def tell_log(self, record: logging.LogRecord) -> None:
+        """Has the run told a line of the log, from whatever thread."""
+        told = Logged(record.name, record.levelno, record.getMessage())
+        with suppress(RuntimeError):  # the loop has ended, and the host with it
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self.tell, told)
+
+    async def _ask(self, question: Callable[[int], Question]) -> Any:
+        number = next(self._questions)
+        waiting = self._answers[number] = asyncio.get_running_loop().create_future()
+        self.tell(question(number))
+        try:
+            return await waiting
+        finally:
+            self._answers.pop(number, None)
+
+    def _name_of(self, files: Path | None) -> str | None:
+        """Returns the name of the environment whose files are kept there."""
+        names = (name for name, hosted in self._hosted.items() if files is not None and hosted.files == files)
+        return next(names, None)
+
+    def _of(self, name: str) -> _Hosted:
+        if name not in self._hosted:
+            raise EpisodeStateError(f"the host has no environment {name!r}: it was closed")
+        return self._hosted[name]
+
+    def _parts(self, sent: Mapping[str, Any]) -> EpisodeParts:
+        assert self._containers is not None
+        assert self._agents is not None
+        return EpisodeParts(container_factory=self._containers, code_agent_factory=self._agents, **sent)
+
+    def _new_folder(self) -> Path:
+        with self._making_folder:
+            if self._folder is None:
+                self._folder = short_lived_directory("host")
+        return Path(tempfile.mkdtemp(dir=self._folder.path)) / "files"
+
+
+def _move_to(recipe: Recipe) -> None:
+    """Makes relative paths, and the user's own modules, mean what they mean in the run."""
+    if recipe.cwd.is_dir():
+        os.chdir(recipe.cwd)
+    sys.path += [entry for entry in recipe.search_path if entry not in sys.path]
+
+
+def _sees(path: Path, content: str) -> bool:
+    try:
+        return path.read_text() == content
+    except (OSError, ValueError):
+        return False
+
+
+def _shown(report: EpisodeReport | None) -> tuple[Any, ...]:
+    """Returns what of a report is shown while its environment is busy."""
+    if report is None:
+        return ()
+    return report.phase, report.has_container, report.container_image, report.environment_usage
+
+
+def _has_files(files: Path | None) -> bool:
+    return files is not None and files.is_dir() and any(files.iterdir())
+
+
+def _archive_of(files: Path) -> Path:
+    return files.with_name("files.tar")
+
+
+def _piece(files: Path, offset: int) -> tuple[bytes, bool]:
+    """Returns a piece of the archive of a directory, which is written when its first byte is asked for. Blocking."""
+    archive = _archive_of(files)
+    if offset == 0:
+        with tarfile.open(archive, "w") as tar:
+            tar.add(files, arcname=".")
+    with archive.open("rb") as file:
+        file.seek(offset)
+        data = file.read(CALL_BYTES)
+        has_more = bool(data) and file.seek(0, io.SEEK_END) > offset + len(data)
+    if not has_more:
+        archive.unlink(missing_ok=True)
+    return data, has_more
+
+
+def _remove_files(files: Path) -> None:
+    shutil.rmtree(files.parent, ignore_errors=True)

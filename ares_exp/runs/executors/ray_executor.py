@@ -1,0 +1,563 @@
+"""`executor=ray`: environments in hosts on the nodes of a Ray cluster. Nothing else imports Ray; this does to connect.
+
+A host is an actor that is bound to its node. All that Ray does is to start it, to carry bytes to it and back, and to
+tell which nodes there are; errors, leases and losses are the matter of `RemoteHost` and `EnvironmentHost`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field, validate_call
+
+from ares_exp.cancellation import finish
+from ares_exp.environment import MinimalEnvironment
+from ares_exp.environments.own_model import OwnModel
+from ares_exp.environments.source import EpisodeParts, Report, SourceBase
+from ares_exp.errors import ConfigError, HostLostError, HostsLostError, PreflightError
+from ares_exp.runs.executors.environment_host import (
+    EnvironmentHost,
+    HostOrder,
+    HostReady,
+    parts_to_send,
+    versions_here,
+)
+from ares_exp.runs.executors.executor import ExecutorBase, Place, Played
+from ares_exp.runs.executors.host_connection import ConnectionDoubtfulError, ConnectionLostError, HostConnection
+from ares_exp.runs.executors.placement import Placement
+from ares_exp.runs.executors.remote_environment import RemoteEnvironment
+from ares_exp.runs.executors.remote_host import RemoteHost
+from ares_exp.runs.executors.remote_messages import EnvironmentOrder
+
+NODES_INTERVAL_SEC = 1.0
+"""Seconds between two looks at the nodes of the cluster."""
+RESTART_SEC = (1.0, 2.0, 5.0, 15.0, 60.0)
+"""Waits before a host is started again on a node where one has ended, by how often that was in a row."""
+CONNECT_SEC = 60.0
+ANSWER_SEC = 30.0
+"""Bound on what Ray is asked while the run is played."""
+LEAVE_SEC = 15.0
+"""Bound on leaving the cluster."""
+
+GUESSES = "Some common causes include"
+"""What follows in Ray's texts is the same, whatever has happened."""
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class RayExecutor(ExecutorBase):
+    """Starts hosts on the nodes of a Ray cluster, on those that join, too, and places environments in them."""
+
+    @validate_call
+    def __init__(
+        self,
+        *,
+        address: str | None = None,
+        episodes_per_host: Annotated[int, Field(ge=1)] = 64,
+        hosts_per_node: Annotated[int, Field(ge=1)] = 1,
+        resources: dict[str, float] | None = None,
+        num_cpus: Annotated[float, Field(ge=0)] = 0,
+        lease_sec: Seconds = 60.0,
+        lost_per_attempt: Annotated[int, Field(ge=1)] = 3,
+        storage: Literal["auto", "shared", "stream"] = "auto",
+        join_timeout_sec: Seconds = 120.0,
+        no_node_timeout_sec: Seconds = 1800.0,
+    ) -> None:
+        """Validates the options.
+
+        Args:
+            address: The cluster: `auto` (one on this machine), or `host:6379`; `None`: the one that `RAY_ADDRESS`
+                names, else one of this machine's own that ends with the run.
+            episodes_per_host: Environments in one host at the same time.
+            hosts_per_node: Hosts on each node; several limit what ends with one.
+            resources: What a node must have, and a host reserves, e.g. `{docker: 1}`; `None`: nothing.
+            num_cpus: CPUs that a host reserves in Ray's books.
+            lease_sec: Seconds without a sign of life after which a host is given up by the run, and ends by itself if
+                it still runs.
+            lost_per_attempt: An attempt that was lost with so many hosts, the last time alone on one, is an error.
+            storage: How files of episodes come into the run directory: `shared` (nodes see it), `stream` (they are
+                sent), or `auto` (tried out for each host).
+            join_timeout_sec: Bound on the start of a host, its checks of tasks and backend included.
+            no_node_timeout_sec: How long a run waits while there is no node at all.
+        """
+        self._address = address
+        self._slots = episodes_per_host
+        self._hosts_per_node = hosts_per_node
+        self._resources = resources or {}
+        self._num_cpus = num_cpus
+        self._lease_sec = lease_sec
+        self._lost_per_attempt = lost_per_attempt
+        self._storage = storage
+        self._join_timeout_sec = join_timeout_sec
+        self._no_node_timeout_sec = no_node_timeout_sec
+        self._placement: Placement[_Started] = Placement()
+        self._nodes: dict[str, _Node] = {}
+        self._keepers: dict[str, asyncio.Task[Any]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._order: HostOrder | None = None
+        self._models: Mapping[str, OwnModel] = {}
+        self._report: Report = logger.warning
+        self._needs_shared_disk: str | None = None
+        self._hosts_lost = 0
+        self._is_connected = False
+        self._has_left = threading.Event()
+
+    def checks(self, source: SourceBase, parts: EpisodeParts) -> Sequence[Coroutine[Any, Any, None]]:
+        """Connects to the cluster. Backend and agent are checked where environments will be."""
+        return (self._connect(),)
+
+    async def open(self, played: Played, report: Report) -> None:
+        """Starts hosts, and returns when the first one is ready; others join.
+
+        Raises:
+            PreflightError: No node can play the tasks; the message says why each cannot.
+            ConfigError: The parts of the run cannot be made in another process.
+        """
+        if played.recipe is None:
+            raise ConfigError(
+                "Expected parts that other processes can make, and some were given as objects. Name them by options, "
+                "or use `executor=local`."
+            )
+        self._report, self._needs_shared_disk = report, played.needs_shared_disk
+        self._models = {model.key: model for model in played.source.own_models}
+        digests = await asyncio.to_thread(lambda: {name: played.source.digest(name) for name in played.task_names})
+        seen_file = await asyncio.to_thread(_write_seen_file, played.run_dir) if played.run_dir is not None else None
+        self._order = HostOrder(
+            recipe=played.recipe,
+            task_names=tuple(played.task_names),
+            digests=digests,
+            parts=parts_to_send(played.parts),
+            versions=versions_here(),
+            seen_file=seen_file,
+        )
+        self._spawn(self._tend())
+        try:
+            async with asyncio.timeout(self._join_timeout_sec):
+                await self._placement.wait_for(lambda: bool(self._placement.hosts) or self._all_refused)
+        except TimeoutError:
+            raise PreflightError(self._why_none(f"none was ready within {self._join_timeout_sec:g} s")) from None
+        finally:
+            if seen_file is not None and not self._placement.hosts:
+                seen_file[0].unlink(missing_ok=True)
+        if not self._placement.hosts:
+            raise PreflightError(self._why_none("none can play these tasks"))
+
+    @asynccontextmanager
+    async def room(self, task_name: str, *, losses: int = 0) -> AsyncIterator[Place]:
+        """Waits for a slot on a node.
+
+        Raises:
+            PreflightError: There was no node for `no_node_timeout_sec`.
+        """
+        async with self._placement.slot(task_name, losses=losses) as started:
+            yield _RayPlace(started, may_be_blamed=losses + 1 >= self._lost_per_attempt)
+
+    def figures(self) -> Mapping[str, float]:
+        """Returns the numbers of hosts, of lost ones and of slots, and the longest of their last round trips."""
+        hosts = self._placement.hosts
+        return {
+            "system/hosts": len(hosts),
+            "system/hosts_lost": self._hosts_lost,
+            "system/slots": self._placement.slots,
+            "system/host_round_trip_sec": max((one.host.round_trip_sec for one in hosts), default=0.0),
+        }
+
+    async def close(self) -> None:
+        """Ends the hosts, and leaves the cluster. Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await finish(self._end_hosts())
+        if self._order is not None and self._order.seen_file is not None:
+            self._order.seen_file[0].unlink(missing_ok=True)
+        if self._is_connected:
+            self._is_connected = False
+            await finish(_leave())
+            self._has_left.set()
+
+    async def _end_hosts(self) -> None:
+        hosts = [one.host for one in self._placement.hosts]
+        await asyncio.gather(*(host.close() for host in hosts), return_exceptions=True)
+
+    # The cluster
+
+    async def _connect(self) -> None:
+        """Connects, in a thread: in the main one Ray would take the signals that end a run.
+
+        Raises:
+            PreflightError: Ray is not here, or the cluster cannot be reached.
+        """
+        address = self._address or os.environ.get("RAY_ADDRESS") or "local"
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+        ray = _ray()
+        if ray.is_initialized():
+            return
+        logging.getLogger("ray").setLevel(logging.ERROR)  # it would say that it takes no signals
+        self._has_left = threading.Event()
+        try:
+            await _ask_ray(
+                lambda: ray.init(address=address, log_to_driver=False, configure_logging=False, **options),
+                within_sec=CONNECT_SEC,
+                thread_stays_until=self._has_left,
+            )
+        except (Exception, SystemExit) as error:
+            self._has_left.set()
+            raise PreflightError(
+                f"Expected a Ray cluster at {address!r}, and there is none that answers ({type(error).__name__}: "
+                f"{' '.join(str(error).split())[:500]}). Start one (`ray start --head`), or name it by "
+                "`executor.address=host:6379` or RAY_ADDRESS."
+            ) from error
+        self._is_connected = True
+
+    async def _tend(self) -> None:
+        """Follows the nodes: starts hosts on new ones, and gives up those of dead ones."""
+        was_ready = False
+        empty_since: float | None = None
+        while True:
+            with suppress(Exception):  # the head may be away for a moment
+                self._follow(await _ask_ray(_ray().nodes, within_sec=ANSWER_SEC))
+            now = time.monotonic()
+            was_ready = was_ready or bool(self._placement.hosts)
+            if self._placement.hosts or not was_ready:
+                empty_since = None
+            elif empty_since is None:
+                empty_since = now
+                logger.warning("There is no host any more: the run waits for a node of the cluster.")
+            elif now - empty_since > self._no_node_timeout_sec:
+                why = f"there was none for {self._no_node_timeout_sec:g} s. `resume=` goes on with the run"
+                self._placement.give_up(PreflightError(self._why_none(why)))
+            await asyncio.sleep(NODES_INTERVAL_SEC)
+
+    @property
+    def _all_refused(self) -> bool:
+        return bool(self._nodes) and all(node.refusal is not None for node in self._nodes.values())
+
+    def _follow(self, nodes: Sequence[Mapping[str, Any]]) -> None:
+        alive = {str(one["NodeID"]): one for one in nodes if one["Alive"] and self._fits(one)}
+        for node_id in self._nodes.keys() - alive.keys():
+            gone = self._nodes.pop(node_id)
+            for started in [one for one in self._placement.hosts if one.node is gone]:
+                started.host.lose("its node is gone")
+            self._keepers.pop(node_id).cancel()
+        for node_id in alive.keys() - self._nodes.keys():
+            name = str(alive[node_id].get("NodeManagerHostname") or node_id)
+            node = _Node(node_id, f"{name} ({node_id[:8]})")
+            self._nodes[node_id] = node
+            self._keepers[node_id] = self._spawn(self._keep(node))
+
+    def _fits(self, node: Mapping[str, Any]) -> bool:
+        has = node["Resources"]
+        return all(has.get(name, 0) >= amount for name, amount in self._resources.items())
+
+    async def _keep(self, node: _Node) -> None:
+        """Keeps the node's hosts running, until it refuses the tasks."""
+        await asyncio.gather(*(self._keep_one(node) for _ in range(self._hosts_per_node)))
+
+    async def _keep_one(self, node: _Node) -> None:
+        failed = 0
+        while node.refusal is None:
+            try:
+                started = await self._start(node)
+            except (ConfigError, PreflightError) as error:
+                node.refusal = str(error)
+                self._report(f"No environments are placed on {node.name}: {error}")
+                self._placement.tell()
+                return
+            except Exception as error:
+                node.trouble = f"{type(error).__name__}: {error}"
+                logger.info("No host could be started on %s", node.name, exc_info=error)
+            else:
+                self._placement.add(started, node.name.partition(" ")[0], self._slots)
+                began = time.monotonic()
+                await started.ended.wait()
+                if asyncio.get_running_loop().time() - began > RESTART_SEC[-1]:
+                    failed = 0
+            await asyncio.sleep(RESTART_SEC[min(failed, len(RESTART_SEC) - 1)])
+            failed += 1
+
+    async def _start(self, node: _Node) -> _Started:
+        """Starts a host on a node, and has it make ready. Raises what it raises; nothing is left running then."""
+        ray: Any = _ray()
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        options: dict[str, Any] = {
+            "num_cpus": self._num_cpus,
+            "resources": self._resources,
+            "max_restarts": 0,
+            "max_concurrency": 100_000,
+            "enable_task_events": False,  # Ray would keep books of every call
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=False),
+        }
+        actor = ray.remote(HostProcess).options(**options).remote(self._lease_sec)
+        host = RemoteHost(
+            RayConnection(actor, node.name),
+            models=self._models,
+            lease_sec=self._lease_sec,
+            on_lost=lambda host: self._lost(started),
+        )
+        started = _Started(node, host)
+        try:
+            async with asyncio.timeout(self._join_timeout_sec):
+                await host.start()  # its process may take longer to start than its lease
+                ready: HostReady = await started.host.call("prepare", self._order)
+            started.shares_disk = self._uses_shared_disk(ready)
+        except BaseException:
+            await finish(started.host.close())
+            raise
+        for warning in ready.warnings:
+            self._report(warning)
+        logger.info("A host is ready on %s, process %d.", node.name, ready.pid)
+        return started
+
+    def _uses_shared_disk(self, ready: HostReady) -> bool:
+        """Whether the host writes into the run directory. Raises `PreflightError` when it must and cannot."""
+        if self._storage == "shared" and not ready.shares_disk:
+            raise PreflightError("it does not see the run directory, and `executor.storage=shared` says that it does.")
+        shares = ready.shares_disk and self._storage != "stream"
+        if not shares and self._needs_shared_disk is not None:
+            raise PreflightError(
+                f"it does not share the run directory, and {self._needs_shared_disk}. Put the run directory on a disk "
+                "that all nodes share, or leave that out."
+            )
+        return shares
+
+    def _lost(self, started: _Started) -> None:
+        """Places nothing in a lost host any more, and ends its process: it may run on behind a broken network."""
+        if started in self._placement.hosts:
+            self._hosts_lost += 1
+            self._placement.remove(started)
+            why = started.host.why_lost
+            logger.warning("The host on %s is lost: %s. Its episodes go on elsewhere.", started.node.name, why)
+        started.ended.set()
+        self._spawn(started.host.close())
+
+    def _why_none(self, what: str) -> str:
+        reasons = [f"{node.name}: {node.refusal or node.trouble or 'it is not ready'}" for node in self._nodes.values()]
+        nodes = "; ".join(reasons) or f"It has no nodes{f' with {self._resources}' if self._resources else ''}."
+        return f"Expected nodes of the cluster that can play, but {what}. {nodes}"
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+@dataclass(eq=False, slots=True)
+class _Node:
+    """A node.
+
+    Attributes:
+        node_id: As Ray has it.
+        name: For people.
+        refusal: Why it cannot play the tasks; `None` when it can, as far as is known.
+        trouble: Why a host could not be started the last time.
+    """
+
+    node_id: str
+    name: str
+    refusal: str | None = None
+    trouble: str | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Started:
+    """A host that was started.
+
+    Attributes:
+        node: Where.
+        host: The host.
+        shares_disk: Whether it writes into the run directory.
+        ended: Set when it is lost.
+    """
+
+    node: _Node
+    host: RemoteHost
+    shares_disk: bool = False
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class _RayPlace(Place):
+    """A slot in a host."""
+
+    def __init__(self, started: _Started, *, may_be_blamed: bool) -> None:
+        self._started = started
+        self._may_be_blamed = may_be_blamed
+
+    def make(self, source: SourceBase, task_name: str, parts: EpisodeParts) -> MinimalEnvironment:
+        """Makes the environment of an episode in the host."""
+        sent = parts_to_send(parts)
+        if parts.output_dir is not None:
+            sent["output_dir"] = parts.output_dir.absolute()
+        streams, asides = not self._started.shares_disk, parts.side_calls
+        order = EnvironmentOrder(task_name, sent, streams=streams, has_side_calls=asides is not None)
+
+        async def find(name: str) -> RemoteHost:
+            return self._started.host
+
+        return RemoteEnvironment(
+            find,
+            task_name=task_name,
+            order=order,
+            output_dir=parts.output_dir,
+            side_calls=asides,
+            loss=self._loss,
+        )
+
+    def _loss(self, error: HostLostError) -> Exception:
+        if not self._may_be_blamed:
+            return error
+        return HostsLostError(
+            f"{error} The attempt was lost with a host before, and this time it was alone on it: it may be what ends "
+            "them. `executor.lost_per_attempt` says how often it is tried."
+        )
+
+
+class HostProcess:
+    """The actor: a host in a process of its own, on a node."""
+
+    def __init__(self, lease_sec: float) -> None:
+        """Starts nothing: the event loop is not running yet.
+
+        Args:
+            lease_sec: For how long it goes on without hearing of the run.
+        """
+        self._host = EnvironmentHost(lease_sec=lease_sec, on_end=lambda: os._exit(0))
+        log = logging.getLogger("ares_exp")
+        log.addHandler(_Telling(self._host))
+
+    async def handle(self, message: bytes) -> bytes:
+        """Has the host handle a message."""
+        return await self._host.handle(message)
+
+
+class _Telling(logging.Handler):
+    """Has the run told what is logged as a warning in a host."""
+
+    def __init__(self, host: EnvironmentHost) -> None:
+        super().__init__(logging.WARNING)
+        self._host = host
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Hands the record to the host."""
+        self._host.tell_log(record)
+
+
+class RayConnection(HostConnection):
+    """Carries messages to an actor."""
+
+    def __init__(self, actor: Any, node: str) -> None:
+        """Keeps the actor."""
+        self.node = node
+        self._actor = actor
+
+    async def send(self, message: bytes) -> bytes:
+        """Calls the actor."""
+        from ray import exceptions
+
+        try:
+            answer: bytes = await self._actor.handle.remote(message)
+        except exceptions.ActorUnavailableError as error:
+            raise ConnectionDoubtfulError(_in_short(error)) from error
+        except exceptions.RayError as error:
+            raise ConnectionLostError(_in_short(error)) from error
+        return answer
+
+    async def end(self) -> None:
+        """Kills the actor's process."""
+        with suppress(Exception):
+            await _ask_ray(lambda: _ray().kill(self._actor), within_sec=ANSWER_SEC)
+
+
+def _in_short(error: BaseException) -> str:
+    """Returns the class, and the last line of the text: there is the cause, behind what Ray says of its actors."""
+    lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
+    cause, _, _ = (lines or [""])[-1].partition(GUESSES)
+    return f"{type(error).__name__}: {cause.rstrip(' .')[:300]}"
+
+
+def _write_seen_file(run_dir: Path) -> tuple[Path, str]:
+    """Writes a file by which nodes find out whether they see the run directory; returns its path and content."""
+    path, content = (run_dir / f".seen-by-nodes-{secrets.token_hex(4)}").absolute(), secrets.token_hex(16)
+    path.write_text(content)
+    return path, content
+
+
+async def _leave() -> None:
+    """Leaves the cluster. Where Ray does not return in time, the process goes on without waiting for it."""
+    shutdown = _ray().shutdown
+    try:
+        await _ask_ray(shutdown, within_sec=LEAVE_SEC)
+    except TimeoutError:
+        atexit.unregister(shutdown)  # it would be waited for again
+        logger.warning("Ray did not leave the cluster within %g s; the run ends without that.", LEAVE_SEC)
+
+
+async def _ask_ray(call: Callable[[], T], *, within_sec: float, thread_stays_until: threading.Event | None = None) -> T:
+    """Calls Ray in a thread that nobody waits for at the end: where a cluster is harmed, not every call returns.
+
+    Args:
+        call: The call.
+        within_sec: How long it may take.
+        thread_stays_until: The end of its thread, with which Linux kills the processes that the call has started.
+
+    Raises:
+        TimeoutError: It did not return in time.
+    """
+    loop = asyncio.get_running_loop()
+    returned: asyncio.Future[T] = loop.create_future()
+
+    def settle(value: T | None, error: BaseException | None) -> None:
+        if returned.done():
+            return
+        if error is not None:
+            returned.set_exception(error)
+        else:
+            returned.set_result(value)  # type: ignore[arg-type]
+
+    def run() -> None:
+        value: T | None = None
+        error: BaseException | None = None
+        try:
+            value = call()
+        except BaseException as raised:
+            error = raised
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(settle, value, error)
+        if thread_stays_until is not None:
+            thread_stays_until.wait()
+
+    threading.Thread(target=run, name="asks Ray", daemon=True).start()
+    async with asyncio.timeout(within_sec):
+        return await returned
+
+
+def _ray() -> Any:
+    """Returns the package. Raises `PreflightError` when it is not installed."""
+    try:
+        import ray
+    except ImportError as error:
+        raise PreflightError(
+            f"Expected Ray for `executor=ray`, and it cannot be imported ({error}). Install it: "
+            "`pip install 'ares-exp[ray]'` (Ray supports Python up to 3.14), or use `executor=local`."
+        ) from error
+    return ray

@@ -1,0 +1,453 @@
+"""The experiment: plan -> concurrent episodes -> results -> summary."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from ares_exp.cancellation import finish
+from ares_exp.environment import MinimalEnvironment, complete
+from ares_exp.errors import (
+    BudgetExhaustedError,
+    HostLostError,
+    SnapshotError,
+    StorageError,
+)
+from ares_exp.policies.gate import Gate
+from ares_exp.records.results import UNFINISHED, EpisodeResult, final_results
+from ares_exp.records.run_dir import RunDir
+from ares_exp.records.run_storage import RunStorage
+from ares_exp.records.run_summary import RunSummary
+from ares_exp.runs.budget import Budget
+from ares_exp.runs.components import Components, Settings
+from ares_exp.runs.control.live_settings import LiveSettings
+from ares_exp.runs.control.live_status import LiveStatus
+from ares_exp.runs.control.run_control import RunControl
+from ares_exp.runs.control.runner_monitor import RunnerMonitor
+from ares_exp.runs.episode_maker import ResumableEpisodeMaker
+from ares_exp.runs.executors.executor import Place
+from ares_exp.runs.executors.here import LocalExecutor
+from ares_exp.runs.preparation import bounded_concurrency, check_collectors, planned_episodes, prepare
+from ares_exp.runs.progress import Progress
+from ares_exp.runs.recorder import Recorder
+from ares_exp.runs.resume.episode_plan import PlannedEpisode, episode_seed
+from ares_exp.runs.resume.previous_sessions import PreviousSessions
+from ares_exp.runs.running_episode import RunningEpisode
+from ares_exp.runs.scheduler import Retry, Scheduler
+from ares_exp.runs.spending import Spending
+from ares_exp.runs.trained_run import PlayedOnRequest, train
+from ares_exp.runs.trainer import Trainer, trains
+from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
+from ares_exp.trackers.tracker import RunInfo
+
+if TYPE_CHECKING:
+    from ares_exp.environments.code_environment import CodeEnvironment
+    from ares_exp.environments.playing_again import EpisodeStart
+
+TRAINER_GRACE_SEC = 60.0
+"""Seconds that an interrupted trainer has to finish the step that it is in."""
+
+SHOWN_TASKS = 5
+
+logger = logging.getLogger(__name__)
+
+
+class Experiment:
+    """One run: every selected task, `attempts` times, at most `concurrency` at once.
+
+    Attributes:
+        warnings: Warnings given to the user.
+        spending: The guard of the run's budget.
+    """
+
+    def __init__(self, components: Components, settings: Settings, run_dir: RunDir, *, quiet: bool = False) -> None:
+        """Keeps the arguments; `quiet`: shows no progress."""
+        self.warnings: list[str] = []
+        self._parts = components
+        self._settings = settings
+        self._run_dir = run_dir
+        self._quiet = quiet
+        self._planned: Sequence[PlannedEpisode] = ()
+        self._retry = components.retry
+        self._running: dict[str, RunningEpisode] = {}
+        self._tries: dict[tuple[str, int], int] = {}
+        self._losses: dict[tuple[str, int], int] = {}
+        self._gate = Gate()
+        self._storage = RunStorage(run_dir, self._cannot_record)
+        self._maker = ResumableEpisodeMaker(components, settings, run_dir, self._gate, self._storage)
+        self._recorder = Recorder(components, run_dir, self._storage, self._maker.begin_log)
+        self.spending = Spending(
+            components, settings, running=lambda: list(self._running.values()), end=self._end, warn=self._warn
+        )
+        self._scheduler = Scheduler(settings.concurrency, self._play)
+        self._live = LiveStatus(lambda: list(self._running.values()), self._scheduler)
+        self._trained: PlayedOnRequest | None = None
+        self._interrupted = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended_by: BudgetExhaustedError | StorageError | None = None
+        self._max_loop_lag_sec = 0.0
+
+    async def prepare(self) -> Sequence[str]:
+        """Reads the task set and checks everything that can be checked before the first container starts.
+
+        Returns:
+            Names of the selected tasks.
+
+        Raises:
+            UserError: One or several problems; nothing was started.
+        """
+        parts = self._parts
+        run_dir = self._run_dir.path
+        names = await prepare(parts, self._settings, self._maker, self._warn, run_dir=run_dir)
+        self._scheduler.resize(bounded_concurrency(parts, self._settings.concurrency, self._warn))
+        if trains(parts.trainer):
+            await asyncio.to_thread(parts.trainer.check, parts.policy, names)
+        if parts.policy.knows_prices and not self.spending.is_limited:
+            self._warn(
+                "Nothing limits what is spent. `budget.cost=20` ends the run at 20 US dollars, `limits.cost=0.5` an "
+                "episode at 0.5."
+            )
+        return names
+
+    async def run(
+        self,
+        task_names: Sequence[str],
+        info: RunInfo,
+        *,
+        earlier: PreviousSessions | None = None,
+        redo: Sequence[str] = (),
+    ) -> RunSummary:
+        """Plays all episodes that are still due, or those that the trainer asks for.
+
+        A failed episode is a normal result; `interrupt` ends the run early.
+
+        Args:
+            task_names: The selected tasks.
+            info: Description of the run for the tracker.
+            earlier: Results and logs of earlier sessions of the run.
+            redo: Outcomes of earlier sessions that are played again.
+
+        Raises:
+            ConfigError: The disk has no space for the records; no episode was started.
+        """
+        began, self._loop = time.monotonic(), asyncio.get_running_loop()
+        await asyncio.to_thread(self._storage.open, concurrency=self._settings.concurrency)
+        for model in self._parts.source.own_models:
+            model.record_in(self._storage)
+        earlier = earlier or PreviousSessions()
+        trainer = self._parts.trainer
+        self._planned = planned = [] if trains(trainer) else planned_episodes(self._parts, self._settings, task_names)
+        asked = {one.slot for one in planned}
+        self._recorder.results = [
+            result for result in earlier.results if trains(trainer) or (result.task_name, result.attempt) in asked
+        ]
+        for result in self._recorder.results:
+            if result.reward is None and result.outcome not in UNFINISHED:
+                slot = result.task_name, result.attempt
+                self._tries[slot] = self._tries.get(slot, 0) + 1
+        owed = earlier.owed(planned, run_seed=self._settings.seed, redo=redo)
+        await asyncio.to_thread(self.spending.begin, earlier, self._run_dir.path)
+        self._progress = Progress(self._live.read, is_kept=self._settings.sweep_dir is None)
+        self._live.planned, self._live.budget = len(planned), self.spending.budget
+        self._live.expected, self._live.done_before = len(owed), len(planned) - len(owed)
+        self._live.spent = lambda: self.spending.spent
+        self.spending.check()
+        self._recorder.start_tracker(info, earlier)
+        if not self._quiet:
+            self._progress.start()
+        try:
+            if owed or trains(trainer):
+                await self._prepare_branching()
+                async with self._watched():
+                    if trains(trainer):
+                        await self._train(trainer, task_names, earlier)
+                    else:
+                        await self._scheduler.run(owed)
+                for episode in list(self._running.values()):
+                    await self.record(episode, self._ended_by or asyncio.CancelledError("it did not end in time"))
+        finally:
+            self._storage.close()
+            self._progress.stop()
+        summary = self._summarise(self._num_planned(), earlier.wall_sec + time.monotonic() - began)
+        await asyncio.to_thread(self._recorder.write_totals, summary, self.warnings)
+        return summary
+
+    async def _train(self, trainer: Trainer, task_names: Sequence[str], earlier: PreviousSessions) -> None:
+        self._trained = PlayedOnRequest(
+            self._parts,
+            self._settings,
+            self._run_dir,
+            self._scheduler,
+            task_names,
+            earlier,
+            self._warn,
+            self._expect_another,
+        )
+        try:
+            await train(trainer, self._trained, self._scheduler, limit_sec=TRAINER_GRACE_SEC)
+        except Exception as error:
+            if not self._storage.causes(error):  # it could not write its record or a checkpoint
+                raise
+
+    def _num_planned(self) -> int:
+        """Counts the attempts that the run has to have rewards of.
+
+        A training that has ended by itself needs no attempt any more that it cancelled, or, since a kill, did not ask
+        for again.
+        """
+        if self._trained is None:
+            return len(self._planned)
+        final = final_results(self._recorder.results)
+        if isinstance(self._ended_by, StorageError):
+            return len(final) + 1  # the training is incomplete, whatever it has asked for
+        if self._interrupted or self._ended_by is not None:
+            return len(final)
+        return sum(result.outcome not in UNFINISHED for result in final)
+
+    def _expect_another(self) -> None:
+        self._live.planned += 1
+        self._live.expected += 1
+
+    @asynccontextmanager
+    async def _watched(self) -> AsyncIterator[None]:
+        """Monitors the episodes, the process and the budgets inside the block, and takes orders."""
+        monitor = RunnerMonitor(
+            self._running.values,
+            self._log_system,
+            self._warn,
+            queued=lambda: self._scheduler.queued,
+            figures=self._parts.executor.figures,
+        )
+        self._live.max_loop_lag_sec = lambda: monitor.max_loop_lag_sec
+        control = self._control()
+        try:
+            async with monitor, control:
+                watching = asyncio.create_task(self.spending.watch())
+                try:
+                    yield
+                finally:
+                    watching.cancel()
+                    self._live.has_ended = True
+        finally:
+            self._max_loop_lag_sec = monitor.max_loop_lag_sec
+
+    def _control(self) -> RunControl:
+        settings = LiveSettings(
+            budget=self._parts.budget,
+            retry=self._retry,
+            policy=self._parts.policy,
+            resize=self._resize,
+            on_budget=self._set_budget,
+            on_retry=partial(setattr, self, "_retry"),
+        )
+        return RunControl(
+            run_dir=self._run_dir,
+            sweep_dir=self._settings.sweep_dir,
+            scheduler=self._scheduler,
+            gate=self._gate,
+            live=self._live,
+            settings=settings,
+            interrupt=self.interrupt,
+            running=lambda: list(self._running.values()),
+            on_drop=self._dropped,
+            note=self._log_order,
+            is_recorded=lambda: self._storage.failure is None,
+        )
+
+    def _resize(self, concurrency: int) -> Callable[[], None]:
+        check_collectors(self._parts.collectors.values(), concurrency)
+        allowed = bounded_concurrency(self._parts, concurrency, self._warn)
+        return lambda: self._scheduler.resize(allowed)
+
+    def _set_budget(self, budget: Budget) -> None:
+        self._live.budget = budget
+        self.spending.set(budget)
+
+    def _dropped(self, planned: PlannedEpisode) -> None:
+        if self._trained is not None:
+            self._trained.dropped(planned)
+
+    def _summarise(self, planned: int, wall_sec: float) -> RunSummary:
+        return RunSummary(
+            planned=planned,
+            results=tuple(self._recorder.results),
+            interrupted=self._interrupted,
+            ended_by=str(self._ended_by) if self._ended_by is not None else None,
+            wall_sec=wall_sec,
+            recording_failures=self._recorder.failures + self._parts.tracker.failures,
+            unwritten_rows=self._recorder.unwritten_rows,
+            snapshot_dir=self._parts.snapshots.output_dir,
+            max_loop_lag_sec=self._max_loop_lag_sec,
+            threshold=self._settings.reward_threshold,
+            must_pass=self._parts.policy.must_pass,
+            spenders=tuple(self._parts.source.spenders),
+        )
+
+    async def close(self, summary: RunSummary | None = None) -> None:
+        """Releases all parts and gives the tracker the totals, if any. The tracker's own time limit bounds the wait."""
+        parts = self._parts
+        closing = {
+            "executor": parts.executor.close,
+            "policy": parts.policy.close,
+            "environment": parts.source.close,
+            "container backend": parts.container_factory.close,
+        }
+        for what, close in closing.items():
+            try:
+                await close()
+            except Exception as error:
+                logger.warning("The %s could not be closed: %s: %s", what, type(error).__name__, error)
+        await self._recorder.close(summary)
+
+    def interrupt(self) -> None:
+        """Ends running episodes as cancelled and starts no more."""
+        self._interrupted = True
+        self._scheduler.interrupt()
+
+    def request_snapshots(self) -> None:
+        """Has a snapshot taken of every running episode, as soon as it waits for the policy."""
+        if self._parts.snapshots.output_dir is None:
+            logger.warning("This run takes no snapshots: snapshot=manual, and the others but none, let it take them.")
+        for episode in self._running.values():
+            if isinstance(episode.environment, SnapshottingEnvironment):
+                episode.environment.request_snapshot()
+
+    async def _play(self, planned: PlannedEpisode) -> Retry | None:
+        """Runs one try of an attempt, once there is room for it. Returns the retry that follows, if any."""
+        if self._trained is None:
+            return await self._play_try(planned)
+        return await self._trained.play_try(planned, self._play_try)
+
+    async def _play_try(self, planned: PlannedEpisode) -> Retry | None:
+        losses = self._losses.get(planned.slot, 0)
+        async with self._parts.executor.room(planned.task_name, losses=losses) as place:
+            await self._scheduler.begins(planned)
+            episode = self._running[planned.episode_id] = RunningEpisode(
+                planned=planned, place=place, recorder=self, limits=self._settings.limits
+            )
+            failure = await self._maker.run(
+                episode,
+                is_ended=lambda: (
+                    self._scheduler.interrupted
+                    or episode.is_cancelled
+                    or (self._trained is not None and self._trained.is_cancelled(planned.slot))
+                ),
+            )
+            if isinstance(failure, asyncio.CancelledError):
+                failure = self._ended_by or failure
+            await self.record(episode, failure)
+            if self._trained is not None:
+                self._trained.tried(episode)
+            return episode.retry
+
+    def _next(self, episode: RunningEpisode, result: EpisodeResult, failure: BaseException | None) -> Retry | None:
+        """Returns the retry that follows this try, if any."""
+        planned = episode.planned
+        if result.reward is not None or failure is None or self._scheduler.interrupted:
+            return None
+        retry = planned.retry + 1
+        if isinstance(failure, HostLostError):
+            self._losses[planned.slot] = self._losses.get(planned.slot, 0) + 1
+            return Retry(self._gone_on(episode, retry), 0.0, is_first=True)
+        if isinstance(failure, SnapshotError) and episode.from_snapshot is not None and planned.earlier is not None:
+            self._warn(
+                f"An episode could not go on with its snapshot, and is played again from its beginning: {failure}"
+            )
+            earlier = replace(planned.earlier, episode_id=planned.episode_id)  # its log has replaced the earlier one
+            return Retry(planned.going_on(earlier, retry=retry, use_snapshots=False), 0.0)
+        tries = self._tries[planned.slot] = self._tries.get(planned.slot, 0) + 1
+        wait_sec = self._retry.wait_sec(failure, result.outcome, tries)
+        if wait_sec is None:
+            return None
+        seed = episode_seed(self._settings.seed, *planned.slot, retry)
+        return Retry(planned.anew(retry=retry, seed=seed), wait_sec)
+
+    def _gone_on(self, episode: RunningEpisode, retry: int) -> PlannedEpisode:
+        """Plans the try that goes on with the answers of one that was lost; without any, it begins again."""
+        planned = episode.planned
+        earlier = episode.log.read() if episode.log is not None else planned.earlier
+        if earlier is None:
+            return planned.anew(retry=retry, seed=planned.seed)
+        return planned.going_on(earlier, retry=retry)
+
+    async def record(self, episode: RunningEpisode, failure: BaseException | None) -> None:
+        """Writes the row of an episode exactly once, even if the caller is cancelled meanwhile."""
+        await finish(self._record(episode, failure))
+
+    async def _record(self, episode: RunningEpisode, failure: BaseException | None) -> None:
+        if episode.result is not None:
+            return
+        if failure is not None:
+            failure = await self._recorder.cause(failure)
+            if episode.result is not None:  # recorded meanwhile
+                return
+        if episode.is_unkept and self._storage.failure is not None:
+            result = episode.to_unrecorded(self._storage.failure)
+        else:
+            result = episode.to_result(failure)
+        episode.result = result
+        episode.retry = self._next(episode, result, failure)
+        del self._running[result.episode_id]
+        result = await self._recorder.write(episode, result)
+        self._live.add(result)
+        if episode.retry is not None:
+            self._live.expected += 1
+        self._recorder.guard("The tracker", lambda: self._parts.tracker.log_episode(result, episode.trajectory))
+        self.spending.add(result)
+
+    def _end(self, why: BudgetExhaustedError | StorageError) -> None:
+        """Ends running episodes as cancelled and starts no more. Only the first call counts."""
+        if self._ended_by is None:
+            self._ended_by = why
+            self._warn(str(why))
+            self._scheduler.interrupt()
+
+    def is_ended_by(self, error: BaseException) -> bool:
+        """Returns whether an error comes from the disk or mount of a record, which then ends the run."""
+        return self._storage.causes(error)
+
+    def _cannot_record(self, failure: StorageError) -> None:
+        """Ends the run, from any thread."""
+        assert self._loop is not None
+        with suppress(RuntimeError):  # the loop is closed, and the run has ended
+            self._loop.call_soon_threadsafe(self._end, failure)
+
+    def _log_system(self, sample: Mapping[str, float]) -> None:
+        self._recorder.guard("The tracker", lambda: self._parts.tracker.log_system(sample))
+
+    def _log_order(self, line: Mapping[str, Any]) -> None:
+        self._recorder.guard("The tracker", lambda: self._parts.tracker.log_order(line))
+
+    async def _prepare_branching(self) -> None:
+        """Prepares the snapshot that this run's episodes branch from, if they do."""
+        branching = self._parts.branching
+        if branching is None:
+            return
+
+        def make(place: Place, start_from: EpisodeStart) -> MinimalEnvironment:
+            parts = self._maker.episode_parts(self._settings.seed, start_from=start_from)
+            environment = place.make(self._parts.source, branching.task_name, parts)
+            # Without its scorers: it never comes to its LAST step.
+            return complete(environment).unwrapped
+
+        def check(start_from: EpisodeStart) -> None:
+            cast("CodeEnvironment", make(LocalExecutor(), start_from)).check_start()
+
+        agents = self._parts.playing_agent
+        if agents.can_be_restored:
+            self._parts.container_factory.check_snapshots()  # a snapshot may have to be made
+        async with self._parts.executor.room(branching.task_name) as place:
+            store = self._run_dir.branch_point
+            await branching.prepare(agents, partial(make, place), check, store, self._warn)
+
+    def _warn(self, sentence: str) -> None:
+        """Warns the user once, and keeps the sentence for the records."""
+        if sentence not in self.warnings:
+            self.warnings.append(sentence)
+            logger.warning("%s", sentence)

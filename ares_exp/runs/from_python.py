@@ -1,0 +1,185 @@
+"""`run` and `arun`: a run as the command plays it, from a script or a notebook."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ares_exp.errors import ConfigError, UserError
+from ares_exp.runs.run_results import RunResults
+
+if TYPE_CHECKING:
+    from ares_exp.runs.run import Run
+
+INTERRUPT_LIMIT_SEC = 60.0
+"""Seconds that an interrupted run has to release everything before its caller goes on without it."""
+
+_under_way = threading.Lock()
+
+
+def run(overrides: Sequence[str] = (), *, config_dirs: Sequence[str | Path] = (), quiet: bool = False) -> RunResults:
+    """Plays a run as `python -m ares_exp` does with these overrides, and returns its results.
+
+    The run has the same directory, records, checks, retries and budgets as that of the command, and either can resume
+    the other's (`resume=outputs/first`). It is played on an event loop in a thread of its own while the caller waits:
+    in scripts, in threads, and in notebooks, whose loop is then blocked. To await it, use `arun`.
+
+    An attempt that fails is a row, not an exception: `results.exit_code` is what the command would exit with. Ctrl-C
+    ends running episodes, closes the run, which can be resumed, and raises `KeyboardInterrupt`; other signals keep the
+    handlers of the script.
+
+    Args:
+        overrides: As on the command line: `["env=harbor", "env.path=tasks", "policy=oracle"]`.
+        config_dirs: Folders of options, as `--config-dir`.
+        quiet: Whether neither progress nor the summary is printed. Warnings go to the logging of the script; where it
+            has none, to standard error.
+
+    Raises:
+        UserError: Something is wrong with the overrides or with what they name; no container was started.
+        ConfigError: Likewise: a flag, such as `-m` (a sweep is a loop over runs in Python); or another run of this
+            process is under way.
+        KeyboardInterrupt: Ctrl-C. Its episodes have ended, and the rows of those that had a result are kept.
+    """
+    playing = _Playing(overrides, config_dirs, quiet=quiet)
+    try:
+        return playing.results.result()
+    except KeyboardInterrupt:
+        playing.interrupt()
+        with suppress(Exception):
+            playing.results.exception(INTERRUPT_LIMIT_SEC)
+        raise
+
+
+async def arun(
+    overrides: Sequence[str] = (), *, config_dirs: Sequence[str | Path] = (), quiet: bool = False
+) -> RunResults:
+    """Plays a run like `run`, without blocking the event loop of the caller.
+
+    Cancelling the awaiting task ends running episodes and closes the run, which can be resumed.
+
+    Args:
+        overrides: As for `run`.
+        config_dirs: As for `run`.
+        quiet: As for `run`.
+
+    Raises:
+        UserError: As `run`.
+    """
+    playing = _Playing(overrides, config_dirs, quiet=quiet)
+    results = asyncio.wrap_future(playing.results)
+    try:
+        return await asyncio.shield(results)
+    except asyncio.CancelledError:
+        playing.interrupt()
+        await asyncio.wait({results}, timeout=INTERRUPT_LIMIT_SEC)
+        if results.done():
+            results.exception()  # it is interrupted, which is no news
+        raise
+
+
+class _Playing:
+    """A run that a thread plays.
+
+    Attributes:
+        results: Its results, or what it raised.
+    """
+
+    def __init__(self, overrides: Sequence[str], config_dirs: Sequence[str | Path], *, quiet: bool) -> None:
+        """Starts the thread. Raises `ConfigError` when another run of this process is under way."""
+        self.results: Future[RunResults] = Future()
+        self._overrides = checked_overrides(overrides)
+        self._config_dirs = [Path(folder) for folder in config_dirs]
+        self._quiet = quiet
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._run: Run | None = None
+        self._interrupted = False
+        _claim()
+        context = contextvars.copy_context()
+        threading.Thread(target=context.run, args=(self._play,), name="ares_exp run", daemon=True).start()
+
+    def interrupt(self) -> None:
+        """Ends the run early. May be called from any thread, at any time."""
+        self._interrupted = True
+        if self._loop is not None:
+            with suppress(RuntimeError):  # it has ended meanwhile
+                self._loop.call_soon_threadsafe(self._interrupt_run)
+
+    def _interrupt_run(self) -> None:
+        if self._run is not None:
+            self._run.interrupt()
+
+    def _play(self) -> None:
+        try:
+            results = asyncio.run(self._play_run())
+        except BaseException as error:
+            _under_way.release()
+            self.results.set_exception(error)
+        else:
+            _under_way.release()
+            self.results.set_result(results)
+
+    async def _play_run(self) -> RunResults:
+        from ares_exp.runs.composing import compose_job
+        from ares_exp.runs.run_log import run_log
+
+        self._loop = asyncio.get_running_loop()
+        job = compose_job(self._overrides, self._config_dirs, quiet=self._quiet)
+        self._run = run = job.run
+        try:
+            with run_log(job.logging, self._overrides):
+                if self._interrupted:
+                    run.interrupt()
+                summary = await run.play()
+        except UserError:
+            run.run_dir.discard()
+            raise
+        return RunResults(run.run_dir.path, summary)
+
+
+@contextmanager
+def only_run() -> Iterator[None]:
+    """Claims this process for a run inside the block. Raises `ConfigError` when another one is under way."""
+    _claim()
+    try:
+        yield
+    finally:
+        _under_way.release()
+
+
+def _claim() -> None:
+    if not _under_way.acquire(blocking=False):
+        raise ConfigError(
+            "Expected one run at a time in a process, and another one is under way: wait for it first, or play "
+            "several at once as a sweep, `python -m ares_exp -m hydra/launcher=joblib …`."
+        )
+
+
+def checked_overrides(overrides: Sequence[str]) -> list[str]:
+    """Returns the overrides.
+
+    Raises:
+        ConfigError: They are no list of strings, or there is a flag among them.
+    """
+    if isinstance(overrides, str) or not all(isinstance(one, str) for one in overrides):
+        raise ConfigError(
+            f"Expected a list of overrides, got {overrides!r:.200}. Write each as on the command line: "
+            '`run(["env=harbor", "policy=oracle"])`.'
+        )
+    for one in overrides:
+        if one in ("-m", "--multirun"):
+            raise ConfigError(
+                "A sweep (`-m`) is played by the command. In Python, loop over runs: "
+                '`[ares_exp.run([f"seed={seed}"]) for seed in range(3)]`.'
+            )
+        if one.startswith("-") or not (one.startswith("~") or "=" in one):
+            raise ConfigError(
+                f"Expected overrides (`key=value`), got `{one:.200}`. Folders of options are `config_dirs=[…]`; flags "
+                "and other commands belong to the command line, `python -m ares_exp --help`."
+            )
+    return list(overrides)

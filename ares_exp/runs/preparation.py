@@ -1,0 +1,204 @@
+"""Preparation of a run: the task set, the checks before the first container starts, and the plan."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+from ares_exp.config.parts import name_of
+from ares_exp.environments.source import SourceBase
+from ares_exp.errors import ConfigError, UserError
+from ares_exp.runs.components import Components, Settings
+from ares_exp.runs.episode_maker import EpisodeMaker
+from ares_exp.runs.executors.executor import Played
+from ares_exp.runs.resume.episode_plan import PlannedEpisode, plan_episodes
+from ares_exp.trajectories.collector import CollectorBase
+
+SHOWN_TASKS = 5
+
+
+async def prepare(
+    parts: Components,
+    settings: Settings,
+    maker: EpisodeMaker,
+    warn: Callable[[str], None],
+    *,
+    run_dir: Path | None = None,
+) -> Sequence[str]:
+    """Reads the task set and checks everything that can be checked before the first container starts.
+
+    Args:
+        parts: The components.
+        settings: Their settings.
+        maker: Makes the episodes.
+        warn: Takes sentences that warn the user.
+        run_dir: The run directory; `None` when nothing is kept.
+
+    Returns:
+        Names of the selected tasks.
+
+    Raises:
+        UserError: One or several problems; nothing was started.
+    """
+    check_collectors(parts.collectors.values(), settings.concurrency)
+    if parts.branching is not None and not parts.source.exports_state:
+        raise ConfigError(
+            f"Expected environments that can be branched, and those of {name_of(parts.source)} have no "
+            "`export_state`. Play the task anew, or its recorded answers again with `replay=<run>/<episode>`."
+        )
+    _check_terminals(parts)
+    _check_doors(parts)
+    check_snapshots(parts)
+    checks = [_load(parts.source, warn), parts.policy.preflight()]
+    checks += parts.executor.checks(parts.source, maker.episode_parts(settings.seed))
+    outcomes = await asyncio.gather(*checks, return_exceptions=True)
+    _raise_all(outcomes)
+    if parts.policy.needs_solution and not parts.source.has_solutions:
+        raise ConfigError(
+            f"policy=oracle, or a recording of it, plays the solutions of tasks, and {name_of(parts.source)} has "
+            "none. Choose another policy: `policy=openai policy.model=…`, `policy=scripted "
+            "policy.replies=[…]`."
+        )
+    names = _narrowed(parts, cast("Sequence[str]", outcomes[0]), warn)
+    played = Played(
+        source=parts.source,
+        task_names=names,
+        parts=maker.episode_parts(
+            settings.seed
+        ),  # after the policy's preflight, which knows whether it needs solutions
+        recipe=parts.recipe,
+        run_dir=run_dir,
+        needs_shared_disk=_need_of_shared_disk(parts),
+    )
+    await parts.executor.open(played, warn)
+    return names
+
+
+def _need_of_shared_disk(parts: Components) -> str | None:
+    """Says why other machines would have to see the run directory; `None` when they need not."""
+    if parts.branching is not None:
+        return "`branch_from` goes on from a snapshot"
+    return "`snapshot` writes snapshots where the environments are" if parts.snapshots.output_dir is not None else None
+
+
+def bounded_concurrency(parts: Components, asked: int, warn: Callable[[str], None]) -> int:
+    """Returns the number of episodes that may run at the same time; warns if the backend allows fewer than asked.
+
+    Call it after the backend's preflight.
+    """
+    most = parts.container_factory.max_containers
+    if not parts.source.needs_container or most is None or asked <= most:
+        return asked
+    warn(
+        f"container={parts.container_factory.name} can run {most} episode at a time on this machine: "
+        f"concurrency={asked} has no effect."
+    )
+    return most
+
+
+def check_collectors(collectors: Iterable[CollectorBase], concurrency: int) -> None:
+    """Raises `ConfigError` where a collector cannot record so many episodes at once."""
+    for collector in collectors:
+        if concurrency > 1 and not collector.keeps_apart:
+            raise ConfigError(
+                f"{name_of(collector)} records one episode at a time: its `record_step` takes no "
+                "`episode`. Set `concurrency=1`."
+            )
+
+
+def planned_episodes(parts: Components, settings: Settings, task_names: Sequence[str]) -> list[PlannedEpisode]:
+    """Plans every attempt at every task. For a policy that plays recorded episodes, uses their recorded seeds."""
+    planned = plan_episodes(task_names, attempts=settings.attempts, seed=settings.seed)
+    seeds = [parts.policy.seed_of(one.task_name, one.attempt) for one in planned]
+    return [one if seed is None else replace(one, seed=seed) for one, seed in zip(planned, seeds, strict=True)]
+
+
+def _check_terminals(parts: Components) -> None:
+    """Refuses an agent that needs a terminal on a backend without."""
+    containers, agents = parts.container_factory, parts.playing_agent
+    if parts.source.needs_container and agents.needs_terminal and not containers.has_terminals:
+        raise ConfigError(
+            f"{agents.name} works in a terminal, and container={containers.name} has none. Use container=local, "
+            "container=docker or container=daytona, or agent=tools or agent=shell."
+        )
+
+
+def _check_doors(parts: Components) -> None:
+    """Refuses an agent that is reached through a door on a backend without."""
+    containers, agents = parts.container_factory, parts.playing_agent
+    if parts.source.needs_container and agents.needs_door and not containers.has_doors:
+        raise ConfigError(
+            f"agent={agents.name} is a program in the container, whose LLM calls come out by a door, and "
+            f"container={containers.name} does not say that it has doors (`has_doors = True` beside `open_door`). Use "
+            "container=local, container=docker or container=daytona, or agent=tools or agent=shell."
+        )
+
+
+def check_snapshots(parts: Components) -> None:
+    """Rejects snapshots of parts that cannot be captured, and snapshots at every step that nothing can use."""
+    agents, schedule = parts.playing_agent, parts.snapshots
+    if schedule.output_dir is None:
+        return
+    if not parts.source.exports_state:
+        raise ConfigError(
+            f"Expected environments that have `export_state` for snapshots, and {name_of(parts.source)} does not "
+            "say that its own have it (`exports_state = True`). Set `snapshot=none`."
+        )
+    parts.container_factory.check_snapshots()
+    agents.check_snapshots()
+    if schedule.is_only_to_continue and not agents.can_be_restored:
+        raise ConfigError(
+            f"Expected `snapshot=on_failure`, `manual` or `none` with agent={agents.name}, which is a process in "
+            "its container: a snapshot has files, to look at, and cannot put a process back. A run that was killed "
+            "goes on without one (`resume=`), and `branch_from=` needs none: recorded answers are given again in a "
+            "fresh container. What the agent leaves is kept in files/<episode>/agent/."
+        )
+
+
+async def _load(source: SourceBase, warn: Callable[[str], None]) -> Sequence[str]:
+    """Reads the task set and has the source check itself; returns the names of the selected tasks."""
+    try:
+        names = await asyncio.to_thread(source.load, warn)
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename is not None else error
+        raise ConfigError(f"The tasks of {name_of(source)} cannot be read: {what}.") from error
+    await source.preflight()
+    return names
+
+
+def _narrowed(parts: Components, task_names: Sequence[str], warn: Callable[[str], None]) -> Sequence[str]:
+    """Leaves out the tasks that there is nothing recorded of, when recorded episodes are branched or replayed."""
+    recorded = parts.policy.recorded_tasks if parts.branching is None else (parts.branching.task_name,)
+    if recorded is None:
+        return task_names
+    kept = [name for name in task_names if name in recorded]
+    if not kept:
+        raise ConfigError(
+            f"Expected one of the recorded tasks ({_some(recorded)}) among those of {name_of(parts.source)}, which "
+            f"has {_some(task_names)}. Choose the `env` that they were recorded in."
+        )
+    if len(kept) < len(task_names):
+        parts.source.keep(kept)
+        if parts.branching is None:
+            left_out = _some([name for name in task_names if name not in recorded])
+            warn(f"Left out, because nothing is recorded of them: {left_out}.")
+    return kept
+
+
+def _some(names: Collection[str]) -> str:
+    """Lists names, the first ones of many."""
+    shown = ", ".join(list(names)[:SHOWN_TASKS])
+    return shown if len(names) <= SHOWN_TASKS else f"{shown} and {len(names) - SHOWN_TASKS} more"
+
+
+def _raise_all(outcomes: Sequence[object]) -> None:
+    """Raises the failures: errors of the user together, any other error alone."""
+    errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    for error in errors:
+        if not isinstance(error, UserError):
+            raise error
+    if errors:
+        raise UserError("\n".join(str(error) for error in errors)) if len(errors) > 1 else errors[0]

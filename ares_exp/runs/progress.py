@@ -1,0 +1,181 @@
+"""Live progress of a run: a bar with a panel below it on a terminal, otherwise a plain line every few seconds.
+
+A separate thread draws, so that the display stays current while no episode ends or the event loop is busy, and so
+that a slow terminal never delays an episode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Self, TextIO
+
+from ares_exp.records.terminal_text import encodable, format_duration, format_number, one_line
+from ares_exp.runs.control.status import RunStatus
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+_REDRAW_SEC = 0.2
+_INDENT = "  "
+_STOP_TIMEOUT_SEC = 2.0
+
+
+class Progress:
+    """Shows the state of a run: `3/12 done · 4 running · reward 0.67 · ETA 12 s`."""
+
+    def __init__(
+        self,
+        status: Callable[[], RunStatus],
+        *,
+        stream: TextIO | None = None,
+        is_tty: bool | None = None,
+        interval_sec: float = 5.0,
+        is_kept: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Keeps the arguments; `start` starts the display.
+
+        Args:
+            status: Returns the state of the run; called from the thread that draws.
+            stream: Output of the display; standard error by default.
+            is_tty: Whether `stream` is a terminal that can redraw a line; detected by default.
+            interval_sec: Seconds between two lines if `stream` is not a terminal.
+            is_kept: Whether the last state stays on the screen.
+            clock: Seconds that only grow.
+        """
+        self._status = status
+        self._stream = stream if stream is not None else sys.stderr
+        self._is_tty = _can_redraw(self._stream) if is_tty is None else is_tty
+        self._interval_sec = interval_sec
+        self._is_kept = is_kept
+        self._clock = clock
+        self._separator = " · " if encodable("·", self._stream) else " | "
+        self._started_at = clock()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        """Starts the display."""
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Stops the display."""
+        self.stop()
+
+    def start(self) -> None:
+        """Starts the thread that draws."""
+        self._started_at = self._clock()
+        self._thread = threading.Thread(target=self._draw, name="progress", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Shows the last state and ends the thread. Idempotent; safe without `start`."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_TIMEOUT_SEC)
+            self._thread = None
+
+    def line(self, status: RunStatus) -> str:
+        """Formats a state as one line, without unknown values."""
+        elapsed, done = self._clock() - self._started_at, status.ended - status.cut_short
+        parts = [f"{done}/{status.expected} done"] if status.expected or not status.done_before else []
+        if status.done_before:
+            parts.append(f"{status.done_before} done before")
+        if status.cut_short:
+            parts.append(f"{status.cut_short} cut short")
+        if status.running:
+            parts.append(f"{status.running} running")
+        if status.held is not None:
+            parts.append("paused")
+        if status.reward[0] is not None:
+            parts.append(f"reward {format_number(status.reward[0])}")
+        if 0 < done < status.expected and not status.cut_short:
+            parts.append(f"ETA {format_duration(elapsed / done * (status.expected - done))}")
+        else:
+            parts.append(format_duration(elapsed))
+        return self._separator.join(parts)
+
+    def _draw(self) -> None:
+        # A terminal that went away or a closed pipe must not end the run.
+        with contextlib.suppress(OSError, ValueError):
+            if self._is_tty:
+                self._draw_bar()
+            else:
+                self._print_lines()
+
+    def _print_lines(self) -> None:
+        stopped = False
+        while not stopped:
+            stopped = self._stopped.wait(self._interval_sec)
+            if stopped and not self._is_kept:
+                return
+            self._stream.write(self.line(self._status()) + "\n")
+            self._stream.flush()
+
+    def _draw_bar(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console(file=self._stream, force_terminal=True)
+        live = Live(
+            get_renderable=lambda: self._bar(console.width),
+            console=console,
+            auto_refresh=False,
+            transient=not self._is_kept,
+            # Output that is redirected to a file must continue to go there.
+            redirect_stdout=sys.stdout.isatty(),
+            redirect_stderr=sys.stderr.isatty(),
+        )
+        with live, _log_lines_above(console):
+            # Never hidden, so that no way to die can leave it hidden.
+            console.show_cursor(True)
+            while not self._stopped.wait(_REDRAW_SEC):
+                live.refresh()
+
+    def _bar(self, width: int) -> RenderableType:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        status = self._status()
+        grid = Table.grid(padding=(0, 1))
+        grid.add_column()
+        grid.add_column(no_wrap=True)
+        grid.add_column(no_wrap=True, overflow="ellipsis")
+        bar = ProgressBar(total=max(status.expected, 1), completed=status.ended - status.cut_short, width=20)
+        names = ", ".join(dict.fromkeys(one.task_name for one in status.episodes))
+        grid.add_row(bar, Text(self.line(status)), Text(names, style="dim"))
+        if self._stopped.is_set():
+            return grid
+        lines = [one_line(line, width - len(_INDENT)) for line in status.lines()]
+        styles = ["red" if line.startswith("error: ") else "dim" for line in lines]
+        below = (Text(_INDENT + line, style, no_wrap=True) for line, style in zip(lines, styles, strict=True))
+        return Group(grid, *below)
+
+
+@contextlib.contextmanager
+def _log_lines_above(console: Console) -> Iterator[None]:
+    """Lets log lines that go to a terminal appear above the bar instead of in it."""
+    from rich.file_proxy import FileProxy
+
+    handlers = [handler for handler in logging.getLogger().handlers if type(handler) is logging.StreamHandler]
+    streams = [(handler, handler.stream) for handler in handlers if handler.stream.isatty()]
+    for handler, stream in streams:
+        handler.setStream(FileProxy(console, stream))
+    try:
+        yield
+    finally:
+        for handler, stream in streams:
+            handler.setStream(stream)
+
+
+def _can_redraw(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM", "dumb") not in {"dumb", "unknown"}

@@ -1,0 +1,147 @@
+"""The recorder of a run: rows, answer logs, tracker and totals."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ares_exp.errors import BudgetExhaustedError, StorageError
+from ares_exp.records.results import ANSWERS_USED_UP, EpisodeResult
+from ares_exp.records.run_dir import RunDir
+from ares_exp.records.run_storage import RunStorage
+from ares_exp.records.run_summary import RunSummary
+from ares_exp.runs.components import Components
+from ares_exp.runs.resume.episode_plan import PlannedEpisode
+from ares_exp.runs.resume.previous_sessions import PreviousSessions
+from ares_exp.runs.running_episode import RunningEpisode
+from ares_exp.trackers.tracker import RunInfo
+
+if TYPE_CHECKING:
+    from ares_exp.trajectories.answer_log import AnswerLog
+
+logger = logging.getLogger(__name__)
+
+
+class Recorder:
+    """Writes what a run has to keep. A failing tracker or collector does not end the run; a failing disk does.
+
+    Attributes:
+        results: The rows of all sessions, in the order in which they were written.
+        failures: Number of records that could not be made.
+        unwritten_rows: Number of rows that could not be written.
+    """
+
+    def __init__(
+        self,
+        parts: Components,
+        run_dir: RunDir,
+        storage: RunStorage,
+        begin_log: Callable[[PlannedEpisode], AnswerLog],
+    ) -> None:
+        """Does no I/O.
+
+        Args:
+            parts: The components of the run.
+            run_dir: The run directory.
+            storage: Ends the run at the first failed write.
+            begin_log: Creates the answer log of an episode that has not started. Blocking.
+        """
+        self.results: list[EpisodeResult] = []
+        self.failures = 0
+        self.unwritten_rows = 0
+        self._parts = parts
+        self._run_dir = run_dir
+        self._storage = storage
+        self._begin_log = begin_log
+
+    def start_tracker(self, info: RunInfo, earlier: PreviousSessions) -> None:
+        """Starts the tracker with the results of earlier sessions; episodes lost there are logged as new retries."""
+        lost = {result.episode_id for result in earlier.lost}
+        told = tuple(result for result in self.results if result.episode_id not in lost)
+        tracker = self._parts.tracker
+        self.guard("The tracker's start", lambda: tracker.start(replace(info, earlier=told)))
+        for result in earlier.lost:
+            self.guard("The tracker", partial(tracker.log_episode, result))
+
+    async def cause(self, failure: BaseException) -> BaseException:
+        """Returns the failed write that ended the run in place of what ended an episode: it may be a consequence."""
+        if not isinstance(failure, (asyncio.CancelledError, BudgetExhaustedError, StorageError)):
+            await asyncio.to_thread(self._storage.probe)
+        return self._storage.failure or failure
+
+    async def write(self, episode: RunningEpisode, result: EpisodeResult) -> EpisodeResult:
+        """Writes the row, and gives it to the tracker. Returns it as it was written."""
+        self.failures += episode.collector_failures
+        self.unwritten_rows += not await asyncio.shield(asyncio.to_thread(self._write, episode, result))
+        assert episode.result is not None
+        result = episode.result
+        self.results.append(result)
+        logger.info("%s: %s, reward %s, %.2f s", result.episode_id, result.outcome, result.reward, result.duration_sec)
+        if result.note is not None:
+            logger.warning(
+                "%s (attempt %d) has reward %s: %s", result.task_name, result.attempt, result.reward, result.note
+            )
+        return result
+
+    def _write(self, episode: RunningEpisode, result: EpisodeResult) -> bool:
+        """Writes a row; then deletes the answer log if its responses are not needed any more.
+
+        A retry has its log before the row is written: it is started even if this process dies while the retry waits.
+
+        Returns:
+            Whether the row was written.
+        """
+        row = episode.row_of(result)
+        try:
+            if episode.begins_anew:
+                assert episode.retry is not None
+                self._begin_log(episode.retry.planned)
+            self._storage.write(lambda: self._run_dir.append_episodes(row), self._run_dir.episodes)
+        except StorageError as failure:
+            episode.result = episode.to_unrecorded(failure)
+            return False
+        if episode.log is not None and (episode.begins_anew or result.outcome in ANSWERS_USED_UP):
+            with suppress(OSError):  # a resume deletes it
+                episode.log.discard()
+        return True
+
+    def write_totals(self, summary: RunSummary, warnings: Sequence[str]) -> None:
+        """Writes `summary.json` and `results.json`. Blocking."""
+        from ares_exp.records.statistics.results_document import results_document
+
+        totals = {**summary.to_dict(), "warnings": warnings}
+        self.guard("Writing summary.json", lambda: self._run_dir.write_json(self._run_dir.summary, totals))
+        results = self._run_dir.results
+        self.guard("Writing results.json", lambda: self._run_dir.write_json(results, results_document(summary)))
+
+    async def close(self, summary: RunSummary | None) -> None:
+        """Closes the collectors, and gives the tracker the totals, if any. Its own time limit bounds the wait."""
+        for name, collector in self._parts.collectors.items():
+            await asyncio.to_thread(self.guard, f"Closing the {name} collector", collector.close)
+        if summary is None:
+            return
+        if not summary.interrupted:
+            await asyncio.to_thread(self.guard, "Collecting deleted snapshots", self._parts.snapshots.collect_garbage)
+        tracker = self._parts.tracker
+        await asyncio.to_thread(self.guard, "The tracker's end", lambda: tracker.finish(summary))
+
+    def guard(self, what: str, act: Callable[[], object]) -> bool:
+        """Calls `act` and returns whether it succeeded; a failure is reported and counted, and the run continues.
+
+        After a failed write ended the run, further failures are expected, and only logged for debugging.
+        """
+        try:
+            act()
+        except Exception as error:
+            if self._storage.failure is not None:
+                logger.debug("%s failed", what, exc_info=error)
+                return False
+            self.failures += 1
+            logger.warning("%s failed: %s: %s", what, type(error).__name__, error)
+            return False
+        return True

@@ -1,0 +1,324 @@
+"""Commands composed from a record: `resume=<run>`, `resume=<sweep>`, `replay=<run>[/<episode>]`, `branch_from=…`.
+
+The base is the config that the run recorded. A typed override replaces the recorded values of its key and of every key
+below it: `policy.temperature=1` changes one number of the recorded policy, and `policy=other` drops all recorded
+values of the policy. Options and defaults that have changed since then apply only to what is chosen now.
+
+The recorded config is used before its references to other keys were resolved (see `trusted_record.values_of`):
+with resolved ones, `branches=4` would no longer reach the attempts, and a replay would
+write into the directory of the run that it replays.
+
+A sweep has no single config, as its jobs differ: it is resumed by the command line that began it. Each of its jobs
+continues with the config that it recorded (`keep_recorded`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from ares_exp.config.options import config_dirs_of, folder_url
+from ares_exp.config.overrides import covers, key_set_by, leaves, listed, parse_overrides, quoted
+from ares_exp.config.schema import GROUPS
+from ares_exp.errors import ConfigError
+from ares_exp.records.latest_run import run_path
+from ares_exp.records.run_dir import SWEEP_RECORD, RunDir
+from ares_exp.records.secrets import MASK, scrub
+from ares_exp.runs.resume.episode_ref import EpisodeRef
+from ares_exp.runs.resume.recorded_run import (
+    RecordedRun,
+    RecordedSweep,
+    begins_where_started,
+    is_folder_of_runs,
+    last_attempts,
+)
+from ares_exp.runs.resume.session import RESUME_KEYS, config_differences
+from ares_exp.runs.resume.trusted_record import (
+    check_config_dirs,
+    check_secrets,
+    check_trust,
+    check_values,
+    is_trusted,
+    values_as_meant,
+    values_of,
+)
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+    from omegaconf import DictConfig
+
+VERBS = ("resume", "replay", "branch_from")
+BRANCH_KEYS = ("branches", "branch", "branch.inject", "branch.edit", "branch.response")
+ASKED_FOR = (*VERBS, *BRANCH_KEYS, *RESUME_KEYS, "attempts")
+"""Keys that say what to do with a run, not how it was composed."""
+NO_SELECTION: Mapping[str, Any] = {"exclude": [], "limit": None}
+"""Keys of `env` that select tasks, with the values that select all."""
+OF_ONE_SESSION = ("resume", "resume_redo", "resume_force", "hydra.run.dir", "hydra.sweep.dir", "hydra.mode")
+"""Keys that apply to one session only, not to the run or the sweep."""
+
+
+_GOES_ON = "the run goes on where it is"
+FIXED: Mapping[str, Mapping[str, str]] = {
+    "resume": {"hydra.run.dir": _GOES_ON, "hydra.sweep.dir": _GOES_ON},
+    "replay": {
+        "policy": "the recorded answers are the policy",
+        **dict.fromkeys(BRANCH_KEYS, "it belongs to `branch_from=<run>/<episode>@<step>`"),
+    },
+    "branch_from": {"attempts": "`branches` is their number"},
+}
+"""Keys that cannot be set together with each verb, and why."""
+
+
+class Command(NamedTuple):
+    """A command line, ready for Hydra.
+
+    Attributes:
+        argv: Flags and overrides.
+        source: The run or sweep that it continues; `None` if there is none.
+        values: The recorded config that the overrides change; `None`: the root config.
+        choices: Options that were chosen for its groups.
+    """
+
+    argv: list[str]
+    source: Path | None = None
+    values: Mapping[str, Any] | None = None
+    choices: Mapping[str, str] = {}
+
+
+def compose_from_run(flags: Sequence[str], overrides: Sequence[str]) -> Command:
+    """Returns the command line that these mean: they themselves, unless one of the overrides is a verb.
+
+    Raises:
+        ConfigError: The run, episode or step does not exist; something recorded cannot be used again; or the verb and
+            what is typed with it do not go together.
+        hydra.errors.OverrideParseException: Something typed is no override.
+    """
+    as_typed = Command([*flags, *overrides])
+    if not any(one.partition("=")[0].lstrip("+~") in (*VERBS, *BRANCH_KEYS) for one in overrides):
+        return as_typed
+    typed = parse_overrides(overrides)
+    verbs = {one.key_or_group: one for one in typed if one.key_or_group in VERBS and one.value() is not None}
+    if "resume" in verbs and isinstance(verbs["resume"].value(), bool):
+        del verbs["resume"]  # `resume=true` names no run
+    if not verbs:
+        if alone := [one.key_or_group for one in typed if one.key_or_group in BRANCH_KEYS]:
+            raise ConfigError(f"`{alone[0]}` belongs to a branch: name one with `branch_from=<run>/<episode>@<step>`.")
+        return as_typed
+    if len(verbs) > 1:
+        raise ConfigError(f"Expected one of {', '.join(f'`{verb}=`' for verb in verbs)}: a command does one thing.")
+    [(verb, named)] = verbs.items()
+    if named.is_sweep_override():
+        raise ConfigError(f"Expected `{verb}` to be one episode or run, got a sweep. Give each a command of its own.")
+    fixed = {"experiment": "the run is composed as it was; set what is to be otherwise", **FIXED[verb]}
+    for key in map(key_set_by, typed):
+        if key in fixed:
+            raise ConfigError(f"`{key}` cannot be set with `{verb}`: {fixed[key]}. Leave `{key}=…` out.")
+    own = [one for one in typed if one is not named]
+    forced = any(one.key_or_group == "resume_force" and one.value() is True for one in own)
+    if verb == "resume":
+        if not named.value():  # a variable of the shell that was not set, and no `.`
+            raise ConfigError("Expected `resume=<run dir>`, got no directory. That in which you are is `resume=.`.")
+        return _resume(run_path(str(named.value())).expanduser(), flags, own, forced=forced)
+    ref = EpisodeRef.parse(str(named.value()))
+    check_trust(ref.run.path, forced=forced)
+    needed, tasks = (_replay if verb == "replay" else _branch)(ref)
+    values = {key: value for key, value in values_of(ref.run).items() if key not in ASKED_FOR}
+    env = values.get("env")
+    if isinstance(env, dict):
+        values["env"] = {key: NO_SELECTION.get(key, value) for key, value in env.items()}
+    if isinstance(env, dict) and "tasks" in env and not any(one.key_or_group == "env" for one in typed):
+        needed = [*needed, f"env.tasks={listed(tasks)}"]  # the job itself narrows what another environment loads
+    return _composed(ref.run, values, flags, needed, own)
+
+
+def _resume(path: Path, flags: Sequence[str], typed: Sequence[Override], *, forced: bool) -> Command:
+    """Composes the command that runs the run or the sweep again in its directory."""
+    place, is_sweep = path.absolute(), {"-m", "--multirun"} & {*flags}
+    if (place / SWEEP_RECORD).is_file():
+        return _resume_sweep(RecordedSweep(place), flags if is_sweep else [*flags, "-m"], typed)
+    if is_sweep:
+        raise ConfigError(f"{path} is one run and no sweep: leave `-m` out.")
+    if place.is_dir() and not RunDir(place).has_run and not is_folder_of_runs(place):
+        raise ConfigError(
+            f"There is nothing to resume in {path}: its run was killed before it began, or there was none. Start "
+            "it again."
+        )
+    run = RecordedRun(place)
+    check_trust(place, forced=forced)
+    values = {key: value for key, value in values_of(run).items() if key not in OF_ONE_SESSION}
+    asked_anew = any(one.key_or_group in ("attempts", "branches") for one in typed)
+    if not asked_anew and (attempts := last_attempts(RunDir(place))) is not None:
+        values["attempts"] = attempts
+    return _composed(run, values, flags, ["resume=true", f"hydra.run.dir={quoted(str(place))}"], typed)
+
+
+def _resume_sweep(sweep: RecordedSweep, flags: Sequence[str], typed: Sequence[Override]) -> Command:
+    """Composes the sweep's command line again, with the overrides that are typed now."""
+    from hydra.errors import OverrideParseException
+
+    if not is_trusted(sweep.path):
+        raise ConfigError(
+            f"Expected a sweep that only you can write, got {sweep.path}: it belongs to another user, or other users "
+            f"can write in it. Type its command again, with `resume=true hydra.sweep.dir={sweep.path}`."
+        )
+    needed = parse_overrides(
+        ["resume=true", f"hydra.sweep.dir={quoted(str(sweep.path))}", *_search_path(check_config_dirs(sweep))]
+    )
+    replaced = [*OF_ONE_SESSION, *map(key_set_by, (*needed, *typed))]
+    try:
+        lines = parse_overrides(sweep.overrides())
+    except OverrideParseException as error:
+        raise ConfigError(f"{sweep.path} recorded an override that cannot be read: `{error.override}`.") from error
+    recorded = [one for one in lines if not any(covers(key, key_set_by(one)) for key in replaced)]
+    check_secrets([one.key_or_group for one in recorded if MASK in str(one.input_line)])
+    again = [*_from(sweep.working_directory(), recorded), *_not_typed(needed, typed)]
+    return Command([*flags, *again, *(str(one.input_line) for one in typed)], source=sweep.path)
+
+
+def _replay(ref: EpisodeRef) -> tuple[list[str], Collection[str]]:
+    """Expands `replay=`; returns the recorded tasks, too. All attempts are played, unless `attempts=` is given."""
+    if ref.step is not None:
+        raise ConfigError(f"A replay is of whole episodes: leave `@{ref.step}` out, or use `branch_from=`.")
+    episodes = [ref.episode] if ref.episode is not None else list(ref.run.trajectories())
+    if not episodes:
+        others = [episode.episode_id for episode in ref.run.trajectories(partial=True)]
+        named = f" One that did not end has to be named: `replay={ref.run.path}/{others[0]}`." if others else ""
+        raise ConfigError(f"Expected the trajectory of an episode in {ref.run.path}, found none.{named}")
+    attempts = Counter(episode.task_name for episode in episodes)
+    needed = [
+        f"replay={quoted(str(ref))}",
+        "policy=replay",
+        f"policy.trajectory={quoted(str(ref.run.path))}",
+        f"policy.episode={'null' if ref.episode is None else quoted(ref.episode.episode_id)}",
+        "policy.strict=false",
+        f"attempts={max(attempts.values())}",
+        "snapshot=none",
+    ]
+    return needed, attempts
+
+
+def _branch(ref: EpisodeRef) -> tuple[list[str], Collection[str]]:
+    """Composes the overrides of a branch, and returns its task; the job itself does the branching."""
+    episode = ref.episode
+    if episode is None or ref.step is None:
+        have = (
+            f"it has the steps 0 to {episode.last_step}"
+            if episode is not None
+            else "its episodes are in episodes.jsonl"
+        )
+        raise ConfigError(f"Expected `branch_from=<run>/<episode>@<step>`, got {ref}: {have}.")
+    return [f"branch_from={quoted(str(ref))}", "attempts=${branches}"], [episode.task_name]
+
+
+def _composed(
+    run: RecordedRun, values: dict[str, Any], flags: Sequence[str], needed: Sequence[str], typed: Sequence[Override]
+) -> Command:
+    """Makes the command that changes the recorded values by the needed and the typed overrides."""
+    folders = check_config_dirs(run)
+    needed = _not_typed(parse_overrides([*needed, *_search_path(folders)]), typed)
+    replacing = [*parse_overrides(needed), *typed]
+    for one in replacing:
+        _make_room(values, one)
+    keys = [key_set_by(one) for one in replacing]
+    check_values(run, values, typed=keys, config_dirs=[*folders, *config_dirs_of(flags)])
+    chosen = {one.key_or_group for one in replacing}
+    choices = {group: option for group, option in run.choices().items() if group not in chosen}
+    lines = [*needed, *(_over(values, one) for one in typed)]
+    return Command([*flags, *lines], run.path, values, choices)
+
+
+def _make_room(values: dict[str, Any], override: Override) -> None:
+    """Drops recorded values that `override` replaces: a group that is chosen, or a mapping that is set, again."""
+    key = key_set_by(override)
+    if key in GROUPS:
+        values.pop(key, None)
+        return
+    *above, last = key.split(".")
+    place: Any = values
+    for name in above:
+        place = place.get(name) if isinstance(place, dict) else None
+    if isinstance(place, dict) and isinstance(place.get(last), dict) and not override.is_delete():
+        place[last] = None
+
+
+def _over(values: Mapping[str, Any], override: Override) -> str:
+    """Formats the override for values that may exist already."""
+    line = str(override.input_line)
+    if override.is_add() and override.package is None:
+        return f"+{line}"
+    if (
+        override.package is not None
+        and not line.startswith(("+", "~"))
+        and key_set_by(override).split(".")[0] in values
+    ):
+        return f"+{line}"  # the recorded option that asked for it is not composed again
+    return line
+
+
+def _not_typed(needed: Sequence[Override], typed: Sequence[Override]) -> list[str]:
+    return [str(one.input_line) for one in needed if not any(covers(key_set_by(new), key_set_by(one)) for new in typed)]
+
+
+def _search_path(folders: Sequence[Path]) -> list[str]:
+    return [f"hydra.searchpath={listed(map(folder_url, folders))}"] if folders else []
+
+
+def _from(place: Path, recorded: Sequence[Override]) -> list[str]:
+    """Returns the overrides with relative paths resolved against the folder where they were typed."""
+    given = {one.key_or_group for one in recorded if one.value() is not None}
+    lines = []
+    for one in recorded:
+        value: Any = one.value()
+        line, paths = str(one.input_line), value if isinstance(value, list) else [value]
+        begins_there = place != Path.cwd() and begins_where_started(one.key_or_group, given)
+        if begins_there and all(isinstance(path, str) and path and "${" not in path for path in paths):
+            meant = [str(place / path) for path in paths]
+            line = f"{line.partition('=')[0]}={listed(meant) if isinstance(value, list) else quoted(meant[0])}"
+        lines.append(line)
+    return lines
+
+
+def keep_recorded(config: DictConfig, run_dir: RunDir, overrides: Sequence[str]) -> list[str]:
+    """Keeps the recorded values in a config that is composed from a repeated command, except those typed now.
+
+    Options and defaults may have changed on disk since the run was begun. What cannot be given back stays:
+    `open_session` refuses it if it matters. A class that differs and a secret are not taken from a file.
+
+    Args:
+        config: The composed config; changed.
+        run_dir: Of the run.
+        overrides: The command line's, or a job's of a sweep.
+
+    Returns:
+        The top-level keys that have changed on disk since.
+    """
+    from omegaconf import OmegaConf, open_dict
+
+    try:
+        run = RecordedRun(run_dir.path)
+        before, recorded = run.overrides(), values_as_meant(run)
+    except ConfigError:
+        return []
+    typed = {re.split("[./@=]", one.lstrip("+~"))[0] for one in overrides if one not in before}
+    if "experiment" in typed:
+        return []
+    changed = []
+    composed = scrub(cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True)))
+    differing = dict.fromkeys(key.partition(".")[0] for key, *_ in config_differences(recorded, composed))
+    for name in (key for key in differing if key in recorded and key in composed and key not in typed):
+        was, now = recorded[name], composed[name]
+        is_kept = all(not isinstance(leaf, str) or ("${" not in leaf and MASK not in leaf) for _, leaf in leaves(was))
+        if is_kept and _classes(now) == _classes(was):
+            with open_dict(config):
+                OmegaConf.update(config, name, was, merge=False)
+            changed.append(name)
+    if not {"attempts", "branches"} & typed and (attempts := last_attempts(run_dir)) is not None:
+        config.attempts = attempts
+    return changed
+
+
+def _classes(value: Any) -> list[Any]:
+    return [one for key, one in leaves(value) if key.endswith("_target_")]

@@ -1,0 +1,295 @@
+"""The policy of an episode that can be resumed: logs every answer, and gives logged answers again.
+
+So is that there was no answer in time: the stage of the task that it ended ends there again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ares_exp.cancellation import in_thread
+from ares_exp.config.parts import has_members
+from ares_exp.environment import PendingRequest
+from ares_exp.errors import PolicyError, RefusalError, UnansweredError
+from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.asked_ahead import NO_CALL, AskedAhead, concurrency_of
+from ares_exp.policies.checked_answer import checked_answer
+from ares_exp.policies.episode_events import EpisodeEvents
+from ares_exp.policies.policy import AdvancingClient
+from ares_exp.trajectories.answer_log import AnswerLog
+from ares_exp.trajectories.normalisers import Normaliser
+from ares_exp.trajectories.recorded_responses import Exchange, RecordedResponses, answers
+from ares_exp.trajectories.records import deserialize_llm_request, lane_of, serialize_llm_request
+from ares_exp.trajectories.request_diff import StepComparison
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class GivenAgain:
+    """The answers of an earlier try that a policy has given again.
+
+    Attributes:
+        answers: The answers in order, including those before a restored snapshot.
+        diverged_at: The first step whose request differed; `None`: all were the same.
+    """
+
+    answers: list[LLMResponse]
+    diverged_at: int | None = None
+
+
+class _Answered(NamedTuple):
+    """An answer that is on record.
+
+    Attributes:
+        answer: The answer.
+        ahead: Its number in the log, if it was asked ahead; `None`: its turn is recorded with it.
+        is_taken: Whether the earlier try had asked for it.
+    """
+
+    answer: LLMResponse
+    ahead: int | None
+    is_taken: bool = False
+
+
+class ResumablePolicy:
+    """Gives the answers of an earlier try again while the requests are the same; then asks the policy.
+
+    Times, process ids and the like may differ (see `normalisers`). The conversations of an agent are lanes, each with
+    an order of its own: a request is compared with the next one of its lane. Answers that were asked ahead are logged
+    when they come; those of the earlier try whose turn never came are given to the requests that they answer, in
+    whatever order.
+
+    Attributes:
+        given_again: The answers given again so far.
+    """
+
+    def __init__(
+        self,
+        client: LLMClient,
+        log: AnswerLog,
+        *,
+        earlier: Sequence[Exchange] = (),
+        ahead: Sequence[Exchange] = (),
+        begin_at: int = 0,
+        events: EpisodeEvents | None = None,
+        may_ask: Callable[[], Awaitable[None]] | None = None,
+        normalisers: Sequence[Normaliser] | None = None,
+    ) -> None:
+        """Advances the client past the exchanges before `begin_at`.
+
+        Args:
+            client: Answers new requests. An `AdvancingClient` is informed of the answers that are
+                given instead of its own, and of missing ones.
+            log: Has the earlier exchanges already, and receives the new ones.
+            earlier: The exchanges of the earlier try.
+            ahead: What the earlier try had asked ahead, and had not applied.
+            begin_at: How many of them precede the snapshot that the episode continues from.
+            events: Says how many stages of the task have ended and whether the time is up, and hears of every answer
+                that is to be paid for.
+            may_ask: Returns when the policy may be asked: not while the run is held.
+            normalisers: What may differ between two requests that are the same; `None`: the built-in ones.
+        """
+        self._client = client
+        self._log = log
+        self._logged = list(earlier)
+        self._recorded = RecordedResponses(earlier, used=begin_at, normalisers=normalisers)
+        self._position = begin_at
+        self._events = events or EpisodeEvents()
+        self._may_ask = may_ask
+        self._advance = client.advance if has_members(client, AdvancingClient) else _stay
+        self._asked = AskedAhead(
+            self._ask,
+            concurrency=concurrency_of(client),
+            has_room=self._events.has_room,
+            on_wait=self._events.waited,
+        )
+        self._pending: Sequence[PendingRequest] = ()
+        self._aside = asyncio.Lock()
+        self._is_live = self._has_gone_live = False
+        self._left_over = dict(enumerate(ahead))
+        self.given_again = GivenAgain(answers(earlier[:begin_at]))
+        for exchange in earlier[:begin_at]:
+            self._advance(deserialize_llm_request(exchange.request), exchange.answer)
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether the policy may be asked for several answers at once."""
+        return self._asked.looks_ahead
+
+    def expect(self, pending: Sequence[PendingRequest]) -> None:
+        """As `ForesightedClient`: asks ahead, unless answers of the earlier try are still being given again."""
+        self._pending = pending
+        if self._is_live:
+            self._asked.expect(pending)
+
+    async def close(self) -> None:
+        """Cancels what was asked ahead."""
+        await self._asked.close()
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        """Answers one request.
+
+        Raises:
+            PolicyError: The policy failed, or what it answered is no answer.
+            UnansweredError: There was no answer to it in time.
+        """
+        position = self._position
+        self._position += 1
+        if self._recorded and (given := await self._recorded_answer(request, position)) is not None:
+            return given
+        if not self._is_live:
+            self._go_live()
+        try:
+            answer, ahead, is_taken = await self._asked(request)
+        except PolicyError as error:
+            if isinstance(error, UnansweredError):
+                self._note_unanswered(request)
+            raise
+        except BaseException:  # usually the cancellation when the environment's time is up
+            if self._events.is_time_up:
+                self._note_unanswered(request)
+            raise
+        if ahead is not None:
+            self._log.apply(ahead)
+        if self._recorded:
+            self._note(request, answer)
+        if is_taken:
+            self._advance(request, answer)
+        return answer
+
+    async def _recorded_answer(self, request: LLMRequest, position: int) -> LLMResponse | None:
+        """Returns the answer of the earlier try to the same request; `None`: its lane has no more, or goes another way.
+
+        Raises:
+            UnansweredError: As `__call__`.
+        """
+        asked = serialize_llm_request(request)
+        if (exchange := self._recorded.next_for(asked)) is None:
+            return None
+        if exchange.stage > self._events.num_stages:
+            await self._end_stage(asked, exchange)
+            raise UnansweredError("The stage of the task had ended before this request.")
+        compared = self._recorded.compare(exchange, asked, position)
+        if compared.is_same:
+            self._recorded.use(asked)
+            self._advance(request, exchange.answer)
+            if exchange.answer is None:
+                raise UnansweredError("There was no answer to this request in time.")
+            self._give_again(exchange.answer)
+            return exchange.answer
+        await self._diverge(position, asked, compared)
+        return None
+
+    async def answer_aside(self, request: LLMRequest) -> LLMResponse:
+        """Answers a request that takes no step, one at a time; given again, too, if an earlier try had the answer.
+
+        In the log such an answer is one that was asked ahead and whose turn never comes.
+
+        Raises:
+            PolicyError: The policy failed, or what it answered is no answer.
+        """
+        async with self._aside:
+            call = PendingRequest(NO_CALL, lane_of(serialize_llm_request(request)), request)
+            if (taken := self._take(call)) is not None:
+                self._advance(request, taken.answer)
+                if not self._has_gone_live:
+                    self._give_again(taken.answer)
+                return taken.answer
+            answer = await self._paid_answer(request)
+            self._log.append_ahead(request, answer, stage=self._events.num_stages)
+            self._events.pay(answer)
+            return answer
+
+    async def _diverge(self, position: int, asked: Mapping[str, Any], compared: StepComparison) -> None:
+        """Continues a conversation with the policy: its later recorded responses are not used."""
+        if self.given_again.diverged_at is None:
+            self.given_again.diverged_at = position
+            logger.warning(
+                "The resumed episode %s differs from the recorded one at step %d (%s). It continues from there with "
+                "the policy.",
+                self._log.episode_id,
+                position,
+                compared.where,
+            )
+        forgotten = set(map(id, self._recorded.forget(asked)))
+        await self._begin_log([exchange for exchange in self._logged if id(exchange) not in forgotten])
+
+    def _go_live(self) -> None:
+        """Asks the policy from now on, ahead, too, when nothing is given again any more."""
+        if not self._has_gone_live:
+            self._has_gone_live = True
+            for answer in answers(self._left_over.values()):  # paid for, whether or not its turn comes
+                self._give_again(answer)
+        if not self._is_live and not self._recorded:
+            self._is_live = True
+            self._asked.expect(self._pending)
+
+    def _give_again(self, answer: LLMResponse) -> None:
+        self.given_again.answers.append(answer)
+        self._events.usage.pay(answer)
+
+    async def _ask(self, call: PendingRequest, is_ahead: bool) -> _Answered:
+        """Asks the policy for one response, which is on record and paid for when this returns."""
+        if self._left_over and (taken := self._take(call)) is not None:
+            return taken
+        answer = await self._paid_answer(call.request)
+        stage, ahead = self._events.num_stages, None
+        if is_ahead:
+            ahead = self._log.append_ahead(call.request, answer, stage=stage)
+        else:
+            self._log.append(call.request, answer, stage=stage)
+        self._events.pay(answer)
+        return _Answered(answer, ahead)
+
+    async def _paid_answer(self, request: LLMRequest) -> LLMResponse:
+        """Asks the policy, when it may be asked. Who calls counts the answer; that of a refusal is counted here."""
+        if self._may_ask is not None:
+            await self._may_ask()
+        try:
+            return checked_answer(await self._client(request))
+        except RefusalError as refusal:
+            if refusal.answer is not None:
+                self._events.pay(refusal.answer)
+            raise
+
+    def _take(self, call: PendingRequest) -> _Answered | None:
+        """Returns the answer that the earlier try had asked ahead to this request, if there is one."""
+        stage, request = self._events.num_stages, serialize_llm_request(call.request)
+        for number, earlier in self._left_over.items():
+            answer = earlier.answer
+            if answer is not None and earlier.stage == stage and self._recorded.are_same(earlier.request, request):
+                del self._left_over[number]
+                return _Answered(answer, number, is_taken=True)
+        return None
+
+    def _note_unanswered(self, request: LLMRequest) -> None:
+        """Logs that the last request had no answer before the environment's time was up."""
+        self._log.append(request, None, stage=self._events.num_stages)
+        if self._recorded:
+            self._note(request, None)
+
+    def _note(self, request: LLMRequest, answer: LLMResponse | None) -> None:
+        """Remembers a new exchange, as the log may have to be written again."""
+        self._logged.append(Exchange(serialize_llm_request(request), answer, self._events.num_stages))
+
+    async def _end_stage(self, asked: Mapping[str, Any], next_one: Exchange) -> None:
+        """Logs the end of a stage whose agent was interrupted by its time limit, before the next exchange."""
+        place = next(number for number, exchange in enumerate(self._logged) if exchange is next_one)
+        self._logged.insert(place, Exchange(asked, None, self._events.num_stages))
+        await self._begin_log(self._logged)
+
+    async def _begin_log(self, logged: Sequence[Exchange]) -> None:
+        """Begins the log anew with other exchanges than it had."""
+        self._logged = list(logged)
+        ahead = list(self._left_over.values())
+        await in_thread(lambda: self._log.begin(self._logged, ahead))
+
+
+def _stay(request: LLMRequest, answer: LLMResponse | None) -> None:
+    """Does nothing: a client without a position has none to advance."""

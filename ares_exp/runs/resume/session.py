@@ -1,0 +1,241 @@
+"""A session of a run: a new run, or the continuation of an earlier one (`resume`)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ares_exp.config.overrides import covers, dotted_items
+from ares_exp.errors import ConfigError
+from ares_exp.records.record_files import read_json_object, read_record
+from ares_exp.records.results import EpisodeResult
+from ares_exp.records.run_dir import RunDir, append_durably, append_lines, dump_json, write_atomically
+from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.secrets import scrub_argv
+from ares_exp.runs.resume.previous_sessions import PreviousSessions, load_previous_sessions
+from ares_exp.runs.resume.recorded_run import begins_where_started, recorded_config
+from ares_exp.tasks.recorded_digest import changed_files, content_of
+
+SHOWN = 5
+RESUME_KEYS = ("resume", "resume_redo", "resume_force")
+
+_GROUPS = ("collector", "tracker", "snapshot", "wrapper", "retry", "budget", "executor")
+_TOP_LEVEL = (
+    *("name", "attempts", "branches", "concurrency", "timeouts.policy", "objective"),
+    *("reward_threshold", *RESUME_KEYS),
+)
+_OF_THE_ENDPOINT = (
+    *("api_key_env", "timeout_sec", "max_retries", "retry_base_sec", "max_retry_wait_sec", "max_concurrency"),
+    *("max_answer_bytes", "preflight_timeout_sec", "stream", "stream_idle_sec"),
+)
+_OF_THE_MODEL = ("output_dir", "max_batch_size", "batch_wait_sec", "activations_max_bytes")
+_OF_FETCHING = ("env.cache_dir", "env.git_timeout_sec")
+_OF_A_TRAINING = ("steps", "eval_every", "checkpoint_every", "keep_checkpoints", "logprob_tolerance")
+KEYS_THAT_MAY_CHANGE = (
+    *(*_GROUPS, *_TOP_LEVEL, *_OF_FETCHING),
+    *(f"policy.{name}" for name in (*_OF_THE_ENDPOINT, *_OF_THE_MODEL)),
+    *(f"trainer.{name}" for name in _OF_A_TRAINING),
+)
+"""Keys that may change when a run is resumed, because they change no result."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One process that plays a run.
+
+    Attributes:
+        run_id: Of the run.
+        earlier: Results and logs of earlier sessions; `None`: the run is new.
+    """
+
+    run_id: str
+    earlier: PreviousSessions | None = None
+
+
+def open_session(
+    run_dir: RunDir,
+    config: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+    tasks: Mapping[str, str | None],
+    warnings: Sequence[str],
+) -> Session:
+    """Begins the run, or resumes the one in its directory. Blocking.
+
+    Args:
+        run_dir: Of the run; this process owns it.
+        config: Resolved, without secrets.
+        provenance: Provenance of this process.
+        tasks: The selected tasks, each with a digest that tells whether it has changed.
+        warnings: Warnings given to the user so far.
+
+    Raises:
+        ConfigError: The run in the directory is another one, or cannot be read.
+        OSError: Nothing can be written in the directory.
+    """
+    from omegaconf import OmegaConf
+
+    earlier: PreviousSessions | None = None
+    run_id = os.urandom(4).hex()
+    if run_dir.has_run:
+        try:
+            recorded = read_json_object(run_dir.provenance)
+        except OSError as error:
+            raise ConfigError(f"{run_dir.provenance} cannot be read: {error}.") from error
+        _check_same(run_dir, config, recorded, tasks)
+        run_id = str(recorded.get("run_id", run_id))
+        earlier = load_previous_sessions(run_dir)
+        earlier = replace(earlier, wall_sec=_wall_sec(run_dir, earlier.results))
+    else:
+        found = {"run_id": run_id, "seed": config["seed"], **provenance, "warnings": list(warnings), "tasks": tasks}
+        run_dir.write_json(run_dir.provenance, {**found, "cwd": str(Path.cwd())})
+        text = OmegaConf.to_yaml(OmegaConf.create(dict(config)))
+        write_atomically(run_dir.config, text)  # the last one: with it there is a run
+    line = {
+        "began": time.time(),
+        "pid": os.getpid(),
+        "hostname": provenance["hostname"],
+        "ares_exp_version": provenance["ares_exp_version"],
+        "argv": scrub_argv(sys.argv),
+        "resumed": earlier is not None,
+        "attempts": config["attempts"],
+    }
+    append_lines(run_dir.sessions, line)
+    return Session(run_id, earlier)
+
+
+def close_session(run_dir: RunDir, summary: RunSummary) -> None:
+    """Notes how long the session took; what was logged for episodes that all have ended is gone by then."""
+    line = dump_json({"ended": time.time(), "interrupted": summary.interrupted})
+    try:
+        append_durably(run_dir.sessions, f"{line}\n")  # does not create a deleted directory again
+        if run_dir.answers.is_dir() and not any(run_dir.answers.iterdir()):
+            run_dir.answers.rmdir()
+    except OSError as error:
+        level = logging.WARNING if summary.ended_by is None else logging.DEBUG  # the run has reported why it ended
+        logger.log(level, "Writing %s failed: %s", run_dir.sessions.name, error.strerror)
+
+
+def _check_same(
+    run_dir: RunDir,
+    config: Mapping[str, Any],
+    recorded: Mapping[str, Any],
+    tasks: Mapping[str, str | None],
+) -> None:
+    """Refuses to mix two experiments in one directory, unless that is forced."""
+    was = recorded_config(run_dir.path)
+    place = Path(str(recorded.get("cwd", ".")))
+    differing = [
+        *(
+            f"`{key}` was {before!r:.100} and is {after!r:.100}"
+            for key, before, after in config_differences(was, config, place=place)
+        ),
+        *_task_differences(recorded.get("tasks"), tasks),
+    ]
+    if not differing:
+        return
+    shown = "; ".join(differing[:SHOWN]) + (f"; and {len(differing) - SHOWN} more" if len(differing) > SHOWN else "")
+    if config["resume_force"]:
+        logger.warning("The run is resumed although it is not the same any more: %s.", shown)
+        return
+    raise ConfigError(
+        f"Expected the experiment that {run_dir.path} was begun with, but this is another one: {shown}. Its results "
+        "would be a mixture. Leave out what differs, start another run, or mix them with `resume_force=true`."
+    )
+
+
+def config_differences(
+    was: Mapping[str, Any],
+    now: Mapping[str, Any],
+    *,
+    place: Path | None = None,
+    may_differ: Collection[str] = KEYS_THAT_MAY_CHANGE,
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yields the differences between two resolved configs: the dotted key, the value before and the value now.
+
+    A missing value is `"nothing"`.
+
+    Args:
+        was: The config before.
+        now: The config now.
+        place: Directory against which relative paths of `was` are resolved; by default the current directory.
+        may_differ: Keys that may differ, with the keys below them.
+    """
+    old, new = dict(dotted_items(was)), dict(dotted_items(now))
+    given = {key for key, value in new.items() if value is not None}
+    for key in [*new, *(key for key in old if key not in new)]:
+        if any(covers(one, key) for one in may_differ):
+            continue
+        before, after = old.get(key, "nothing"), new.get(key, "nothing")
+        if begins_where_started(key, given):
+            same = _places(before, place or Path.cwd()) == _places(after, Path.cwd())
+        elif key.endswith("base_url"):
+            same = _without_port(before) == _without_port(after)
+        else:
+            same = before == after
+        if not same:
+            yield key, before, after
+
+
+def _without_port(url: Any) -> Any:
+    """Returns the parts of a URL but its port, which may be another one each time that a server is started."""
+    try:
+        parts = urlsplit(str(url))
+        return parts.scheme, parts.username, parts.hostname, parts.path.rstrip("/"), parts.query
+    except ValueError:
+        return url
+
+
+def _places(value: Any, start: Path) -> Any:
+    """Resolves a path, or a list of paths, against `start`; returns anything else unchanged."""
+    if isinstance(value, list):
+        return [_places(one, start) for one in value]
+    return (start / value).resolve() if isinstance(value, str) else value
+
+
+def _task_differences(recorded: Any, tasks: Mapping[str, str | None]) -> Iterator[str]:
+    before = recorded if isinstance(recorded, dict) else {}
+    if gone := [name for name in before if name not in tasks]:
+        yield f"{_counted(gone)} no longer selected ({', '.join(gone[:SHOWN])})"
+    if new := [name for name in tasks if name not in before]:
+        yield f"{_counted(new)} new ({', '.join(new[:SHOWN])})"
+    if changed := [n for n, now in tasks.items() if content_of(before.get(n)) not in (None, content_of(now))]:
+        yield f"the files of {_counted(changed, verb=False)} have changed ({', '.join(changed[:SHOWN])})"
+    beside = dict.fromkeys(file for name, now in tasks.items() for file in changed_files(before.get(name), now))
+    if beside:
+        yield f"what the agents are told besides has changed ({', '.join(list(beside)[:SHOWN])})"
+
+
+def _counted(names: Sequence[str], *, verb: bool = True) -> str:
+    if len(names) == 1:
+        return "1 task is" if verb else "1 task"
+    return f"{len(names)} tasks are" if verb else f"{len(names)} tasks"
+
+
+def _wall_sec(run_dir: RunDir, results: Sequence[EpisodeResult]) -> float:
+    """Seconds that earlier sessions took; one that was killed took until the end of its last episode."""
+    starts: list[float] = []
+    ends: list[float] = []
+    with suppress(OSError, ConfigError):
+        for text in read_record(run_dir.sessions).splitlines():
+            with suppress(ValueError, TypeError, OverflowError, RecursionError):  # a torn line is no use
+                line = json.loads(text)
+                starts += [float(line["began"])] if "began" in line else []
+                ends += [float(line["ended"])] if "ended" in line else []
+    ends += [result.finished_at for result in results]
+    total = 0.0
+    for began, following in pairwise([*starts, math.inf]):
+        total += max((end - began for end in ends if began <= end < following), default=0.0)
+    return total

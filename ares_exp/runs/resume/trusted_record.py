@@ -1,0 +1,184 @@
+"""Trust in recorded runs: which of their files may decide something on this machine.
+
+A run directory is trusted if it belongs to this user and no other user can write in it. Any other one needs
+`resume_force=true`, and is read as hostile: values are taken from it (numbers, texts, names of options), but it cannot
+name a class that no option on this machine names, and its sweeps are not resumed. No record brings its own options, or
+reads a variable of this machine. Overrides that the user types are not checked here.
+
+All code that composes a command from a record uses this module.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import re
+import stat
+from collections.abc import Collection, Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from ares_exp.config.overrides import covers, dotted_items, leaves
+from ares_exp.config.targets import classes_of_options
+from ares_exp.errors import ConfigError
+from ares_exp.records.run_dir import SWEEP_RECORD, RunDir
+from ares_exp.records.secrets import MASK
+from ares_exp.runs.resume.recorded_run import RecordedRun, begins_where_started, recorded_config
+
+SCORERS = "env.scorers"
+_NOT_OF_THE_RUN = ("defaults", "hydra")
+"""Keys that set up Hydra itself."""
+_IN_TEXT = re.compile(r"(\\*)\$\{")
+_REFERENCE = re.compile(r"\$\{([\w.]+|hydra:(runtime\.output_dir|run\.dir))\}")
+"""A reference to another config key, or to the run's directory. Other resolvers may read this machine, or write."""
+
+
+def is_trusted(run_dir: Path) -> bool:
+    """Returns whether a run directory and its config belong to this user, and no other user can write there."""
+    hydra = run_dir / ".hydra"
+    records = [RunDir(run_dir).config, run_dir / SWEEP_RECORD, hydra, *(hydra.iterdir() if hydra.is_dir() else ())]
+    found = [run_dir.stat(), *(path.lstat() for path in records if os.path.lexists(path))]
+    return all(one.st_uid == os.getuid() and not _is_writable_by_others(one) for one in found)
+
+
+def _is_writable_by_others(status: os.stat_result) -> bool:
+    """Ignores the permissions of a group that has this user as its only member: its umask is often 002."""
+    try:
+        name, group = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(status.st_gid)
+        is_own_group = group.gr_name == name and {*group.gr_mem} <= {name}
+    except KeyError:
+        is_own_group = False
+    return bool(status.st_mode & (stat.S_IWOTH if is_own_group else stat.S_IWOTH | stat.S_IWGRP))
+
+
+def check_trust(run_dir: Path, *, forced: bool) -> None:
+    """Rejects the run directory of another user, unless that is forced.
+
+    Raises:
+        ConfigError: It is not trusted.
+    """
+    if not forced and not is_trusted(run_dir):
+        raise ConfigError(
+            f"Expected a run directory that only you can write, got {run_dir}: it belongs to another user, or other "
+            "users can write in it. Use `resume_force=true` to use it anyway."
+        )
+
+
+def values_of(run: RecordedRun) -> dict[str, Any]:
+    """Returns the recorded config of a run in a form to compose from.
+
+    Its values are those that were recorded when the run began, as text: nothing in them is interpolated. But a
+    reference to another key, or to the run's directory, stays a reference, so that a key that is typed now applies
+    wherever it is referred to, and a new run writes in its own directory.
+
+    Raises:
+        ConfigError: The records are missing or broken.
+    """
+    values, composed = values_as_meant(run), run.composed_config()
+    return {key: _text(value, composed.get(key)) for key, value in values.items() if key not in _NOT_OF_THE_RUN}
+
+
+def values_as_meant(run: RecordedRun) -> dict[str, Any]:
+    """Returns a run's recorded config, with relative paths that keep the meaning they had where it was started.
+
+    Raises:
+        ConfigError: The records are missing or broken.
+    """
+    try:
+        values = recorded_config(run.path)
+    except OSError as error:
+        raise ConfigError(f"{run.path / 'config.yaml'}: {error.strerror}. Nobody knows what was played.") from error
+    place = run.working_directory()
+    given = {key for key, value in dotted_items(values) if value is not None}
+
+    def meant(key: str, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: meant(f"{key}.{name}", one) for name, one in value.items()}
+        if isinstance(value, list):
+            return [meant(key, one) for one in value]
+        return str(place / value) if isinstance(value, str) and value and begins_where_started(key, given) else value
+
+    return values if place == Path.cwd() else {key: meant(key, value) for key, value in values.items()}
+
+
+def _text(value: Any, composed: Any) -> Any:
+    """Converts a resolved value to text, or returns its reference if that may be resolved again."""
+    if isinstance(composed, str) and "${" in composed and "${" not in _REFERENCE.sub("", composed):
+        return composed
+    if isinstance(value, dict):
+        below = composed if isinstance(composed, dict) else {}
+        return {name: _text(one, below.get(name)) for name, one in value.items()}
+    if isinstance(value, list):
+        items: list[Any] = composed[: len(value)] if isinstance(composed, list) else []
+        return [_text(one, other) for one, other in zip_longest(value, items)]
+    return _IN_TEXT.sub(lambda found: f"{2 * found[1]}\\${{", value) if isinstance(value, str) else value
+
+
+def check_values(
+    run: RecordedRun, values: Mapping[str, Any], *, typed: Collection[str], config_dirs: Sequence[Path]
+) -> None:
+    """Rejects secrets that are not on disk. In a run that is not trusted, rejects classes that no option here names.
+
+    Args:
+        run: The run.
+        values: From `values_of`.
+        typed: Keys that are set now: their recorded values do not count.
+        config_dirs: The user's folders of options.
+
+    Raises:
+        ConfigError: With what is to be typed again.
+    """
+    recorded = [(key, one) for key, one in leaves(values) if not any(covers(new, key) for new in typed)]
+    check_secrets([key for key, one in recorded if isinstance(one, str) and MASK in one])
+    if is_trusted(run.path):
+        return
+    known = classes_of_options(config_dirs)
+    is_typed = any(covers(new, SCORERS) for new in typed)
+    functions = [] if is_typed else [(SCORERS, name) for name in functions_of_scorers(values.get("env"))]
+    for key, one in [*(leaf for leaf in recorded if "_target_" in leaf[0].split(".")), *functions]:
+        if one not in known:
+            raise ConfigError(
+                f"The recorded run names a class that no option here names, which is not taken over from a file: "
+                f"`{key}={one!s:.100}`. Choose an option, or type it again if you trust it."
+            )
+
+
+def functions_of_scorers(env: Any) -> list[str]:
+    """Returns the functions that the scorers of a recorded `env` are, where they are named without `_target_`."""
+    scorers = env.get("scorers") if isinstance(env, Mapping) else None
+    named = scorers.values() if isinstance(scorers, Mapping) else scorers if isinstance(scorers, list) else ()
+    return [one for one in named if isinstance(one, str)]
+
+
+def check_config_dirs(run: RecordedRun) -> Sequence[Path]:
+    """Returns the recorded folders of options. They name classes: a run cannot bring its own.
+
+    Raises:
+        ConfigError: One is gone, or is the run's own.
+    """
+    folders = run.config_dirs()
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"{run.path} was composed with the options in {folder}, which is no folder any more.")
+        if not folder.is_absolute() or folder.resolve().is_relative_to(run.path.resolve()):
+            raise ConfigError(f"Expected the folder of options of {run.path} outside of it, got {folder}.")
+    return folders
+
+
+def check_secrets(keys: Sequence[str]) -> None:
+    """Rejects recorded values that are secrets, which are not on disk.
+
+    Args:
+        keys: The keys whose values are masked.
+
+    Raises:
+        ConfigError: There are such keys.
+    """
+    if keys:
+        again = " ".join(f"{key}=…" for key in keys)
+        raise ConfigError(
+            f"The recorded run was given secrets, which are not kept on disk, for {', '.join(keys)}. "
+            f"Give them again ({again}), or leave one out with `~{keys[0]}`."
+        )

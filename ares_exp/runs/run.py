@@ -1,0 +1,251 @@
+"""One run of a composed config: its directory, its episodes on an event loop, and the summary."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from ares_exp.config.hydra_setup import HYDRA_RECORDS, NOTHING_TO_RESUME, is_fresh_dir, scrub_hydra_records
+from ares_exp.config.schema import validate
+from ares_exp.errors import ConfigError
+from ares_exp.policies.replay_report import ReplayReport
+from ares_exp.records.repeated_warnings import RepeatedWarnings
+from ares_exp.records.run_dir import RunDir
+from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.secrets import scrub, scrub_argv
+from ares_exp.records.terminal_text import print_error
+from ares_exp.reports.summary import render_job, render_summary
+from ares_exp.runs.components import Components, Settings
+from ares_exp.runs.experiment import Experiment
+from ares_exp.runs.provenance import collect_provenance
+from ares_exp.runs.resume.compose_from_run import keep_recorded
+from ares_exp.runs.resume.episode_ref import EpisodeRef
+from ares_exp.runs.resume.session import Session, close_session, open_session
+from ares_exp.runs.resume.trusted_record import check_trust
+from ares_exp.trackers.tracker import RunInfo
+
+if TYPE_CHECKING:
+    from hydra.conf import HydraConf
+    from omegaconf import DictConfig
+
+SHOWN_TASKS = 10
+
+logger = logging.getLogger(__name__)
+
+
+class Run:
+    """A run that can be played once."""
+
+    def __init__(
+        self,
+        components: Components,
+        settings: Settings,
+        run_dir: RunDir,
+        config: Mapping[str, Any],
+        group: str | None,
+        job: str | None = None,
+        *,
+        quiet: bool = False,
+    ) -> None:
+        """Makes the experiment.
+
+        Args:
+            components: What it is made of.
+            settings: Its own settings.
+            run_dir: Where it writes.
+            config: The resolved config without secrets, for its records.
+            group: Name of its sweep; `None` if there is none.
+            job: Number and overrides of the job of a sweep; `None` if there is none.
+            quiet: Whether neither progress nor the summary is printed.
+        """
+        self._components = components
+        self._experiment = Experiment(components, settings, run_dir, quiet=quiet)
+        self._run_dir = run_dir
+        self._config = config
+        self._group = group
+        self._job = job
+        self._quiet = quiet
+        self._preparing: asyncio.Future[Sequence[str]] | None = None
+        self._interrupted = False
+
+    @classmethod
+    def of(
+        cls, config: DictConfig, hydra: HydraConf, *, quiet: bool = False, given: Mapping[str, Any] | None = None
+    ) -> Self:
+        """Validates a composed config, and makes the run that it describes.
+
+        Args:
+            config: The config; where a run is gone on with it becomes what that recorded.
+            hydra: Hydra's own part of it.
+            quiet: Whether neither progress nor the summary is printed.
+            given: Components that a script gives in place of the config's, by group.
+
+        Raises:
+            UserError: Something is wrong.
+        """
+        from hydra.types import RunMode
+        from omegaconf import OmegaConf
+
+        run_dir, sweeps = RunDir(Path(hydra.runtime.output_dir)), hydra.mode == RunMode.MULTIRUN
+        if config.resume and not sweeps and is_fresh_dir(hydra.run):
+            raise ConfigError(NOTHING_TO_RESUME.format(key="hydra.run.dir", what="run"))
+        overrides = cast("list[str]", OmegaConf.to_container(cast("Any", hydra.overrides.task), resolve=False))
+        scrub_hydra_records(run_dir.path / HYDRA_RECORDS, overrides)
+        job = f"#{hydra.job.num} {' '.join(scrub_argv(overrides))}".rstrip() if sweeps else None
+        if config.resume and run_dir.has_run:
+            check_trust(run_dir.path, forced=config.resume_force)
+            if changed := keep_recorded(config, run_dir, overrides):
+                logger.warning("What is on disk of %s has changed; the run goes on as it was.", ", ".join(changed))
+        values = _resolved(config)
+        validate(values)
+        sweep_dir = Path(hydra.sweep.dir) if sweeps else None
+        group = f"{values['name']}/{sweep_dir.name}" if sweep_dir is not None else None
+        settings = Settings.of(values, sweep_dir=sweep_dir)
+        parts = Components.of(config, given or {})
+        values |= {one: {"_object_": type(part).__name__} for one, part in (given or {}).items()}
+        return cls(parts, settings, run_dir, scrub(values), group, job, quiet=quiet)
+
+    @property
+    def run_dir(self) -> RunDir:
+        """Where it writes."""
+        return self._run_dir
+
+    async def play(self) -> RunSummary:
+        """Prepares, plays and records the episodes, and prints the summary.
+
+        Raises:
+            UserError: Something is wrong; no container was started.
+            KeyboardInterrupt: It was interrupted before the first episode.
+        """
+        preparing = self._preparing = asyncio.ensure_future(self._experiment.prepare())
+        summary = None
+        try:
+            task_names = await preparing
+            with self._run_dir.owned(resume=self._config["resume"]):
+                session, info = await asyncio.to_thread(self._open_session, task_names)
+                redo = self._config["resume_redo"] or ()
+                summary = await self._experiment.run(task_names, info, earlier=session.earlier, redo=redo)
+                close_session(self._run_dir, summary)
+            self._show(summary)
+        except asyncio.CancelledError:
+            if not self._interrupted:
+                raise
+            raise KeyboardInterrupt from None
+        finally:
+            await self._experiment.close(summary)
+        for line in _repeated_warnings():
+            sys.stderr.write(f"warning: {line}\n")
+        place = self._components.tracker.place
+        if place is not None and self._job is None and not self._quiet:
+            with suppress(BrokenPipeError):
+                sys.stdout.write(f"{place}\n")
+                sys.stdout.flush()
+        return summary
+
+    def interrupt(self) -> None:
+        """Ends running episodes as cancelled and starts no more; `play` then returns, or raises."""
+        self._interrupted = True
+        if self._preparing is not None:
+            self._preparing.cancel()
+        self._experiment.interrupt()
+
+    def request_snapshots(self) -> None:
+        """Has a snapshot taken of every running episode."""
+        self._experiment.request_snapshots()
+
+    def _open_session(self, task_names: Sequence[str]) -> tuple[Session, RunInfo]:
+        """The session, and what trackers are told of the run. Blocking."""
+        source = self._components.source
+        provenance = collect_provenance(task_set_path=source.path, task_origins=source.origins)
+        digests = {name: source.digest(name) for name in task_names}
+        try:
+            session = open_session(self._run_dir, self._config, provenance, digests, self._experiment.warnings)
+        except OSError as error:
+            raise ConfigError(f"Cannot write in the run directory {self._run_dir.path}: {error}.") from error
+        info = RunInfo(
+            run_dir=self._run_dir.path,
+            name=f"{self._config['name']}/{self._run_dir.path.name}",
+            run_id=session.run_id,
+            config=self._config,
+            provenance=provenance,
+            group=self._group,
+            resumed=session.earlier is not None,
+            task_set=source.path,
+            tasks=tuple(task_names),
+            task_digests=digests,
+            parents=_parents(self._config),
+        )
+        return session, info
+
+    def _show(self, summary: RunSummary) -> None:
+        report = self._report(summary)
+        if self._quiet:
+            return
+        with suppress(BrokenPipeError):  # `| head` has seen enough
+            if self._job is not None:
+                render_job(summary, name=self._job, run_dir=self._run_dir.path, stream=sys.stdout)
+            else:
+                render_summary(summary, run_dir=self._run_dir.path, stream=sys.stdout)
+            if report is not None and self._job is None:
+                report.render(sys.stdout)
+            sys.stdout.flush()
+        if summary.broken:
+            print_error(_broken_solutions(summary, self._run_dir))
+
+    def _report(self, summary: RunSummary) -> ReplayReport | None:
+        """What the policy has to say of the run, if it is one of those that do; also written to `replay.json`."""
+        report = self._components.policy.report(summary.results)
+        if report is None:
+            return None
+        try:
+            self._run_dir.write_json(self._run_dir.replay, report.to_dict())
+        except OSError as error:
+            level = logging.WARNING if summary.ended_by is None else logging.DEBUG
+            logger.log(level, "Writing replay.json failed: %s", error)
+        return report
+
+
+def _broken_solutions(summary: RunSummary, run_dir: RunDir) -> str:
+    """Says which tasks are not solved by their own solutions, and where to look."""
+    broken = summary.broken
+    tasks = list(dict.fromkeys(f"{one.task_name} ({one.reward:g})" for one in broken))
+    more = f" and {len(tasks) - SHOWN_TASKS} more" if len(tasks) > SHOWN_TASKS else ""
+    episode_id = broken[0].episode_id
+    look = f"`ares-exp show {shlex.quote(os.path.relpath(run_dir.path / episode_id))}`"
+    if (run_dir.files / episode_id).is_dir():
+        look += f", {os.path.relpath(run_dir.files / episode_id)}{os.sep}"
+    return (
+        f"The tasks' own solutions fall short of reward_threshold={summary.threshold:g} in {len(broken)} of "
+        f"{len(summary.scored)} scored attempts: {', '.join(tasks[:SHOWN_TASKS])}{more}. Either these tasks are "
+        f"broken, or what they run in is, or the agent does not execute fenced bash blocks. To look into it: {look}"
+    )
+
+
+def _repeated_warnings() -> list[str]:
+    """Counts the warnings that came again and were left out on the terminal."""
+    filters = [one for handler in logging.getLogger().handlers for one in handler.filters]
+    return [line for one in filters if isinstance(one, RepeatedWarnings) for line in one.told()]
+
+
+def _parents(config: Mapping[str, Any]) -> tuple[Path, ...]:
+    """The runs that this one was made from."""
+    named = [config[verb] for verb in ("branch_from", "replay") if config[verb] is not None]
+    return tuple(EpisodeRef.parse(name).run.path for name in named)
+
+
+def _resolved(config: DictConfig) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"`{error.full_key}`: {str(error).splitlines()[0]}") from None
+    return {str(key): value for key, value in values.items()}

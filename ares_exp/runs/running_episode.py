@@ -1,0 +1,206 @@
+"""A running episode, and its conversion to a row."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ares_exp.environment import EnvironmentBase, EpisodeReport, TimeStep
+from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.errors import StorageError
+from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.episode_events import EpisodeEvents
+from ares_exp.records.results import ANSWERS_USED_UP, EpisodeResult, ErrorInfo, Outcome, Replayed
+from ares_exp.records.run_dir import dump_json
+from ares_exp.runs.executors.executor import Place
+from ares_exp.runs.executors.here import LocalExecutor
+from ares_exp.runs.resume.episode_plan import PlannedEpisode
+from ares_exp.runs.resume.resumable_policy import GivenAgain
+from ares_exp.runs.scheduler import Retry
+from ares_exp.trajectories.answer_log import AnswerLog
+from ares_exp.trajectories.ending import ending
+from ares_exp.trajectories.recorded_responses import answers
+from ares_exp.trajectories.records import EpisodeTrajectory
+
+if TYPE_CHECKING:
+    from ares_exp.runs.experiment import Experiment
+
+
+@dataclass
+class RunningEpisode(EpisodeEvents):
+    """A running episode: its state, and the actions at its events.
+
+    Loop, policy and collecting environment hold this object, and it holds none of them: when the episode has ended, all
+    of it is freed at once.
+
+    Attributes:
+        planned: The planned episode.
+        place: Where its environment lives.
+        recorder: The run that records it; `None`: it is not recorded.
+        limits: What it may use.
+        started_at: Epoch seconds.
+        finished_at: Epoch seconds; `None` until the episode has ended, and when no environment could be made for it.
+        environment: The environment, without the recording wrapper; `None` until it is made.
+        log: The answer log; `None` until it is made.
+        given_again: Answers that the policy took over from an earlier try; `None` until the policy is made.
+        from_snapshot: Number of exchanges of an earlier try that the restored snapshot contains.
+        trajectory: The trajectory; `None` until the episode has ended, and when no collector could keep it.
+        collector_failures: Number of collector calls that raised.
+        is_unkept: Whether a collector could not keep the trajectory because of its disk.
+        result: The row; `None` until the episode has ended.
+        retry: The retry that follows, if any.
+        is_cancelled: Whether somebody ordered that it be cancelled.
+    """
+
+    planned: PlannedEpisode = field(kw_only=True)
+    place: Place = field(default_factory=LocalExecutor, repr=False)
+    recorder: Experiment | None = field(default=None, repr=False)
+    limits: EpisodeLimits = field(default_factory=EpisodeLimits, repr=False)
+    started_at: float = field(default_factory=time.time)
+    finished_at: float | None = None
+    environment: EnvironmentBase | None = field(default=None, repr=False)
+    log: AnswerLog | None = None
+    given_again: GivenAgain | None = None
+    from_snapshot: int | None = None
+    trajectory: EpisodeTrajectory | None = field(default=None, repr=False)
+    collector_failures: int = 0
+    is_unkept: bool = False
+    result: EpisodeResult | None = None
+    retry: Retry | None = None
+    is_cancelled: bool = False
+    _row: tuple[EpisodeResult, str] | None = field(default=None, init=False, repr=False)
+
+    def report(self) -> EpisodeReport:
+        """Returns the environment's report; an empty one before the environment is made."""
+        return self.environment.report() if self.environment is not None else EpisodeReport()
+
+    @property
+    def num_stages(self) -> int:
+        """Number of finished stages of the task."""
+        return self.environment.num_stages if self.environment is not None else 0
+
+    @property
+    def begins_anew(self) -> bool:
+        """Whether a retry follows that takes nothing over from this try."""
+        return self.retry is not None and self.retry.planned.earlier is None
+
+    def waited(self, seconds: float) -> None:
+        """Extends the time limits by the seconds that the policy waits for its endpoint."""
+        super().waited(seconds)
+        if self.environment is not None:
+            self.environment.grant_time(seconds)
+
+    def held(self, seconds: float) -> None:
+        """Extends the time limits by the seconds in which the run is held."""
+        super().held(seconds)
+        if self.environment is not None:
+            self.environment.grant_time(seconds)
+
+    def has_room(self, answers: int) -> bool:
+        """Whether no limit on steps, tokens or cost is reached by then, with all that is paid for so far."""
+        return self.limits.reached(replace(self.usage, num_steps=self.usage.num_steps + answers)) is None
+
+    def pay(self, answer: LLMResponse) -> None:
+        """Counts a response, also towards the budget of the run."""
+        self.usage.pay(answer)
+        if self.recorder is not None:
+            self.recorder.spending.pay(self, answer)
+
+    def reached_last(self, last: TimeStep[Any], report: EpisodeReport, *, end_time: float) -> None:
+        """Writes the result to the answer log, so that it survives a crash while the trajectory is written.
+
+        If the log cannot be written, the run ends, and whether the row can be written decides about the episode.
+        """
+        self.last, self.finished_at = last, end_time
+        result = self.to_result(None, report)
+        if self.log is not None and result.outcome in ANSWERS_USED_UP:
+            with suppress(StorageError):
+                self.log.end(self.row_of(result))
+
+    def row_of(self, result: EpisodeResult) -> str:
+        """Returns the line of a result, which is encoded once if it is the same at LAST and when all is recorded."""
+        if self._row is None or self._row[0] != result:
+            self._row = result, dump_json(result.to_dict())
+        return self._row[1]
+
+    def collector_failed(self, error: Exception, *, is_at_end: bool) -> bool:
+        """Returns whether the error ends the run."""
+        if self.recorder is None or not self.recorder.is_ended_by(error):
+            return False
+        self.is_unkept = self.is_unkept or is_at_end
+        return True
+
+    def recorded(self, trajectory: EpisodeTrajectory | None, failures: int, *, end_time: float) -> None:
+        """Keeps the trajectory that the collectors recorded, the number of their failures and the episode's end."""
+        self.trajectory, self.collector_failures, self.finished_at = trajectory, failures, end_time
+
+    async def ended(self) -> None:
+        """Has the row written, before container and agent are released."""
+        if self.recorder is not None:
+            await self.recorder.record(self, None)
+
+    def to_unrecorded(self, failure: StorageError) -> EpisodeResult:
+        """Converts the episode to a row that makes a resume run it again, even if the episode ended."""
+        result = self.to_result(failure)
+        return replace(
+            result, outcome=Outcome.of(failure), error=ErrorInfo.of(failure), reward=None, rewards={}, note=None
+        )
+
+    def to_result(self, failure: BaseException | None, report: EpisodeReport | None = None) -> EpisodeResult:
+        """Converts the episode to a row.
+
+        Args:
+            failure: The exception that ended the episode, if one did.
+            report: What the environment says of it; by default it is asked.
+        """
+        planned, usage, report = self.planned, self.usage, report or self.report()
+        limit, note = report.truncated_by, report.limit_note
+        last = self.last
+        if last is None and self.environment is not None:  # it may have been reached when its caller was cancelled
+            shown = self.environment.time_step
+            last = shown if shown is not None and shown.step_type == "LAST" else None
+        outcome, error, reward = ending(last, failure, limit=limit, note=note)
+        waited = {"rate_limit": self.waited_sec, "paused": self.held_sec}
+        waited = {phase: seconds for phase, seconds in waited.items() if seconds}
+        return EpisodeResult(
+            episode_id=planned.episode_id,
+            task_name=planned.task_name,
+            attempt=planned.attempt,
+            seed=planned.seed,
+            outcome=outcome,
+            reward=reward,
+            rewards=report.rewards,
+            note=report.note,
+            error=error,
+            num_steps=usage.step_count,
+            prompt_tokens=usage.prompt_tokens,
+            generated_tokens=usage.generated_tokens,
+            cost=usage.cost,
+            started_at=self.started_at,
+            finished_at=time.time() if self.finished_at is None else self.finished_at,
+            phase_sec={
+                **report.phase_sec,
+                "policy": self.policy_sec,
+                **{phase: sec for phase, sec in waited.items() if sec},
+            },
+            container_image=report.container_image,
+            snapshots=len(report.snapshots),
+            snapshot_failures=report.snapshot_failures,
+            retry=planned.retry,
+            replayed=self._replayed(),
+            stages=report.stages,
+            environment_usage=report.environment_usage,
+            length_stops=usage.length_stops,
+            format_errors=report.format_errors,
+            agent=report.agent_facts,
+        )
+
+    def _replayed(self) -> Replayed | None:
+        earlier = self.planned.earlier
+        if earlier is None:
+            return None
+        given = self.given_again or GivenAgain(answers(earlier.exchanges[: self.from_snapshot or 0]))
+        replayed = Replayed.of(earlier.episode_id, given.answers)
+        return replace(replayed, from_snapshot=self.from_snapshot, diverged_at=given.diverged_at)

@@ -1,0 +1,205 @@
+"""The scheduler: a limited number of episodes at once; retries wait outside of a slot."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NamedTuple
+
+from ares_exp.runs.resume.episode_plan import PlannedEpisode
+
+INTERRUPT_GRACE_SEC = 4.5
+"""Seconds that interrupted episodes have to clean up before the run ends without them."""
+
+
+class Retry(NamedTuple):
+    """A retry of an attempt, the time when it is due, and whether it goes before those that wait for a slot."""
+
+    planned: PlannedEpisode
+    wait_sec: float
+    is_first: bool = False
+
+
+Play = Callable[[PlannedEpisode], Coroutine[Any, Any, Retry | None]]
+_Playing = asyncio.Task[Retry | None]
+
+
+class Scheduler:
+    """Plays episodes until all attempts have their results, or until the interrupt."""
+
+    def __init__(self, concurrency: int, play: Play) -> None:
+        """Keeps the arguments.
+
+        Args:
+            concurrency: Maximum number of episodes at once.
+            play: Plays one, once `begins` has returned, and returns a retry, if one is due. It raises only errors that
+                are to end the run.
+        """
+        self._concurrency = concurrency
+        self._play = play
+        self._ready: deque[PlannedEpisode] = deque()
+        self._waiting: dict[str, tuple[PlannedEpisode, asyncio.TimerHandle]] = {}
+        self._playing: dict[_Playing, PlannedEpisode] = {}
+        self._ended: deque[_Playing] = deque()
+        self._cancelled: set[_Playing] = set()
+        self._begun: set[str] = set()
+        self._resumed = asyncio.Event()
+        self._resumed.set()
+        self._changed = asyncio.Event()
+        self._interrupted = self._paused = self._waits_for_more = False
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether `interrupt` was called."""
+        return self._interrupted
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing new begins."""
+        return self._paused
+
+    @property
+    def concurrency(self) -> int:
+        """Maximum number of episodes at once."""
+        return self._concurrency
+
+    @property
+    def playing(self) -> int:
+        """Number of episodes that have begun and have not released everything."""
+        return len(self._begun)
+
+    @property
+    def queued(self) -> int:
+        """Number of tries that wait for a slot, for their time, or with a slot for room."""
+        return len(self._ready) + len(self._waiting) + len(self._playing) - len(self._begun)
+
+    def interrupt(self) -> None:
+        """Ends running episodes as cancelled and starts no more. A second call changes nothing."""
+        if not self._interrupted:
+            self._interrupted = True
+            self._cancel_all()
+            self._changed.set()
+
+    def pause(self) -> None:
+        """Begins nothing new; what plays goes on to its end."""
+        self._paused = True
+        self._resumed.clear()
+
+    def resume(self) -> None:
+        """Begins new episodes again."""
+        self._paused = False
+        self._resumed.set()
+        self._changed.set()
+
+    async def begins(self, planned: PlannedEpisode) -> None:
+        """Called by `play` when there is room for a try: returns when it may begin, which nothing does in a pause."""
+        while self._paused:  # it may be paused again before the waiting task runs
+            await self._resumed.wait()
+        self._begun.add(planned.episode_id)
+
+    def resize(self, concurrency: int) -> None:
+        """Changes the maximum number of episodes at once; those above a smaller one end as they would."""
+        self._concurrency = concurrency
+        self._changed.set()
+
+    def cancel(self, episode_id: str) -> None:
+        """Cancels an episode that plays; `play` decides what becomes of it, which may be nothing."""
+        for task, planned in self._playing.items():
+            if planned.episode_id == episode_id:
+                self._cancelled.add(task)
+                task.cancel()
+
+    def drop(self, is_unwanted: Callable[[PlannedEpisode], bool]) -> list[PlannedEpisode]:
+        """Takes tries that have not begun off the queue, those that wait for their time or for room included.
+
+        Returns:
+            What was taken off.
+        """
+        dropped = [one for one in self._ready if is_unwanted(one)]
+        self._ready = deque(one for one in self._ready if not is_unwanted(one))
+        for planned, timer in list(self._waiting.values()):
+            if is_unwanted(planned):
+                timer.cancel()
+                dropped.append(self._waiting.pop(planned.episode_id)[0])
+        for task, planned in self._playing.items():
+            if is_unwanted(planned) and planned.episode_id not in self._begun and task not in self._cancelled:
+                self._cancelled.add(task)
+                task.cancel()
+                dropped.append(planned)
+        self._changed.set()
+        return dropped
+
+    def append(self, planned: PlannedEpisode) -> None:
+        """Puts a try at the end of the queue."""
+        self._ready.append(planned)
+        self._changed.set()
+
+    def end(self) -> None:
+        """Says that nothing more is added: `run` returns when all have their results."""
+        self._waits_for_more = False
+        self._changed.set()
+
+    async def run(self, owed: Sequence[PlannedEpisode], *, waits_for_more: bool = False) -> None:
+        """Plays all of them. After an interrupt returns early, at most `INTERRUPT_GRACE_SEC` later.
+
+        Args:
+            owed: What is to be played.
+            waits_for_more: Whether it goes on with what is added, until `end`.
+
+        Raises:
+            Exception: What `play` raised.
+        """
+        self._ready.extend(owed)
+        self._waits_for_more = waits_for_more
+        try:
+            while not self.interrupted and (self._waits_for_more or self._playing or self._ready or self._waiting):
+                self._begin()
+                await self._changed.wait()
+                self._changed.clear()
+                self._settle()
+            if self._playing:
+                await asyncio.wait(self._playing, timeout=INTERRUPT_GRACE_SEC)
+        finally:
+            for _, timer in self._waiting.values():
+                timer.cancel()
+            if not self.interrupted:
+                self._cancel_all()
+                if self._playing:
+                    await asyncio.wait(self._playing, timeout=INTERRUPT_GRACE_SEC)
+
+    def _begin(self) -> None:
+        """Fills the free slots."""
+        while self._ready and not self._paused and len(self._playing) < self._concurrency:
+            planned = self._ready.popleft()
+            task = asyncio.create_task(self._play(planned))
+            self._playing[task] = planned
+            task.add_done_callback(self._end)
+
+    def _end(self, task: _Playing) -> None:
+        self._ended.append(task)
+        self._changed.set()
+
+    def _settle(self) -> None:
+        """Frees the slots of episodes that have ended; their retries wait."""
+        while self._ended:
+            task = self._ended.popleft()
+            self._begun.discard(self._playing.pop(task).episode_id)
+            is_ordered = self.interrupted or task in self._cancelled
+            self._cancelled.discard(task)
+            if not (task.cancelled() and is_ordered) and (retry := task.result()) is not None:
+                self._wait(retry)
+
+    def _wait(self, retry: Retry) -> None:
+        def ready() -> None:
+            self._waiting.pop(retry.planned.episode_id)
+            put = self._ready.appendleft if retry.is_first else self._ready.append
+            put(retry.planned)
+            self._changed.set()
+
+        timer = asyncio.get_running_loop().call_later(retry.wait_sec, ready)
+        self._waiting[retry.planned.episode_id] = retry.planned, timer
+
+    def _cancel_all(self) -> None:
+        for task in self._playing:
+            task.cancel()

@@ -1,0 +1,117 @@
+"""The folder of a sweep's job: state and results while the sweep runs, and after its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from ares_exp.config.hydra_setup import HYDRA_RECORDS
+from ares_exp.errors import ConfigError
+from ares_exp.records import exit_codes
+from ares_exp.records.record_files import read_yaml
+from ares_exp.records.recorded_summary import recorded_summary
+from ares_exp.records.run_dir import RunDir
+from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.secrets import scrub
+from ares_exp.runs.resume.recorded_run import recorded_config
+from ares_exp.runs.resume.session import KEYS_THAT_MAY_CHANGE, config_differences
+from ares_exp.runs.sweeps.failure_note import FailureNote
+
+DEPTH = 4
+"""Maximum depth of job folders: `hydra.sweep.subdir` may name nested folders."""
+
+OF_THE_SUMMARY = ("attempts", "branches", "reward_threshold")
+"""Keys that may change when a job is resumed, but change what a complete job adds up to."""
+
+
+class JobState(StrEnum):
+    """State of a job."""
+
+    COMPLETE = "complete"
+    INCOMPLETE = "incomplete"
+    FAILED = "failed"
+    NOT_STARTED = "not started"
+
+
+@dataclass(frozen=True, slots=True)
+class JobFolder:
+    """A job's folder, read.
+
+    Attributes:
+        path: The folder.
+        summary: Totals of its run so far; `None` if no run was begun.
+        failure: Exit code and message, where it was refused or failed.
+    """
+
+    path: Path
+    summary: RunSummary | None = None
+    failure: tuple[int, str] | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> JobFolder:
+        """Reads the folder.
+
+        Raises:
+            ConfigError: A record is broken.
+        """
+        return cls(path, recorded_summary(RunDir(path)), FailureNote(path).read())
+
+    @property
+    def state(self) -> JobState:
+        """The job's state."""
+        if self.failure is not None:
+            return JobState.FAILED
+        if self.summary is None:
+            return JobState.NOT_STARTED
+        return JobState.COMPLETE if self.summary.planned and self.summary.complete else JobState.INCOMPLETE
+
+    @property
+    def exit_code(self) -> int:
+        """The lower bound that the job puts on its sweep's exit code."""
+        if self.failure is not None:
+            return self.failure[0]
+        is_well = self.state is JobState.COMPLETE and self.summary is not None and not self.summary.broken
+        return exit_codes.COMPLETE if is_well else exit_codes.INCOMPLETE
+
+    def overrides(self) -> Sequence[str]:
+        """Returns the overrides that Hydra recorded; empty if it could not record them.
+
+        Raises:
+            ConfigError: The record is broken.
+        """
+        try:
+            found = read_yaml(self.path / HYDRA_RECORDS / "overrides.yaml")
+        except OSError:
+            return ()
+        return tuple(map(str, found)) if isinstance(found, list) else ()
+
+    def is_done(self, config: Mapping[str, Any]) -> bool:
+        """Returns whether the job is complete, as this config asks for it."""
+        if self.state is not JobState.COMPLETE or config["resume_redo"]:
+            return False
+        try:
+            recorded = recorded_config(self.path)
+        except OSError:
+            return False
+        may_differ = [key for key in KEYS_THAT_MAY_CHANGE if key not in OF_THE_SUMMARY]
+        return not any(config_differences(recorded, scrub(config), may_differ=may_differ))
+
+
+def job_folders(sweep_dir: Path, *, depth: int = DEPTH) -> Iterator[Path]:
+    """Yields the folders in which jobs of a sweep have begun to write, numbered ones in their order."""
+    try:
+        folders = [path for path in sweep_dir.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    except OSError as error:
+        raise ConfigError(f"Cannot read {sweep_dir}: {error.strerror}.") from None
+    for folder in sorted(folders, key=_order):
+        if (folder / HYDRA_RECORDS).is_dir() or RunDir(folder).has_run:
+            yield folder
+        elif depth > 1:
+            yield from job_folders(folder, depth=depth - 1)
+
+
+def _order(path: Path) -> tuple[int, str]:
+    return (int(path.name) if path.name.isdecimal() and len(path.name) < 10 else 0, path.name)

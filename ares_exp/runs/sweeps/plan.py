@@ -1,0 +1,137 @@
+"""The list of a sweep's jobs, written before the first one starts, so that missing jobs can be detected."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import product, zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from ares_exp.errors import ConfigError
+from ares_exp.records.run_dir import dump_json, open_regular, write_atomically
+from ares_exp.records.secrets import scrub_argv
+from ares_exp.runs.resume.session import RESUME_KEYS
+from ares_exp.runs.sweeps.objective import DEFAULT
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+PLAN = "plan.json"
+MAX_JOBS = 100_000
+MAX_BYTES = 64 * 2**20
+BASIC_SWEEPER = "BasicSweeper"
+"""Last part of the dotted name of Hydra's own sweeper, which makes all combinations of values."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPlan:
+    """The jobs of a sweep.
+
+    Attributes:
+        count: How many; 0 where that is not known.
+        objective: The metric by which jobs are compared.
+        minimize: Whether lower values are better.
+        jobs: The overrides of each, secrets masked, in the order of their numbers; empty where a sweeper decides as it
+            goes, as Optuna's does.
+    """
+
+    count: int = 0
+    objective: str = DEFAULT
+    minimize: bool = False
+    jobs: tuple[tuple[str, ...], ...] = ()
+
+    @classmethod
+    def of(cls, config: DictConfig) -> Self:
+        """Plans the sweep of this config, which was composed for a sweep."""
+        sweeper = config.hydra.sweeper
+        if sweeper._target_.endswith(BASIC_SWEEPER):
+            jobs = _grid(config)
+            return cls(len(jobs), config.objective, jobs=jobs)
+        minimize = str(sweeper.get("direction") or "").rpartition(".")[2].lower() == "minimize"
+        return cls(int(sweeper.get("n_trials") or 0), config.objective, minimize)
+
+    @classmethod
+    def read(cls, sweep_dir: Path) -> Self:
+        """Reads the plan in a sweep's folder; an empty plan if there is none.
+
+        Raises:
+            ConfigError: It cannot be read.
+        """
+        from pydantic import TypeAdapter, ValidationError
+
+        path = sweep_dir / PLAN
+        try:
+            with open_regular(path) as file:
+                data = json.loads(file.read(MAX_BYTES))
+            plan = TypeAdapter(cls).validate_python(data)
+        except FileNotFoundError:
+            return cls()
+        except (OSError, ValueError, RecursionError) as error:
+            first = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else error
+            raise ConfigError(
+                f"{path} is broken: {first}. Without it the folder is read as it is: remove it."
+            ) from None
+        if not 0 <= plan.count <= MAX_JOBS or len(plan.jobs) not in (0, plan.count):
+            raise ConfigError(f"{path} is broken: expected at most {MAX_JOBS:,} jobs, each with its overrides.")
+        return plan
+
+    def write(self, sweep_dir: Path) -> None:
+        """Writes it down."""
+        write_atomically(sweep_dir / PLAN, dump_json(asdict(self)) + "\n")
+
+    def check_continues(self, earlier: SweepPlan) -> None:
+        """Checks that the jobs are those of an earlier plan, in what varied there and varies here.
+
+        Raises:
+            ConfigError: One of them is another job.
+        """
+        keys = {*varied(self.jobs), *varied(earlier.jobs)}
+        for number, (job, now) in enumerate(zip_longest(earlier.jobs, self.jobs, fillvalue=())):
+            if earlier.jobs and _chosen(job, keys) != _chosen(now, keys):
+                raise ConfigError(
+                    f"Expected the jobs of the sweep that is to be resumed, but its job {number} is "
+                    f"`{' '.join(_chosen(job, keys)) or 'none'}`, and this command's is "
+                    f"`{' '.join(_chosen(now, keys)) or 'none'}`. Other jobs need a sweep folder of their own."
+                )
+
+
+def varied(jobs: Sequence[Sequence[str]]) -> list[str]:
+    """Lists the keys whose values differ between jobs, in the order given, without the keys of `resume`."""
+    values: dict[str, set[str | None]] = {}
+    for job in jobs:
+        for override in job:
+            if (key := override.partition("=")[0]) not in RESUME_KEYS:
+                values.setdefault(key, set())
+    for job in jobs:
+        given = {override.partition("=")[0]: override for override in job}
+        for key, seen in values.items():
+            seen.add(given.get(key))
+    return [key for key, seen in values.items() if len(seen) > 1]
+
+
+def _chosen(job: Sequence[str], keys: set[str]) -> list[str]:
+    return [override for override in job if override.partition("=")[0] in keys]
+
+
+def _grid(config: DictConfig) -> tuple[tuple[str, ...], ...]:
+    """Computes the jobs that Hydra's own sweeper will make; empty where it will refuse the command and explain it."""
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    params = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
+    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    choices: dict[str, list[str]] = {}
+    try:
+        overrides = parser.parse_overrides([*params, *config.hydra.overrides.task])
+    except HydraException:
+        return ()
+    for one in overrides:
+        key = one.get_key_element()
+        if one.is_sweep_override() and not one.is_discrete_sweep():
+            return ()
+        values = one.sweep_string_iterator() if one.is_sweep_override() else [one.get_value_element_as_str()]
+        choices[key] = [f"{key}={value}" for value in values]
+    return tuple(tuple(scrub_argv(job)) for job in product(*choices.values()))

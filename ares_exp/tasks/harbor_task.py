@@ -1,0 +1,277 @@
+"""`HarborTask`: a task directory in the Harbor format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ares_exp.containers.container import Container, ContainerSpec, User
+from ares_exp.containers.network_policy import NetworkPolicy
+from ares_exp.errors import ContainerStartError, TaskError, UnsupportedTaskError
+from ares_exp.records.secrets import protect
+from ares_exp.tasks.agent_context import AgentContext
+from ares_exp.tasks.artifact import MAIN_SERVICE
+from ares_exp.tasks.content_digest import content_digest
+from ares_exp.tasks.env_templates import resolve_env
+from ares_exp.tasks.harbor_stage import HarborStage
+from ares_exp.tasks.harborignore import UploadFilter
+from ares_exp.tasks.image_files import upload_image_files
+from ares_exp.tasks.instruction import read_instruction
+from ares_exp.tasks.prior_context import TRAJECTORY, read_prior_context
+from ares_exp.tasks.task_contract import Verdict
+from ares_exp.tasks.task_features import refusals, warnings_of
+from ares_exp.tasks.task_files import (
+    COMPOSE,
+    INSTRUCTION,
+    check_definition_links,
+    check_files,
+    check_links,
+    compose_file,
+)
+from ares_exp.tasks.task_origin import TaskOrigin
+from ares_exp.tasks.task_toml import TASK_TOML, Step, TaskToml, read_task_toml
+from ares_exp.tasks.verification.health_check import await_health, longest_sec
+from ares_exp.tasks.verification.link_bounds import LinkBounds
+from ares_exp.tasks.verification.rewards import overall_verdict
+from ares_exp.tasks.verification.root_commands import PLAIN_SHELL, as_root
+from ares_exp.tasks.verification.solution import SOLUTION_DIR
+from ares_exp.tasks.verification.verification import TESTS_DIR
+
+LOG_DIRS = "/logs/agent /logs/verifier /logs/artifacts"
+
+
+@dataclass(frozen=True, eq=False)
+class HarborTask:
+    """One task directory. Implements `ares_exp.tasks.task_contract.Task`.
+
+    Attributes:
+        path: The task directory, absolute.
+        bounds: Folders that its links may lead to.
+        config: Its task.toml.
+        stages: Its steps; one stage for a task without.
+        warnings: What in task.toml is ignored or old; for the user to see.
+        reward_key: Which key of `reward.json` is the reward; `None`: `reward`, or else the only key.
+        origin: The place in a git repository that it was fetched from; `None`: it was not.
+        extra_instructions: What the run appends to its instructions.
+    """
+
+    path: Path
+    bounds: LinkBounds
+    config: TaskToml
+    stages: tuple[HarborStage, ...]
+    warnings: tuple[str, ...] = ()
+    reward_key: str | None = None
+    origin: TaskOrigin | None = None
+    extra_instructions: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The base name of the directory."""
+        return self.path.name
+
+    @cached_property
+    def context(self) -> AgentContext:
+        """The parts of the task, besides the instruction, that the agent gets. Reads a file, the first time.
+
+        Raises:
+            TaskError: The prior context is no ATIF document.
+        """
+        environment = self.config.environment
+        return AgentContext(
+            messages=read_prior_context(self.stages[0].folder / TRAJECTORY),
+            skills_dir=environment.skills_dir or None,
+            mcp_servers=environment.mcp_servers,
+        )
+
+    def with_extra_instructions(self, texts: Sequence[str]) -> HarborTask:
+        """Returns the task with the texts after its instructions, of every step, each after a blank line."""
+        stages = (replace(stage, instruction="\n\n".join((stage.instruction, *texts))) for stage in self.stages)
+        return replace(self, stages=tuple(stages), extra_instructions=(*self.extra_instructions, *texts))
+
+    @property
+    def container_spec(self) -> ContainerSpec:
+        """The agent's container, its variables filled in from the host's environment as it is now.
+
+        Raises:
+            TaskError: A host variable that `[environment.env]` refers to is missing.
+        """
+        environment = self.config.environment
+        return ContainerSpec(
+            name=self.name,
+            docker_image=environment.docker_image or None,
+            context_dir=self._environment_dir if self._environment_dir.is_dir() else None,
+            compose_file=compose_file(self._environment_dir),
+            workdir=environment.workdir,
+            env=self._resolved("environment", environment.env),
+            network=environment.network,
+            phase_networks=self._phase_networks - {environment.network},
+            cpus=environment.cpus,
+            memory_mb=environment.memory_mb,
+            storage_mb=environment.storage_mb,
+            gpus=environment.gpus,
+            users=frozenset(user for stage in self.stages for user in _users_of(stage) if user is not None),
+            start_timeout_sec=environment.build_timeout_sec,
+            directories=(TESTS_DIR, SOLUTION_DIR, "/logs"),
+        )
+
+    @property
+    def _phase_networks(self) -> frozenset[NetworkPolicy]:
+        """The networks of the agents, and of the verifiers in the agent's container."""
+        shared = (stage.verifier_network for stage in self.stages if stage.verifier_mode == "shared")
+        return frozenset((*(stage.agent_network for stage in self.stages), *shared))
+
+    @property
+    def _environment_dir(self) -> Path:
+        return self.path / "environment"
+
+    def _resolved(self, table: str, env: Mapping[str, str]) -> dict[str, str]:
+        return resolve_env(env, where=f"{self.path / TASK_TOML}: [{table}.env]")
+
+    @cached_property
+    def digest(self) -> str:
+        """`sha256:` and the hex digest of the task's content. Reads every file, the first time."""
+        return content_digest(self.bounds)
+
+    def describe(self) -> Mapping[str, Any]:
+        """Returns the JSON-ready identity of the task for records. Reads every file, the first time."""
+        package = self.config.task
+        return {
+            "format": "harbor",
+            "name": self.name,
+            "path": str(self.path),
+            "digest": self.digest,
+            "reward_key": self.reward_key,
+            "package": package.name if package else None,
+            "package_version": package.version if package else None,
+            "origin": asdict(self.origin) if self.origin else None,
+            "extra_instructions": list(self.extra_instructions),
+        }
+
+    def check_runnable(self, *, needs_solution: bool = False, supported: frozenset[str] | None = None) -> None:
+        """Checks, without starting anything, what would fail in the middle of an episode.
+
+        Args:
+            needs_solution: Whether the policy plays the task's own solution.
+            supported: What of `AgentContext` the agent can use; `None`: that does not matter.
+
+        Raises:
+            UnsupportedTaskError: The task uses features that are not supported, all of them named.
+            TaskError: A host variable is missing; or there is no solution, and it is needed; the prior context is no
+                ATIF document; a service is named that it does not have; or `stop_processes` is not a boolean.
+        """
+        unsupported = refusals(self.config)
+        if unsupported:
+            raise UnsupportedTaskError(
+                f"{self.path}: task {self.name!r} uses what is not supported yet: {', '.join(unsupported)}. "
+                f"Leave it out with env.exclude=[{self.name}]."
+            )
+        if (services := _sidecars(self.stages)) and compose_file(self._environment_dir) is None:
+            raise TaskError(
+                f"{self.path / TASK_TOML}: artifacts or collect hooks name the services {', '.join(sorted(services))}, "
+                f"and there is no environment/{COMPOSE} that has them. Correct the names, or add the file."
+            )
+        if not isinstance(stop := self.config.metadata.get("stop_processes", False), bool):
+            raise TaskError(
+                f"{self.path / TASK_TOML}: expected [metadata] stop_processes to be true or false, got {stop!r}."
+            )
+        if supported is not None and (missing := sorted(self.context.needs - supported)):
+            raise UnsupportedTaskError(
+                f"{self.path}: task {self.name!r} gives its agent {', '.join(missing)}, which this agent cannot use. "
+                f"Choose another agent, or leave the task out with env.exclude=[{self.name}]."
+            )
+        self._resolved("environment", self.config.environment.env)
+        for stage in self.stages:
+            stage.check_runnable(needs_solution=needs_solution)
+            protect(stage.secrets)
+
+    @property
+    def set_up_timeout_sec(self) -> float:
+        """Upper bound on the health check of the container, in seconds."""
+        return longest_sec(self.config.environment.healthcheck)
+
+    async def set_up(self, container: Container) -> None:
+        """Makes the log directories, copies the files that go with a prebuilt image, waits for the health check.
+
+        Raises:
+            HealthcheckError: The check failed.
+            ContainerError: The container failed.
+        """
+        await as_root(container, f"mkdir -p {LOG_DIRS} && chmod 777 {LOG_DIRS}")
+        here = await container.exec("pwd", user="root", timeout_sec=60, shell=PLAIN_SHELL)
+        if here.exit_code != 0:  # every command of the agent would fail in the same way
+            raise ContainerStartError(f"Task {self.name}: {here.output.strip()}. Make it in the Dockerfile (WORKDIR).")
+        await upload_image_files(container, self._environment_dir, self.config.environment)
+        if self.config.environment.healthcheck is not None:
+            await await_health(self.config.environment.healthcheck, container)
+
+    def reward(self, verdicts: Sequence[Verdict]) -> Verdict:
+        """Returns the verdict; of several steps the mean, or the last one, as `multi_step_reward_strategy` says."""
+        if not self.config.steps or self.config.multi_step_reward_strategy == "final":
+            return verdicts[-1]
+        return overall_verdict(verdicts, reward_key=self.reward_key)
+
+
+def _users_of(stage: HarborStage) -> tuple[User | None, ...]:
+    """Lists the users that run commands in the agent's container."""
+    hooks = (hook.user for hook in stage.collect_hooks if hook.service == MAIN_SERVICE)
+    return (stage.agent_user, stage.verifier_user if stage.verifier_mode == "shared" else None, *hooks)
+
+
+def _sidecars(stages: Sequence[HarborStage]) -> set[str]:
+    """Lists the services beside the agent's container that artifacts and hooks name."""
+    named = {artifact.service for stage in stages for artifact in stage.artifacts}
+    return (named | {hook.service for stage in stages for hook in stage.collect_hooks}) - {MAIN_SERVICE}
+
+
+def load_task(path: str | Path, *, reward_key: str | None = None, links_within: Path | None = None) -> HarborTask:
+    """Loads and validates the task directory `path`.
+
+    Features that are not supported do not fail here but in `HarborTask.check_runnable`.
+
+    Args:
+        path: The task directory.
+        reward_key: Which key of `reward.json` is the reward, if neither `reward` nor the only one.
+        links_within: A folder of tasks that share files, which links of the task may lead to; `None`: they stay inside
+            the task.
+
+    Raises:
+        TaskError: The directory is no valid task; the message says what is wrong and where.
+    """
+    bounds = LinkBounds.of(Path(path), links_within)
+    root = bounds.root
+    check_definition_links(bounds)
+    parsed = read_task_toml(root / TASK_TOML, bounds)
+    check_files(root, parsed.config)
+    stages = _stages(bounds, parsed.config, reward_key)
+    if any(stage.verifier_mode == "separate" and not stage.brings_tests for stage in stages):
+        # These links are copied where the agent has no influence. In its own container they may lead elsewhere.
+        check_links(root / "environment", bounds, UploadFilter(root))
+    return HarborTask(
+        path=root,
+        bounds=bounds,
+        config=parsed.config,
+        stages=stages,
+        warnings=tuple(f"{root.name}: {TASK_TOML}: {warning}" for warning in warnings_of(parsed)),
+        reward_key=reward_key,
+    )
+
+
+def _stages(bounds: LinkBounds, config: TaskToml, reward_key: str | None) -> tuple[HarborStage, ...]:
+    root = bounds.root
+    stages: list[HarborStage] = []
+    steps: Sequence[Step | None] = config.steps or (None,)
+    for step in steps:
+        stage = HarborStage(
+            root=root,
+            config=config,
+            instruction=read_instruction((root / "steps" / step.name if step else root) / INSTRUCTION, bounds),
+            step=step,
+            reward_key=reward_key,
+            follows_shared=bool(stages) and stages[-1].verifier_mode == "shared",
+            is_last=step is steps[-1],
+        )
+        stages.append(stage)
+    return tuple(stages)

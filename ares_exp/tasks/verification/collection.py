@@ -1,0 +1,207 @@
+"""The collection of artifacts from a container. Whatever is missing or wrong is noted in its manifest."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from pathlib import Path, PurePosixPath
+
+from ares_exp.cancellation import finish, in_thread
+from ares_exp.containers.archive import remove, unpack_directory
+from ares_exp.containers.container import ComposedContainer, Container, ServiceContainer
+from ares_exp.containers.owned_directory import working_directory
+from ares_exp.errors import ContainerDiedError, ContainerError, TransferError
+from ares_exp.tasks.artifact import MAIN_SERVICE, Artifact, CollectHook
+from ares_exp.tasks.verification.hooks import run_hooks, service_of
+from ares_exp.tasks.verification.manifest import MANIFEST, ArtifactKind, ArtifactStatus, ManifestEntry, write_manifest
+from ares_exp.tasks.verification.places import Places, covers, is_conventional, place_of
+from ares_exp.tasks.verification.redaction import redacted
+from ares_exp.tasks.verification.root_commands import PLAIN_SHELL
+
+COLLECT_TIMEOUT_SEC = 600.0
+"""Bound on the copying of all artifacts of a stage; its hooks have their own limits."""
+_PACK_TIMEOUT_SEC = 600.0
+
+_logger = logging.getLogger(__name__)
+
+
+async def collect(
+    container: Container,
+    target: Path | None,
+    *,
+    hooks: Sequence[CollectHook],
+    artifacts: Sequence[Artifact],
+    secrets: Sequence[str],
+    stops_main: bool,
+) -> None:
+    """Runs the hooks and copies the artifacts: those of the agent's container, then those of services beside it.
+
+    Args:
+        container: The agent's, or the service `main` of several.
+        target: Directory of the host that gets the artifacts and their manifest; `None`: only the hooks are run.
+        hooks: In their order.
+        artifacts: In their order.
+        secrets: What is blanked in what is kept.
+        stops_main: Whether, if there are such services, the agent's container is stopped in between, so that what the
+            agent left running there has no part in what they say.
+
+    Raises:
+        ContainerDiedError: The agent's container is gone.
+    """
+    collection = ArtifactCollection(container, target) if target is not None else None
+    services = {hook.service for hook in hooks} | {item.service for item in artifacts}
+    has_others = bool(services - {MAIN_SERVICE})
+    async with redacted(target, secrets) if target is not None else nullcontext():
+        if target is not None:
+            await in_thread(lambda: _clear(target, artifacts))
+        for of_main in (True, False) if has_others else (True,):
+            if stops_main and not of_main:
+                await _stop_main(container)
+            await run_hooks([hook for hook in hooks if (hook.service == MAIN_SERVICE) == of_main], container)
+            if collection is not None:
+                await collection.add([item for item in artifacts if (item.service == MAIN_SERVICE) == of_main])
+    if collection is not None and target is not None:
+        await in_thread(lambda: write_manifest(target, collection.entries))
+
+
+async def _stop_main(container: Container) -> None:
+    if not isinstance(container, ComposedContainer):
+        return
+    try:
+        await container.service(MAIN_SERVICE).stop()
+    except ContainerError as error:
+        _logger.warning("The agent's container goes on while artifacts of services are collected: %s", error)
+
+
+def _clear(target: Path, artifacts: Iterable[Artifact]) -> None:
+    """Removes what an episode before has left in the places of the artifacts: a verifier may be given what is there."""
+    (target / MANIFEST).unlink(missing_ok=True)
+    for artifact in artifacts:
+        place = target.joinpath(place_of(artifact))
+        if Places().take(artifact) is None and place.parent.resolve().is_relative_to(target.resolve()):
+            remove(place)
+
+
+class ArtifactCollection:
+    """The artifacts and hooks at the end of one stage.
+
+    Attributes:
+        entries: What became of the artifacts so far.
+    """
+
+    def __init__(self, container: Container, target: Path) -> None:
+        """Keeps the options.
+
+        Args:
+            container: The agent's container, or the service `main` of several.
+            target: Directory of the host that the artifacts go to.
+        """
+        self.entries: list[ManifestEntry] = []
+        self._container = container
+        self._target = target
+        self._places = Places()
+
+    async def add(self, artifacts: Iterable[Artifact]) -> None:
+        """Copies each to its place, unless that is taken.
+
+        Raises:
+            ContainerDiedError: The agent's container is gone.
+        """
+        for artifact in artifacts:
+            kind, status = await self._collect(artifact)
+            self.entries.append(ManifestEntry.of(artifact, str(place_of(artifact)), kind, status))
+
+    async def _collect(self, artifact: Artifact) -> tuple[ArtifactKind, ArtifactStatus]:
+        source, guess = artifact.source, _guess(artifact)
+        if (first := self._places.take(artifact)) is not None:
+            if isinstance(first, str) or not covers(first, artifact):
+                owner = first if isinstance(first, str) else first.source
+                _logger.warning("The artifact %s is left out: its place on the host belongs to %s.", source, owner)
+            return guess, "skipped"
+        kind = guess
+        try:
+            service = service_of(self._container, artifact.service)
+            kind, is_empty, exists = await _look(service, artifact)
+            if not exists:
+                _logger.info("The artifact %s of %s was not collected: it is not there.", source, artifact.service)
+                return kind, "failed"
+            target = self._target.joinpath(place_of(artifact))
+            await in_thread(lambda: _make_way(target, self._target))
+            if is_empty and is_conventional(artifact):
+                await in_thread(lambda: target.mkdir(parents=True, exist_ok=True))
+                return kind, "empty"
+            if kind == "directory" and artifact.exclude:
+                await _download_without(service, artifact, target)
+            else:
+                await service.download(source, target)
+        except (ContainerError, OSError, ValueError) as error:
+            if isinstance(error, ContainerDiedError) and artifact.service == MAIN_SERVICE:
+                raise
+            _logger.warning("The artifact %s of %s was not collected: %s", source, artifact.service, error)
+            return kind, "failed"
+        return "directory" if target.is_dir() else "file", "ok"
+
+
+def _guess(artifact: Artifact) -> ArtifactKind:
+    return "file" if PurePosixPath(artifact.source).suffix else "directory"
+
+
+async def _look(service: Container | ServiceContainer, artifact: Artifact) -> tuple[ArtifactKind, bool, bool]:
+    """Finds out what a path is, whether it is an empty directory, and whether it exists; a guess if no command runs.
+
+    Raises:
+        ContainerDiedError: The agent's container is gone.
+    """
+    path = shlex.quote(artifact.source)
+    try:
+        command = f"test -e {path} || exit 3; test -d {path} || exit 4; ls -A {path} | head -c 100"
+        result = await service.exec(command, user="root", timeout_sec=60, shell=PLAIN_SHELL)
+    except ContainerError:
+        if artifact.service == MAIN_SERVICE:
+            raise
+        return _guess(artifact), False, True
+    if result.exit_code == 0:
+        return "directory", not result.output.strip(), True
+    return "file", False, result.exit_code != 3
+
+
+def _make_way(place: Path, folder: Path) -> None:
+    """Makes the directory for `place` in `folder`; links that came out of the container must not lead elsewhere."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not place.resolve().is_relative_to(folder.resolve()):
+        raise TransferError(f"Expected {place} to be inside of {folder}: a link leads out of it.")
+    if place != folder:
+        place.parent.mkdir(parents=True, exist_ok=True)
+
+
+async def _download_without(service: Container | ServiceContainer, artifact: Artifact, target: Path) -> None:
+    """Downloads a directory but for what its patterns, of `tar --exclude`, match: packed there, unpacked here.
+
+    Raises:
+        ContainerError: It could not be packed, copied or unpacked.
+    """
+    patterns = " ".join(f"--exclude={shlex.quote(pattern)}" for pattern in artifact.exclude)
+    pack = f'tar -cf "$f" {patterns} -C {shlex.quote(artifact.source)} . || [ $? -eq 1 ]'  # 1: a file changed meanwhile
+    packed = await service.exec(
+        f'f=$(mktemp) && {{ {pack}; }} && printf "\\n%s" "$f"',
+        user="root",
+        timeout_sec=_PACK_TIMEOUT_SEC,
+        shell=PLAIN_SHELL,
+    )
+    if packed.exit_code != 0:
+        raise TransferError(f"Cannot pack {artifact.source}: {packed.output.strip()[-500:]}")
+    archive = packed.output.rpartition("\n")[2]
+    try:
+        async with working_directory("transfer") as folder:
+            await service.download(archive, folder / "packed")
+            await in_thread(lambda: _unpack(folder / "packed", target))
+    finally:
+        removal = f"rm -f {shlex.quote(archive)}"
+        await finish(service.exec(removal, user="root", timeout_sec=60, shell=PLAIN_SHELL))
+
+
+def _unpack(packed: Path, target: Path) -> None:
+    with packed.open("rb") as stream:
+        unpack_directory(stream, target)

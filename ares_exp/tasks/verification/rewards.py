@@ -1,0 +1,141 @@
+"""Reward files: the formats that a verifier may write, and the choice of one number. Their content is untrusted."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ares_exp.errors import RewardFileEmptyError, RewardFileNotFoundError, VerifierError, VerifierOutputParseError
+from ares_exp.tasks.task_contract import Verdict
+
+REWARD_JSON = "reward.json"
+REWARD_TXT = "reward.txt"
+MAX_REWARD_BYTES = 1024 * 1024
+
+
+def read_verdict(folder: Path, *, reward_key: str | None = None) -> Verdict:
+    """Reads the reward file in `folder`: `reward.json` alone if it is there, else `reward.txt`.
+
+    Args:
+        folder: The verifier's output on the host.
+        reward_key: Which key of `reward.json` is the reward; `None`: `reward`, or else the only key.
+
+    Raises:
+        RewardFileNotFoundError: There is neither file.
+        RewardFileEmptyError: The file has no bytes.
+        VerifierOutputParseError: The file holds something that is no reward.
+    """
+    for name, parse in ((REWARD_JSON, parse_reward_json), (REWARD_TXT, parse_reward_txt)):
+        path = folder / name
+        if path.exists() or path.is_symlink():
+            rewards = parse(_read_bounded(path))
+            return Verdict(choose_reward(rewards, reward_key), rewards)
+    raise RewardFileNotFoundError(f"Expected the tests to write {REWARD_JSON} or {REWARD_TXT}, found neither.")
+
+
+def _read_bounded(path: Path) -> bytes:
+    if not path.is_file() or not path.resolve().is_relative_to(path.parent.resolve()):
+        raise VerifierOutputParseError(f"{path.name}: expected a plain file, found something else.")
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_REWARD_BYTES + 1)
+    except OSError as error:
+        raise VerifierOutputParseError(f"{path.name}: expected a readable file, got: {error}.") from None
+    if len(data) > MAX_REWARD_BYTES:
+        raise VerifierOutputParseError(f"{path.name}: expected at most {MAX_REWARD_BYTES} bytes, found more.")
+    return data
+
+
+def parse_reward_txt(data: bytes) -> dict[str, float]:
+    """Reads the number in a `reward.txt`, under the key `reward`.
+
+    Raises:
+        RewardFileEmptyError: No bytes.
+        VerifierOutputParseError: Anything but one finite number.
+    """
+    _refuse_empty(data, REWARD_TXT)
+    try:
+        number = float(data.decode("utf-8").strip())
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise _unparsable(REWARD_TXT, "one finite number", data)
+    return {"reward": number}
+
+
+def parse_reward_json(data: bytes) -> dict[str, float]:
+    """Reads the numbers in a `reward.json`, by key; whole numbers stay ints, booleans become 0.0 and 1.0.
+
+    Raises:
+        RewardFileEmptyError: No bytes.
+        VerifierOutputParseError: Anything but a JSON object whose values are finite numbers.
+    """
+    _refuse_empty(data, REWARD_JSON)
+    try:
+        content = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict) or not all(_is_scored(key, value) for key, value in content.items()):
+        raise _unparsable(REWARD_JSON, "a JSON object whose values are finite numbers", data)
+    return {key: float(value) if isinstance(value, bool) else value for key, value in content.items()}
+
+
+def _is_scored(key: str, value: object) -> bool:
+    try:
+        key.encode()  # a lone surrogate, legal in JSON, could not be written to any record
+        return isinstance(value, int | float) and math.isfinite(value)
+    except (UnicodeEncodeError, OverflowError):
+        return False
+
+
+def choose_reward(rewards: Mapping[str, float], reward_key: str | None = None) -> float:
+    """Chooses one number of `rewards`: `reward_key` if given, else the key `reward`, else the only key.
+
+    Raises:
+        VerifierOutputParseError: It is not clear which.
+    """
+    listing = ", ".join(sorted(rewards)[:20])
+    if not rewards:
+        raise VerifierOutputParseError(f"{REWARD_JSON}: expected a reward, got an empty object: no reward.")
+    if reward_key is not None and reward_key not in rewards:
+        raise VerifierOutputParseError(f"Expected the reward key {reward_key!r}, got the keys: {listing}.")
+    key = reward_key or ("reward" if "reward" in rewards else next(iter(rewards)))
+    if reward_key is None and key != "reward" and len(rewards) > 1:
+        raise VerifierOutputParseError(
+            f"Expected the key 'reward' or a single key, got the keys: {listing}. Choose one with env.reward_key=<key>."
+        )
+    return rewards[key]
+
+
+def reaches(verdict: Verdict, least: float | Mapping[str, float]) -> bool:
+    """Whether a verdict has at least that much for the key `reward`, or for every key that is named."""
+    wanted = least if isinstance(least, Mapping) else {"reward": least}
+    return all(verdict.rewards.get(key, -math.inf) >= number for key, number in wanted.items())
+
+
+def overall_verdict(verdicts: Sequence[Verdict], *, reward_key: str | None = None) -> Verdict:
+    """Computes the mean over the steps of a task, key by key; a key that a step lacks counts as 0 there.
+
+    Raises:
+        VerifierOutputParseError: It is not clear which key is the reward.
+    """
+    keys = dict.fromkeys(key for verdict in verdicts for key in verdict.rewards)
+    try:
+        means = {key: sum(verdict.rewards.get(key, 0) for verdict in verdicts) / len(verdicts) for key in keys}
+    except OverflowError:
+        means = dict.fromkeys(keys, math.inf)
+    if not all(map(math.isfinite, means.values())):
+        raise VerifierOutputParseError("Expected rewards with a finite mean over the steps, got larger ones.")
+    return Verdict(choose_reward(means, reward_key), means)
+
+
+def _refuse_empty(data: bytes, name: str) -> None:
+    if not data:
+        raise RewardFileEmptyError(f"{name}: expected a reward, found an empty file.")
+
+
+def _unparsable(name: str, expected: str, data: bytes) -> VerifierError:
+    shown = data[:80].decode("utf-8", errors="replace")
+    return VerifierOutputParseError(f"{name}: expected {expected}, got {shown!r}{' …' if len(data) > 80 else ''}.")

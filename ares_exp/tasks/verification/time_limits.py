@@ -1,0 +1,106 @@
+"""`TimeLimits`: the run's bounds on each phase of an episode."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.errors import ConfigError
+from ares_exp.tasks.task_contract import Stage, Task
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """Turns a task's time limits into those in force: `min(override or the task's, max) * multiplier`.
+
+    Attributes:
+        timeout_multiplier: Stretches every limit that has no multiplier of its own.
+        agent_timeout_sec: Replaces the task's agent limit; `None` and 0 do not.
+        agent_timeout_max_sec: Caps the agent limit, before it is multiplied; `None` and 0 do not.
+        agent_timeout_multiplier: Stretches the agent limit in place of `timeout_multiplier`.
+        verifier_timeout_sec, verifier_timeout_max_sec, verifier_timeout_multiplier: The same for the verifier.
+        environment_build_timeout_multiplier: The same for building and starting the container.
+
+    Raises:
+        ConfigError: A limit is negative, or a multiplier not positive.
+    """
+
+    timeout_multiplier: float = 1.0
+    agent_timeout_sec: float | None = None
+    agent_timeout_max_sec: float | None = None
+    agent_timeout_multiplier: float | None = None
+    verifier_timeout_sec: float | None = None
+    verifier_timeout_max_sec: float | None = None
+    verifier_timeout_multiplier: float | None = None
+    environment_build_timeout_multiplier: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            _check(field.name, getattr(self, field.name))
+
+    def agent(self, stage: Stage | None) -> float | None:
+        """Computes the limit on the agent phase of a stage, or of an episode whose task sets none, in seconds.
+
+        `None` is unlimited.
+        """
+        own = stage.agent_timeout_sec if stage is not None else None
+        return self._limit(self.agent_timeout_sec or own, self.agent_timeout_max_sec, self.agent_timeout_multiplier)
+
+    def verifier(self, stage: Stage) -> float | None:
+        """Computes the limit on verification in seconds; `None` is unlimited (the task says `inf`)."""
+        return self._limit(
+            self.verifier_timeout_sec or stage.verifier_timeout_sec,
+            self.verifier_timeout_max_sec,
+            self.verifier_timeout_multiplier,
+        )
+
+    def start(self, task: Task) -> float:
+        """Computes the limit on building, creating and starting the container in seconds; may be `inf`."""
+        limit = self._limit(task.container_spec.start_timeout_sec, None, self.environment_build_timeout_multiplier)
+        return math.inf if limit is None else limit
+
+    def container_spec(self, task: Task) -> ContainerSpec:
+        """Applies the limits on starting and on the lifetime of the container to the task's specification of it."""
+        start = self.start(task)
+        phases: list[float | None] = [start, task.set_up_timeout_sec]
+        for stage in task.stages:
+            before, after = stage.begin_timeout_sec, stage.collect_timeout_sec
+            phases += [before, self.agent(stage), after, self._verification(task, stage)]
+        return replace(task.container_spec, start_timeout_sec=start, lifetime_sec=_sum(phases))
+
+    def verifier_spec(self, task: Task, stage: Stage) -> ContainerSpec | None:
+        """Applies the limits to the verifier's separate container; `None` when it works in the agent's."""
+        if (spec := stage.verifier_spec) is None:
+            return None
+        start = self.start(task)
+        return replace(spec, start_timeout_sec=start, lifetime_sec=_sum((start, self.verifier(stage))))
+
+    def container_specs(self, task: Task) -> list[ContainerSpec]:
+        """Lists every container that the task needs."""
+        own = (self.verifier_spec(task, stage) for stage in task.stages)
+        return [self.container_spec(task), *(spec for spec in own if spec is not None)]
+
+    def _verification(self, task: Task, stage: Stage) -> float | None:
+        own = self.verifier_spec(task, stage)
+        return self.verifier(stage) if own is None else own.lifetime_sec
+
+    def _limit(self, own: float | None, cap: float | None, multiplier: float | None) -> float | None:
+        seconds = min(math.inf if own is None else own, cap or math.inf)
+        seconds *= self.timeout_multiplier if multiplier is None else multiplier
+        return None if seconds == math.inf else seconds
+
+
+def _sum(limits: Sequence[float | None]) -> float | None:
+    """Adds up; `None` when one of them is unlimited."""
+    seconds = [math.inf if limit is None else limit for limit in limits]
+    return None if math.inf in seconds else sum(seconds)
+
+
+def _check(key: str, value: float | None) -> None:
+    is_multiplier = key.endswith("multiplier")
+    if value is None or (0 < value < math.inf) or (not is_multiplier and value in (0, math.inf)):
+        return
+    expected = "a positive number" if is_multiplier else "a number of seconds, 0 or more"
+    raise ConfigError(f"Expected `{key}` to be {expected}, got {value}. Set {key}=<number>, or {key}=null for none.")

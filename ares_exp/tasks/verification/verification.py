@@ -1,0 +1,171 @@
+"""Verification: the run of a task's tests in a container, and its reward."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ares_exp.cancellation import in_thread
+from ares_exp.containers.container import Container, ExecResult, User
+from ares_exp.containers.owned_directory import working_directory
+from ares_exp.errors import (
+    AddTestsDirError,
+    DownloadVerifierDirError,
+    RewardFileNotFoundError,
+    TransferError,
+    VerifierError,
+)
+from ares_exp.tasks.task_contract import Verdict
+from ares_exp.tasks.verification.redaction import redacted
+from ares_exp.tasks.verification.rewards import REWARD_JSON, REWARD_TXT, read_verdict
+from ares_exp.tasks.verification.root_commands import PLAIN_SHELL, as_root
+
+TESTS_DIR = "/tests"
+VERIFIER_DIR = "/logs/verifier"
+TEST_OUTPUT = "test-stdout.txt"
+_OURS = (REWARD_TXT, REWARD_JSON, TEST_OUTPUT)
+_SHOWN_OUTPUT_BYTES = 2000
+
+_logger = logging.getLogger(__name__)
+
+
+async def run_tests(
+    container: Container, tests: Sequence[Path], *, env: Mapping[str, str], user: User | None
+) -> ExecResult:
+    """Uploads the directories and runs `test.sh`. The exit code means nothing: the reward file counts.
+
+    Raises:
+        AddTestsDirError: The tests could not be copied into the container.
+        VerifierError: Old reward files could not be removed, or the script not be made executable.
+        ContainerError: The container failed.
+    """
+    # A command may have left a reward, or a directory in its place.
+    await as_root(container, f"rm -rf {' '.join(map(_in_container, _OURS))}", failure=VerifierError)
+    for folder in tests:
+        try:
+            await container.upload(folder, TESTS_DIR)
+        except TransferError as error:
+            raise AddTestsDirError(f"The tests in {folder} could not be copied to {TESTS_DIR}: {error}") from error
+    await as_root(container, f"chmod a+rx {TESTS_DIR} && chmod +x {TESTS_DIR}/test.sh", failure=VerifierError)
+    cwd = await usable_workdir(container, user=user)
+    script = f"{TESTS_DIR}/test.sh > {_in_container(TEST_OUTPUT)} 2>&1"
+    # No login shell: the agent may have edited the profile files, and they reset what the image sets (PATH).
+    return await container.exec(script, env=env, user=user, cwd=cwd, shell="bash -c")
+
+
+def _in_container(name: str) -> str:
+    return f"{VERIFIER_DIR}/{name}"
+
+
+async def fetch_verdict(
+    container: Container, folder: Path, *, reward_key: str | None, secrets: Sequence[str], run: ExecResult
+) -> Verdict:
+    """Downloads the verifier's output into `folder`, blanks `secrets` in it, and reads the reward.
+
+    Raises:
+        DownloadVerifierDirError: The output could not be copied out of the container.
+        RewardFileNotFoundError: The tests wrote no reward; the message shows the end of what they printed.
+        VerifierError: They wrote something that is no reward.
+    """
+    await in_thread(lambda: _forget_rewards(folder))
+    async with redacted(folder, secrets):
+        try:
+            await container.download(VERIFIER_DIR, folder)
+        except TransferError as error:
+            await _download_reward(container, folder, error)
+    try:
+        return await asyncio.to_thread(read_verdict, folder, reward_key=reward_key)
+    except RewardFileNotFoundError as error:
+        printed = await asyncio.to_thread(_end_of_output, folder)
+        raise RewardFileNotFoundError(f"{error} test.sh ended with exit code {run.exit_code}; {printed}") from None
+
+
+async def _download_reward(container: Container, folder: Path, cause: TransferError) -> None:
+    """Downloads the reward alone: what a test prints may come from the agent, and be more than can be copied.
+
+    Raises:
+        DownloadVerifierDirError: There is none.
+    """
+    for name in (REWARD_JSON, REWARD_TXT):
+        with suppress(TransferError):
+            await container.download(_in_container(name), folder / name)
+            _logger.warning("Of %s only %s was copied out of the container: %s", VERIFIER_DIR, name, cause)
+            return
+    raise DownloadVerifierDirError(f"{VERIFIER_DIR} could not be copied out of the container: {cause}") from cause
+
+
+def _forget_rewards(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (REWARD_JSON, REWARD_TXT):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _end_of_output(folder: Path) -> str:
+    path = folder / TEST_OUTPUT
+    if path.is_symlink() or not path.is_file():
+        return "it left no output."
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _SHOWN_OUTPUT_BYTES))
+        text = file.read().decode("utf-8", errors="replace").strip()
+    return f"the end of its output:\n{text}" if text else "it printed nothing."
+
+
+async def verify(
+    container: Container,
+    *,
+    tests: Sequence[Path],
+    env: Mapping[str, str],
+    user: User | None,
+    output_dir: Path | None,
+    reward_key: str | None,
+    secrets: Sequence[str] = (),
+) -> Verdict:
+    """Runs the tests and reads the reward. Sets no time limit: the caller bounds it.
+
+    Args:
+        container: Container of the tests.
+        tests: Directories on the host whose contents become `/tests`, one over the other; none: the image brings them.
+        env: Variables of the test script.
+        user: User of the script; `None` is the image's user.
+        output_dir: Directory on the host for the verifier's files; `None`: they are not kept.
+        reward_key: The key of `reward.json` that is the reward, if not the obvious one.
+        secrets: Values to blank in the files that are kept.
+
+    Raises:
+        VerifierError: There is no usable reward; the class says why.
+        ContainerError: The container failed.
+    """
+    run = await run_tests(container, tests, env=env, user=user)
+    if output_dir is not None:
+        return await fetch_verdict(container, output_dir, reward_key=reward_key, secrets=secrets, run=run)
+    async with working_directory("verifier") as folder:
+        return await fetch_verdict(container, folder, reward_key=reward_key, secrets=secrets, run=run)
+
+
+async def usable_workdir(container: Container, *, user: User | None) -> str | None:
+    """Finds a directory where a command can be run: without one no command starts, and there would be no reward.
+
+    Args:
+        container: Whose working directory is made anew, empty, where it is missing.
+        user: Who runs the command; `None` is the image's user.
+
+    Returns:
+        `None`: the container's own; `/` where that cannot be used, such as a file in its place.
+
+    Raises:
+        ContainerError: The container failed.
+    """
+    if not await _is_usable(container, "root"):  # root first: a backend may open shells of others in that directory
+        async with working_directory("verifier") as nothing:
+            try:
+                await container.upload(nothing, ".")  # makes it
+            except TransferError:
+                return "/"
+    return None if await _is_usable(container, user) else "/"
+
+
+async def _is_usable(container: Container, user: User | None) -> bool:
+    return (await container.exec('test -e "$(pwd -P)"', user=user, timeout_sec=60, shell=PLAIN_SHELL)).exit_code == 0

@@ -1,0 +1,319 @@
+"""A printer of episodes, step by step: of each request only what is new in it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ares_exp.containers.activity import CommandRecord
+from ares_exp.records.results import ErrorInfo, Outcome
+from ares_exp.records.terminal_text import collapsed, count_of, one_line, printable
+from ares_exp.trajectories.checks import is_number
+from ares_exp.trajectories.episode_totals import EpisodeTotals
+from ares_exp.trajectories.records import AsideRecord, EpisodeTrajectory, StepRecord, lane_of
+from ares_exp.trajectories.request_change import RequestChange, is_request, request_change
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+REMOVED_LINES = 2
+SIGNS = {"+": "green", "-": "red", " ": "dim"}
+MODEL_FIELDS = ("model", "policy_version", "sampling")
+"""Fields of a response that are printed once, and again when they change."""
+
+
+class EpisodePrinter:
+    """Prints parts of one episode."""
+
+    def __init__(self, console: Console, trajectory: EpisodeTrajectory, *, full: bool = False) -> None:
+        self._console = console
+        self._trajectory = trajectory
+        self._full = full
+        self._model: Mapping[str, Any] = {}
+
+    def header(self, path: Path, outcome: Outcome | None) -> None:
+        """Prints the facts of the whole episode; without an outcome it is running."""
+        episode, totals = self._trajectory, EpisodeTotals.of(self._trajectory)
+        self._line(f"Episode {one_line(episode.episode_id)}", style="bold")
+        reward = f"reward {number(episode.total_reward)}{by_name(episode.rewards)}"
+        self._line(f"{one_line(episode.task_name)}  {outcome or 'running'}  {reward}", 2)
+        parts = [count_of(episode.step_count, "step"), count_of(totals.commands, "command"), moment(episode.start_time)]
+        tokens = usage(totals.prompt_tokens, totals.generated_tokens, totals.reasoning_tokens)
+        parts += [seconds(totals.duration_sec), *spent(totals), *tokens]
+        self._line(" · ".join([*parts, *price(totals.cost)]), 2)
+        if episode.error is not None:
+            self._text(problem(episode.error), 2, style="red")
+        if episode.metadata:
+            pairs = (f"{one_line(key)}={one_line(as_text(value))}" for key, value in episode.metadata.items())
+            self._line("  ".join(pairs), 2, style="dim")
+        self._line(str(path), 2, style="dim")
+
+    def step(self, position: int) -> None:
+        """Prints the step at `position`."""
+        step = self._trajectory.steps[position]
+        self._done(step, step.step_type)
+        if is_request(step.observation):
+            self._request(request_change(self._trajectory.steps, position), step)
+        elif step.observation is not None:
+            self._line("observation", 2, style="bold")
+            self._text(as_text(step.observation, indent=2), 4)
+
+    def folded_step(self, position: int) -> None:
+        """Prints the step at `position` in a few lines: its number, the beginning of the reply, and its commands."""
+        step = self._trajectory.steps[position]
+        reward = [f"reward {number(step.reward)}"] if step.reward else []
+        pieces = (step.action or {}).get("data", ())
+        said = " ".join(piece_text(piece) for piece in pieces if not is_thinking(piece)) if pieces else step.step_type
+        width = max(20, self._console.width - 2)
+        self._line(one_line("  ".join([f"{step.step_index:>4}", *reward, said]), width), style="cyan")
+        for command in step.commands:
+            style = "dim" if command.exit_code == 0 else "red"
+            self._line(one_line(f"$ {command.command}", width - 20) + f"  {ended(command)}", 6, style=style)
+
+    def unfinished_step(self) -> None:
+        """Prints the step that raised, if one did."""
+        if (step := self._trajectory.unfinished_step) is not None:
+            self._done(step, "not finished")
+
+    def _done(self, step: StepRecord, kind: str) -> None:
+        parts = [f"step {step.step_index}", kind]
+        parts += [f"{name} {number(value)}" for name, value in (("reward", step.reward), ("discount", step.discount))
+                  if value is not None]  # fmt: skip
+        self._line("")
+        self._line("  ".join([*parts, *spent(step)]), style="bold cyan")
+        if step.action is not None:
+            self._action(step.action)
+        for command in step.commands:
+            self._command(command)
+        for aside in step.asides:
+            self._aside(aside)
+
+    def _aside(self, aside: AsideRecord) -> None:
+        """Prints the last message of a call that took no step, and the beginning of its answer."""
+        pieces = aside.answer.get("data")
+        answered = (
+            " ".join(piece_text(piece) for piece in pieces if not is_thinking(piece))
+            if isinstance(pieces, tuple)
+            else ""
+        )
+        self._line(one_line(f"aside {lane_of(aside.request)}: {asked_in(aside)}"), 2, style="dim")
+        self._line(one_line(answered), 4, style="dim")
+
+    def _action(self, action: Mapping[str, Any]) -> None:
+        tokens = action.get("usage")
+        tokens = tokens if isinstance(tokens, Mapping) else {}
+        notes = [
+            *(str(action[name]) for name in ("finish_reason",) if action.get(name) is not None),
+            *usage(tokens.get("prompt_tokens"), tokens.get("generated_tokens"), tokens.get("reasoning_tokens")),
+            *price(action.get("cost")),
+        ]
+        self._line(f"reply  {one_line(' · '.join(notes))}", 2, style="bold")
+        model = {name: action[name] for name in MODEL_FIELDS if action.get(name) is not None}
+        for name, value in model.items():
+            if self._model.get(name) != value:
+                self._line(f"{name} {one_line(as_text(value))}", 4, style="magenta")
+        self._model = model
+        pieces = action.get("data")
+        if not isinstance(pieces, tuple):
+            self._text(as_text(action, indent=2), 4)
+            return
+        for piece in pieces:
+            self._piece(piece)
+
+    def _piece(self, piece: Any) -> None:
+        text = piece_text(piece)
+        if is_thinking(piece):
+            self._line(f"thinking  ({len(text):,} characters)", 4, style="dim italic")
+            self._text(text, 6, style="dim")
+        else:
+            self._text(text, 4)
+
+    def _command(self, command: CommandRecord) -> None:
+        first, *more = collapsed(command.command, full=self._full)
+        style = "yellow" if command.exit_code == 0 else "bold yellow"
+        self._wrapped([f"$ {first}", *(f"  {line}" for line in more)], 2, style=style)
+        self._line(
+            f"{ended(command)}  {seconds(command.duration_sec)}", 4, style="dim" if command.exit_code == 0 else "red"
+        )
+
+    def _request(self, change: RequestChange, step: StepRecord) -> None:
+        for name, before, now in change.settings:
+            self._setting(name, before, now)
+        if change.base is not None and not change.is_previous:
+            self._line(f"continues the conversation of step {change.base}", 2, style="magenta")
+        if change.is_rewrite:
+            removed, added = (sum(sign == wanted for sign, _ in change.edits) for wanted in "-+")
+            what = f"history rewritten after message {change.kept - 1}" if change.kept else "history rewritten"
+            self._line(f"{what}: {removed} removed, {added} added", 2, style="magenta")
+        reply = "".join(piece_text(piece) for piece in (step.action or {}).get("data", ()) if is_text(piece))
+        stayed = 0
+        for sign, message in [*change.edits, ("", {})]:
+            if sign == " ":
+                stayed += 1
+                continue
+            if stayed:
+                self._line(f"  {stayed} messages stay", 2, style="dim")
+                stayed = 0
+            if sign:
+                self._message(sign, message, reply)
+
+    def _message(self, sign: str, message: Mapping[str, Any], reply: str) -> None:
+        text = message_text(message)
+        is_reply = (
+            sign == "+" and bool(reply) and message.get("role") == "assistant" and message.get("content") == reply
+        )
+        note = "the reply" if is_reply else f"{len(text):,} characters"
+        self._line(f"{sign} {one_line(str(message.get('role')))}  ({note})", 2, style=SIGNS[sign])
+        if not is_reply:
+            self._text(text, 4, short=sign == "-")
+
+    def _setting(self, name: str, before: Any, now: Any) -> None:
+        if now is None:
+            self._line(f"{one_line(name)} no longer set", 2, style="magenta")
+            return
+        text = (
+            as_text(now)
+            if before is None or not isinstance(now, str | int | float)
+            else f"{as_text(before)} -> {as_text(now)}"
+        )
+        if len(text) <= 100 and "\n" not in text:
+            self._line(f"{one_line(name)} {text}", 2, style="magenta")
+            return
+        self._line(one_line(name), 2, style="magenta")
+        self._text(text, 4)
+
+    def _text(self, text: str, indent: int, *, style: str = "", short: bool = False) -> None:
+        lines = collapsed(text, full=self._full, **({"head": REMOVED_LINES, "tail": 1} if short else {}))
+        self._wrapped(lines, indent, style=style)
+
+    def _line(self, line: str, indent: int = 0, *, style: str = "") -> None:
+        self._wrapped([line], indent, style=style)
+
+    def _wrapped(self, lines: Iterable[str], indent: int, *, style: str = "") -> None:
+        from rich.text import Text
+
+        width = max(20, self._console.width - indent)
+        for line in lines:
+            for part in (
+                Text(printable(line), style=style).wrap(self._console, width, overflow="fold") if line else [Text()]
+            ):
+                part.rstrip()
+                self._console.print(Text(" " * indent).append_text(part) if part else part, soft_wrap=True)
+
+
+def ended(command: CommandRecord) -> str:
+    """Describes how a command ended."""
+    if command.timed_out:
+        return "timed out"
+    return "killed" if command.exit_code is None else f"exit {command.exit_code}"
+
+
+def as_text(value: Any, *, indent: int | None = None) -> str:
+    """Returns a JSON value as text, a string as it is."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def is_text(piece: Any) -> bool:
+    """Returns whether a piece of a response is text."""
+    return isinstance(piece, Mapping) and piece.keys() == {"content"}
+
+
+def is_thinking(piece: Any) -> bool:
+    """Returns whether a piece of a response is reasoning."""
+    return isinstance(piece, Mapping) and "thinking" in piece
+
+
+def piece_text(piece: Any) -> str:
+    """Returns a piece of a response as text."""
+    if is_text(piece):
+        return as_text(piece["content"])
+    if is_thinking(piece):
+        return "(encrypted)" if piece.get("redacted") else as_text(piece["thinking"])
+    if isinstance(piece, Mapping) and piece.keys() == {"id", "name", "arguments"}:
+        return f"call {as_text(piece['name'])} {as_text(piece['arguments'])}"
+    return as_text(piece)
+
+
+def message_text(message: Mapping[str, Any]) -> str:
+    """Returns the text of a message, its tool calls and its other fields."""
+    content, parts = message.get("content"), []
+    if isinstance(content, str):
+        parts.append(content)
+    elif isinstance(content, tuple | list):
+        parts += [
+            as_text(one["text"]) if isinstance(one, Mapping) and "text" in one else as_text(one) for one in content
+        ]
+    elif content is not None:
+        parts.append(as_text(content))
+    for name, value in message.items():
+        if name == "tool_calls" and isinstance(value, tuple | list):
+            parts += [f"call {_call_text(call)}" for call in value]
+        elif name not in ("role", "content"):
+            parts.append(f"{name}: {as_text(value)}")
+    return "\n".join(parts)
+
+
+def _call_text(call: Any) -> str:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return as_text(call)
+    return f"{as_text(function.get('name'))} {as_text(function.get('arguments'))}"
+
+
+def problem(error: ErrorInfo) -> str:
+    """Describes an error."""
+    return f"{error.type}: {error.message}"
+
+
+def number(value: Any) -> str:
+    """Returns the shortest form of a number, `–` for none."""
+    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def by_name(rewards: Mapping[str, float]) -> str:
+    """Lists rewards in parentheses; empty where there is none beside the episode's own."""
+    if not rewards.keys() - {"reward"}:
+        return ""
+    return f" ({', '.join(f'{one_line(name)} {number(value)}' for name, value in rewards.items())})"
+
+
+def seconds(value: float) -> str:
+    """Seconds, to three digits or so."""
+    return f"{value:.0f} s" if abs(value) >= 100 else f"{value:.2g} s" if abs(value) < 1 else f"{value:.1f} s"
+
+
+def spent(source: StepRecord | EpisodeTotals) -> list[str]:
+    """Describes where the time went."""
+    names = ("policy", "environment", "container")
+    known = ((name, getattr(source, f"{name}_sec")) for name in names)
+    return [f"{name} {seconds(value)}" for name, value in known if value is not None]
+
+
+def usage(prompt: Any, generated: Any, reasoning: Any = None) -> list[str]:
+    """Describes token counts."""
+    numbers = [value for value in (prompt, generated) if isinstance(value, int)]
+    thought = f" ({reasoning:,} of reasoning)" if isinstance(reasoning, int) and reasoning else ""
+    return [f"{numbers[0]:,} + {numbers[1]:,} tokens{thought}"] if len(numbers) == 2 and any(numbers) else []
+
+
+def price(cost: Any) -> list[str]:
+    """Describes US dollars; empty where no price is known."""
+    return [f"${cost:.4g}"] if is_number(cost) and cost else []
+
+
+def moment(epoch_seconds: float) -> str:
+    """Returns a time as text, UTC."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(epoch_seconds))
+    except (OverflowError, ValueError, OSError):
+        return str(epoch_seconds)
+
+
+def asked_in(aside: AsideRecord) -> str:
+    """Returns the last message of a call that took no step; empty where it has none."""
+    return (
+        message_text(aside.request["messages"][-1]) if is_request(aside.request) and aside.request["messages"] else ""
+    )

@@ -1,0 +1,388 @@
+"""Trajectories as documents of the Agent Trajectory Interchange Format (ATIF) v1.8.
+
+| here | in the document |
+|---|---|
+| `system_prompt` | a system step |
+| a message of the user | a user step, or the result of the command before it: what the LLM was shown of it |
+| a message of a tool | a result of the tool call whose id it has |
+| an action | an agent step: text, tool calls, metrics (tokens, cost, token ids, logprobs), `model_name` |
+| reasoning | `reasoning_content` of the agent step; what is more than one text of it also in `extra.ares_exp` |
+| an assistant's message of no action | an agent step with `is_copied_context` and without LLM call |
+| a command | a tool call `bash` of the agent step, unless the LLM made tool calls: those are the calls then |
+| `tools` | `agent.tool_definitions` |
+| a sub-agent's or a side call's answer | an agent step with its `lane` in `extra.ares_exp` |
+| a request of another conversation than the one before | a system step with `extra.context_management`, likewise |
+| a history that was rewritten | a system step with `extra.context_management`, its observation what was kept |
+
+What ATIF has no field for is in `extra.ares_exp`: of the document the fields of `EpisodeTrajectory`, of an agent step
+the `record` (reward, discount, seconds), other fields of the `action`, `commands` that are no tool calls, and the
+`settings` of the request if they changed. The document is an export: runs are resumed and replayed from JSON records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from itertools import takewhile
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+from ares_exp.environment import MAIN_LANE
+from ares_exp.llms.request import FrozenList, Message
+from ares_exp.llms.wire import plain
+from ares_exp.records.run_dir import dump_json
+from ares_exp.trajectories.exports.atif_messages import (
+    BASH,
+    OURS,
+    action_calls,
+    action_thinking,
+    call_to_atif,
+    content_to_atif,
+    llm_calls,
+    reply_message,
+    result_of_message,
+    step_of_message,
+    with_own,
+)
+from ares_exp.trajectories.exports.atif_schema import NEWEST_VERSION, Step, validate_atif
+from ares_exp.trajectories.files.line_file import write_lines
+from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, lane_of
+
+ATIF_SUFFIX = ".atif.json"
+MAX_CONTEXT_CHARS = 10_000
+REWRITTEN = "The agent rewrote its history: the document says so and shows what it kept, long texts cut"
+NO_CHAT = "Observations or actions that are no chat requests and answers became JSON text"
+OTHER_LANES = (
+    "Steps of sub-agents and side calls stand among those of the main conversation: `lane` says whose they are"
+)
+PARTS = "Parts of messages that ATIF has no place for became text that names them"
+SURROGATES = "Half surrogate pairs, which no JSON text can hold, became replacement characters"
+
+_HEAD = ("task_name", "start_time", "end_time", "total_reward", "num_steps", "truncated", "outcome", "metadata")
+_RECORD = ("step_index", "step_type", "reward", "discount", "timestamp")
+_SECONDS = ("policy_sec", "environment_sec", "container_sec")
+_IN_METRICS = ("prompt_token_ids", "completion_token_ids", "logprobs")
+
+
+def to_atif(trajectory: EpisodeTrajectory) -> tuple[dict[str, Any], list[str]]:
+    """Makes the document of a trajectory, JSON-ready and checked.
+
+    Returns:
+        The document, and in a sentence each what it shows in another form than the trajectory; empty for an agent that
+        only ever appends to its conversation. The sentences are the document's `notes`, too.
+    """
+    document, dropped = _AtifWriter(trajectory).write()
+    validate_atif(document)
+    return document, dropped
+
+
+def write_atif(path: Path, trajectory: EpisodeTrajectory) -> list[str]:
+    """Writes a document's file, which appears whole or not at all; returns the sentences of `to_atif`."""
+    document, dropped = to_atif(trajectory)
+    write_lines(path, _lines(document))
+    return dropped
+
+
+def _lines(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the document with a line for each step, for people who look into it."""
+    head = {name: value for name, value in document.items() if name != "steps"}
+    yield f'{dump_json(head)[:-1]}, "steps": [\n'
+    for number, step in enumerate(document["steps"]):
+        yield f"{',' if number else ''}{dump_json(step)}\n"
+    yield "]}\n"
+
+
+class _AtifWriter:
+    """Makes one document."""
+
+    def __init__(self, trajectory: EpisodeTrajectory) -> None:
+        self._trajectory = trajectory
+        self._dropped: dict[str, None] = {}
+        self._steps: list[dict[str, Any]] = []
+        self._tools: dict[str, Any] = {}  # by their JSON text
+        self._settings: dict[str, Any] = {}
+        self._first_settings: dict[str, Any] = {}  # of the first request, which no agent step asks for
+        self._prompt: str | None = None
+        self._lane = MAIN_LANE  # of the request before
+        self._timestamp: str | None = None
+        self._messages: Sequence[Mapping[str, Any]] = FrozenList()  # of the request before
+        self._shown: set[str] = set()  # every message that was shown so far, as JSON text
+
+    def write(self) -> tuple[dict[str, Any], list[str]]:
+        trajectory = self._trajectory
+        for record in trajectory.steps:
+            self._timestamp = _iso_8601(record.timestamp)
+            acted = self._act(record) if record.action is not None else None
+            if record.observation is not None:
+                self._observe(record.observation, acted)
+        if not self._steps:  # a document has at least one
+            self._emit({"source": "system", "message": ""})
+        document = plain(self._document())
+        try:
+            dumps(document, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            self._dropped[SURROGATES] = None
+            document = _without_surrogates(document)
+        if self._dropped:
+            document["notes"] = " ".join(f"{what}." for what in self._dropped)
+        return document, list(self._dropped)
+
+    def _document(self) -> dict[str, Any]:
+        trajectory, metadata = self._trajectory, self._trajectory.metadata
+        agent: dict[str, Any] = {
+            "name": str(metadata.get("agent") or "unknown"),
+            "version": str(metadata.get("agent_version") or metadata.get("ares_exp_version") or "unknown"),
+        }
+        models = [step["model_name"] for step in self._steps if "model_name" in step]
+        if model := next(iter(models), metadata.get("model")):
+            agent["model_name"] = str(model)
+        if self._tools:
+            agent["tool_definitions"] = list(self._tools.values())
+        metrics = [step["metrics"] for step in self._steps if "metrics" in step]
+        cached = sum(item.get("cached_tokens", 0) for item in metrics)
+        head = {**{name: getattr(trajectory, name) for name in _HEAD}, **self._first_settings}
+        head["error"] = trajectory.error.to_dict() if trajectory.error is not None else None
+        if trajectory.rewards:
+            head["rewards"] = trajectory.rewards
+        if trajectory.unfinished_step is not None:
+            head["unfinished_step"] = trajectory.unfinished_step.to_dict()
+        return {
+            "schema_version": NEWEST_VERSION,
+            "trajectory_id": trajectory.episode_id,
+            "agent": agent,
+            "steps": [{"step_id": number, **step} for number, step in enumerate(self._steps, 1)],
+            "final_metrics": {
+                **({"total_cached_tokens": cached} if cached else {}),
+                "total_prompt_tokens": sum(item["prompt_tokens"] for item in metrics),
+                "total_completion_tokens": sum(item["completion_tokens"] for item in metrics),
+                "total_cost_usd": sum(item["cost_usd"] for item in metrics),
+                "total_steps": len(self._steps),
+            },
+            "extra": {OURS: head},
+        }
+
+    def _act(self, record: StepRecord) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Shows an action; returns its agent step, and the message that agents keep of it, if it is a reply."""
+        commands = [asdict(command) for command in record.commands]
+        ours: dict[str, Any] = {"record": _record_fields(record)}
+        if self._lane != MAIN_LANE:
+            ours["lane"] = self._lane
+        reply = None
+        if (answer := _answer_fields(record.action)) is not None:
+            fields, rest = answer
+            reply = reply_message(record.action or {})
+            ours |= {"action": rest} if rest else {}
+        else:
+            self._dropped[NO_CHAT] = None
+            fields = {"message": dumps(record.action, ensure_ascii=False)}
+        if commands and (reply is None or "tool_calls" in fields):
+            ours["commands"] = commands  # of the calls that the LLM made: as calls they would be there twice
+        elif commands:
+            fields["tool_calls"] = [
+                _command_call(f"command_{len(self._steps) + 1}_{number}", command)
+                for number, command in enumerate(commands, 1)
+            ]
+        step = with_own({"source": "agent", **fields}, ours)
+        self._emit(step)
+        return step, reply
+
+    def _observe(
+        self, observation: Mapping[str, Any], acted: tuple[dict[str, Any], dict[str, Any] | None] | None
+    ) -> None:
+        """Shows what is new in an observation, as results of the agent step before it where they are some."""
+        if not _is_request(observation):
+            self._dropped[NO_CHAT] = None
+            self._emit({"source": "user", "message": dumps(observation, ensure_ascii=False)})
+            return
+        step, reply = acted if acted is not None else (None, None)
+        before, self._lane = self._lane, lane_of(observation)
+        if settings := self._changed_settings(observation):
+            (self._first_settings if step is None else step["extra"][OURS])["settings"] = settings
+        if (prompt := observation.get("system_prompt")) is not None and prompt != self._prompt:
+            self._prompt = prompt
+            self._emit({"source": "system", "message": prompt})
+        messages = observation["messages"]
+        new = self._appended(messages, reply)
+        if new is None:
+            self._dropped[REWRITTEN if before == self._lane else OTHER_LANES] = None
+            shown = self._shown if reply is None else self._shown | {_key(reply)}
+            new = [message for message in messages if _key(message) not in shown]
+            self._tell_replacing(messages, new, None if before == self._lane else self._lane)
+            step = None
+        self._messages = messages
+        self._shown.update(map(_key, new if reply is None else [*new, reply]))
+        self._show(new, step)
+
+    def _appended(
+        self, messages: Sequence[Mapping[str, Any]], reply: Mapping[str, Any] | None
+    ) -> Sequence[Mapping[str, Any]] | None:
+        """Returns the messages after the previous request and its reply; `None` if the request does not begin so."""
+        length = len(self._messages)
+        if messages[:length] != self._messages:
+            return None
+        if reply is None:
+            return messages[length:]
+        kept = len(messages) > length and messages[length].get("role") == "assistant"
+        return messages[length + 1 :] if kept else None
+
+    def _changed_settings(self, observation: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the settings that ATIF has no field for, if they changed since the previous request."""
+        for tool in observation.get("tools", ()):
+            self._tools.setdefault(dumps(tool), tool)
+        settings = {
+            name: value for name, value in observation.items() if name not in ("messages", "tools", "system_prompt")
+        }
+        if settings == self._settings:
+            return {}
+        self._settings = settings
+        return settings
+
+    def _tell_replacing(
+        self, messages: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], lane: str | None
+    ) -> None:
+        """Says that a request does not go on from the one before: of the `lane` named, or with a rewritten history."""
+        fresh = set(map(id, new))
+        old = [message for message in messages if id(message) not in fresh]
+        kept = "\n\n".join(f"[{message.get('role')}]\n{_text(message)}" for message in old)
+        what = "The agent rewrote its history" if lane is None else f"The agent goes on in its conversation {lane}"
+        self._emit(
+            {
+                "source": "system",
+                "message": f"{what}: it kept {len(old)} messages and has {len(new)} new.",
+                "observation": {"results": [{"content": _cut(kept)}]},
+                "extra": {"context_management": {"type": "rewrite", "boundary": "replace"}},
+            }
+        )
+
+    def _show(self, new: Sequence[Mapping[str, Any]], step: dict[str, Any] | None) -> None:
+        """Shows new messages: as results of `step` those that answer its calls, the others as steps."""
+        if not all(map(_parts_fit, new)):
+            self._dropped[PARTS] = None
+        rest = list(new)
+        if step is not None:
+            rest = rest[self._show_results(rest, step) :]
+        while rest:
+            shown = step_of_message(rest.pop(0))
+            self._emit(shown)
+            if "tool_calls" in shown:
+                rest = rest[self._show_results(rest, shown) :]
+
+    def _show_results(self, messages: Sequence[Mapping[str, Any]], step: dict[str, Any]) -> int:
+        """Shows the first few of `messages` as results of `step`; returns how many."""
+        calls = [call["tool_call_id"] for call in step.get("tool_calls", ())]
+        if ids := {call[0] for call in llm_calls(step)}:
+            shown = list(takewhile(lambda m: m.get("role") == "tool" and m.get("tool_call_id") in ids, messages))
+            sources: list[str | None] = [message["tool_call_id"] for message in shown]
+        else:
+            shown = list(takewhile(lambda m: m.get("role") == "user", messages))[: len(calls)]
+            sources = calls if len(shown) == len(calls) else [None] * len(shown)
+        if shown:
+            results = [result_of_message(m, source) for m, source in zip(shown, sources, strict=True)]
+            step["observation"] = {"results": results}
+        return len(shown)
+
+    def _emit(self, step: dict[str, Any]) -> None:
+        if self._timestamp is not None:
+            step["timestamp"] = self._timestamp
+        self._steps.append(step)
+
+
+def _answer_fields(action: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Returns an answer's fields of an agent step, and those that ATIF lacks; `None` for any other action."""
+    try:
+        pieces = action["data"]
+        fields: dict[str, Any] = {
+            "message": "".join(piece["content"] for piece in pieces if "content" in piece),
+            "metrics": {
+                "prompt_tokens": action["usage"]["prompt_tokens"],
+                "completion_tokens": action["usage"]["generated_tokens"],
+                "cost_usd": action["cost"],
+                **({"cached_tokens": cached} if (cached := action["usage"].get("cached_tokens")) else {}),
+                **{name: action[name] for name in _IN_METRICS if action.get(name) is not None},
+            },
+            "llm_call_count": 1,
+        }
+        if calls := action_calls(pieces):
+            fields["tool_calls"] = [call_to_atif(*call) for call in calls]
+        if action.get("model") is not None:
+            fields["model_name"] = action["model"]
+        rest = {key: action[key] for key in action if key not in ("data", "cost", "usage", "model", *_IN_METRICS)}
+        thinking = action_thinking(pieces)
+        if text := "".join(piece["thinking"] for piece in thinking if not piece.get("redacted")):
+            fields["reasoning_content"] = text
+        if thinking not in ([], [{"thinking": text}]):
+            rest["thinking"] = thinking
+        if action["usage"].keys() - {"prompt_tokens", "generated_tokens", "cached_tokens"}:
+            rest["usage"] = action["usage"]
+        ids, logprobs = action.get("completion_token_ids"), action.get("logprobs")
+        if ids is not None and logprobs is not None and len(ids) != len(logprobs):
+            rest["logprobs"] = fields["metrics"].pop("logprobs")
+        fields = plain(fields)
+        Step.model_validate({"step_id": 1, "source": "agent", **fields})
+    except (KeyError, TypeError, ValueError, AttributeError):  # pydantic's errors are `ValueError`s
+        return None
+    else:
+        return fields, rest
+
+
+def _record_fields(record: StepRecord) -> dict[str, Any]:
+    values = {name: getattr(record, name) for name in (*_RECORD, *_SECONDS)}
+    asides = {"asides": [aside.to_dict() for aside in record.asides]} if record.asides else {}
+    return {name: value for name, value in values.items() if name in _RECORD or value is not None} | asides
+
+
+def _command_call(call_id: str, command: dict[str, Any]) -> dict[str, Any]:
+    rest = {name: value for name, value in command.items() if name != "command"}
+    call = {"tool_call_id": call_id, "function_name": BASH, "arguments": {"command": command["command"]}}
+    return with_own(call, {"command": rest})
+
+
+def _is_request(observation: Mapping[str, Any]) -> bool:
+    lists = (observation.get("messages"), observation.get("tools", FrozenList()))
+    are_lists = all(isinstance(items, FrozenList) and {Message}.issuperset(map(type, items)) for items in lists)
+    return are_lists and isinstance(observation.get("system_prompt", ""), str)
+
+
+def _key(message: Mapping[str, Any]) -> str:
+    return dumps(message, sort_keys=True)
+
+
+def _iso_8601(timestamp: float) -> str | None:
+    try:
+        return datetime.fromtimestamp(timestamp, UTC).isoformat().replace("+00:00", "Z")
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _parts_fit(message: Mapping[str, Any]) -> bool:
+    """Returns whether every part of a message's content is text, or an image of the web."""
+    content = message.get("content")
+    if not isinstance(content, FrozenList):
+        return True
+    return all(
+        shown["type"] == "image" or (isinstance(part, Mapping) and part.get("text") == shown["text"])
+        for part, shown in zip(content, content_to_atif(content), strict=True)
+        if isinstance(shown, Mapping)
+    )
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = content_to_atif(message.get("content"))
+    return content if isinstance(content, str) else "".join(part.get("text", "[image]") for part in content)
+
+
+def _cut(text: str) -> str:
+    if len(text) <= MAX_CONTEXT_CHARS:
+        return text
+    half = MAX_CONTEXT_CHARS // 2
+    return f"{text[:half]}\n[{len(text) - 2 * half} characters]\n{text[-half:]}"
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="surrogatepass").decode(errors="replace")
+    if isinstance(value, dict):
+        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
+    return [_without_surrogates(item) for item in value] if isinstance(value, list) else value

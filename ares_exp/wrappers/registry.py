@@ -1,0 +1,228 @@
+"""Presets: environments by name. `make("harbor:0")`, `info()`, `list_presets()`, and presets of your own.
+
+Every option of the `env` group is a preset, those of plugins included: `harbor`. With an option of the `agent`
+group it is `harbor-shell`; without, the default agent plays. `name:5`, `name:0:10`, `name:5:`, `name::10` and
+`name@2/8` (the third of eight shards) choose tasks. What is registered here in Python comes beside these.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload, runtime_checkable
+
+from ares_exp.config.options import find_options, log_problems
+from ares_exp.config.parts import name_of
+from ares_exp.errors import PresetError, PresetLookupError, close_matches
+from ares_exp.wrappers.configured_preset import ConfiguredPreset
+from ares_exp.wrappers.configured_preset import EnvironmentInfo as EnvironmentInfo
+from ares_exp.wrappers.preset_id import RESERVED, PresetId, Selector
+
+if TYPE_CHECKING:
+    from ares_exp.containers.container import ContainerFactory
+    from ares_exp.environment import Environment
+    from ares_exp.trackers.tracker import Tracker
+    from ares_exp.trajectories.collector import TrajectoryCollector
+
+_ENV_NAME = re.compile(r"[\w.]+")
+"""Name of an option of `env` that is a preset: without a hyphen, so that a pair with an agent is unambiguous."""
+
+
+@runtime_checkable
+class EnvironmentSpec(Protocol):
+    """A preset: its description, and the construction of its environment."""
+
+    def get_info(self) -> EnvironmentInfo:
+        """Returns name, description and number of tasks, without making anything."""
+        ...
+
+    def get_env(
+        self, *, selector: Selector, container_factory: ContainerFactory, tracker: Tracker | None = None
+    ) -> Environment:
+        """Makes the environment.
+
+        Args:
+            selector: Picks the tasks that are to be played: `selector(tasks) -> list`.
+            container_factory: Makes the containers.
+            tracker: Receives every episode that ends; may be `None`.
+        """
+        ...
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_registered: dict[str, EnvironmentSpec] = {}
+
+
+def make(
+    preset_id: str,
+    *,
+    container_factory: ContainerFactory | None = None,
+    tracker: Tracker | None = None,
+    trajectory_collector: TrajectoryCollector | Mapping[str, TrajectoryCollector] | None = None,
+) -> Environment:
+    """Makes the environment of a preset. Reads the task set now; starts nothing before `reset()`.
+
+    Args:
+        preset_id: `name`, or with a selector `name:5`, `name:0:10`, `name:5:`, `name::10`, `name@2/8`.
+        container_factory: Makes the containers, and stays yours to close; `None` for the local sandbox.
+        tracker: Receives every episode that ends. The caller starts and finishes it.
+        trajectory_collector: Records every episode; several by their names.
+
+    Returns:
+        The preset's environment itself; with a collector a `TrajectoryCollectingEnvironment` around it.
+
+    Raises:
+        ValueError: The preset or its selector is badly written, or the preset lacks a value (`PresetError`).
+        LookupError: No such preset, an index out of range, nothing selected (`PresetLookupError`).
+        UserError: Its options are wrong, or its task set cannot be read.
+    """
+    asked = PresetId.parse(preset_id)
+    spec = find_preset(asked.name)
+    if container_factory is None:
+        from ares_exp.containers.local import LocalContainerFactory
+
+        container_factory = LocalContainerFactory()
+    environment = spec.get_env(selector=asked, container_factory=container_factory, tracker=tracker)
+    if trajectory_collector is None:
+        return environment
+    from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
+
+    return TrajectoryCollectingEnvironment(environment, trajectory_collector)
+
+
+@overload
+def info(preset_id: None = None) -> list[EnvironmentInfo]: ...
+
+
+@overload
+def info(preset_id: str) -> EnvironmentInfo: ...
+
+
+def info(preset_id: str | None = None) -> EnvironmentInfo | list[EnvironmentInfo]:
+    """Describes a preset; without a name, every preset.
+
+    Args:
+        preset_id: As for `make`; a selector changes nothing: the number of tasks is that of the whole preset.
+
+    Raises:
+        ValueError, LookupError: As `make`.
+    """
+    if preset_id is None:
+        return [_info(name) for name in list_presets()]
+    return _info(PresetId.parse(preset_id).name)
+
+
+def list_presets() -> list[str]:
+    """Names of all presets, in order. Each that is an option of `env` can be paired with an agent: `env-agent`."""
+    log_problems()
+    return sorted({*_registered, *_configured()})
+
+
+def register_preset(name: str, spec: EnvironmentSpec) -> None:
+    """Adds a preset to this process.
+
+    Args:
+        name: What `make` is to take.
+        spec: Something with `get_info()` and `get_env(*, selector, container_factory, tracker=None)`.
+
+    Raises:
+        ValueError: The name is taken, empty, or contains `:` or `@`; or the spec lacks a method (`PresetError`).
+    """
+    if not isinstance(name, str) or not name or name != name.strip() or any(char in name for char in RESERVED):
+        raise PresetError(
+            f"Expected the name of a preset, without `:` and `@` and without spaces around it, got {name!r:.200}."
+        )
+    if isinstance(spec, type) or not isinstance(spec, EnvironmentSpec):
+        got = f"the class {spec.__name__}" if isinstance(spec, type) else type(spec).__name__
+        raise PresetError(
+            f"Expected something with `get_info()` and `get_env(…)` as the preset `{name}`, got {got}. A function is "
+            f'registered with `@register_env(name="{name}")`.'
+        )
+    if name in _registered or _configured_preset(name) is not None:
+        raise PresetError(f"There is a preset `{name}` already: register yours under another name.")
+    _registered[name] = spec
+
+
+def register_env(
+    *, name: str | None = None, description: str | None = None, num_tasks: int | None = None
+) -> Callable[[F], F]:
+    """Registers the decorated function as a preset. It is called as a spec's `get_env`, and stays as it is.
+
+    Args:
+        name: What `make` is to take; by default the function's name.
+        description: A line for people; by default the first of the function's docstring.
+        num_tasks: Number of tasks; `None` if not known.
+
+    Raises:
+        ValueError: As `register_preset`.
+    """
+
+    def register(function: F) -> F:
+        preset = name_of(function) if name is None else name
+        about = (inspect.getdoc(function) or "").partition("\n")[0] if description is None else description
+        register_preset(preset, _FunctionSpec(EnvironmentInfo(preset, about, num_tasks), function))
+        return function
+
+    return register
+
+
+@dataclass(frozen=True, slots=True)
+class _FunctionSpec:
+    """A spec out of a function."""
+
+    about: EnvironmentInfo
+    function: Callable[..., Environment]
+
+    def get_info(self) -> EnvironmentInfo:
+        return self.about
+
+    def get_env(
+        self, *, selector: Selector, container_factory: ContainerFactory, tracker: Tracker | None = None
+    ) -> Environment:
+        return self.function(selector=selector, container_factory=container_factory, tracker=tracker)
+
+
+def _info(name: str) -> EnvironmentInfo:
+    """Returns a spec's description, under the name that `make` takes."""
+    return replace(find_preset(name).get_info(), name=name)
+
+
+def find_preset(name: str) -> EnvironmentSpec:
+    """Returns a preset. Raises `PresetLookupError` when there is none of that name."""
+    spec = _registered[name] if name in _registered else _configured_preset(name)
+    if spec is not None:
+        return spec
+    known = list_presets()
+    if name in {option.name for option in find_options("env")}:
+        raise PresetLookupError(
+            f"`env={name}` is no preset: with other characters than letters, digits, `_` and `.` it might be a pair of "
+            "an environment and an agent. Rename its file, or `register_preset` it under another name."
+        )
+    env, _, agent = name.partition("-")
+    if agent and env in _configured():
+        agents = [option.name for option in find_options("agent")]
+        close = close_matches(agent, agents) or f" Agents: {', '.join(agents)}."
+        raise PresetLookupError(
+            f"There is no preset `{name:.200}`: `{env}` can be paired with an agent, not `{agent:.200}`.{close}"
+        )
+    raise PresetLookupError(
+        f"There is no preset `{name:.200}`.{close_matches(name, known)} Presets: {', '.join(known)}."
+    )
+
+
+def _configured() -> list[str]:
+    """Lists the options of `env` that are presets."""
+    return [option.name for option in find_options("env") if _ENV_NAME.fullmatch(option.name)]
+
+
+def _configured_preset(name: str) -> ConfiguredPreset | None:
+    """Makes the preset from an option of `env`, or from a pair with an agent; `None` if there is no such option."""
+    env, hyphen, agent = name.partition("-")
+    if env not in _configured():
+        return None
+    if not hyphen:
+        return ConfiguredPreset(env)
+    return ConfiguredPreset(env, agent) if agent in {option.name for option in find_options("agent")} else None

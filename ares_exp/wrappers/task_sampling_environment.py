@@ -1,0 +1,160 @@
+"""The task sampling environment: it plays the tasks of any `EnvironmentSource`, drawn or picked at `reset()`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ares_exp.cancellation import finish
+from ares_exp.environment import (
+    EnvironmentBase,
+    EnvironmentWrapper,
+    EpisodeReport,
+    LimitName,
+    OneCallAtATime,
+    TimeStep,
+    complete,
+    no_episode,
+)
+from ares_exp.environments.limited_environment import limited
+from ares_exp.environments.source import EnvironmentSource, EpisodeParts, as_source
+from ares_exp.environments.task_choice import choose_index
+from ares_exp.errors import ConfigError, EpisodeStateError
+from ares_exp.runs.resume.episode_plan import episode_seed
+
+logger = logging.getLogger(__name__)
+
+
+class TaskSamplingEnvironment(EnvironmentWrapper):
+    """Plays tasks of a source, each episode in an environment that the source makes for it.
+
+    The first `reset()` checks that the container backend works and can play the tasks.
+
+    Attributes:
+        task_names: What `reset()` chooses from.
+        attempt: Number of this playing of the task since the choice was seeded, from 0.
+        episode_seed: Seed of the episode, as a run with `seed=…` gives it to that attempt.
+    """
+
+    def __init__(self, source: EnvironmentSource, task_names: Sequence[str], parts: EpisodeParts) -> None:
+        """Keeps the arguments; starts nothing.
+
+        Args:
+            source: Makes the environments; its tasks are loaded. This environment closes it.
+            task_names: Names of the loaded tasks to choose from.
+            parts: The parts of the environments. Their seed seeds the choice of tasks.
+        """
+        if not task_names:
+            raise ConfigError("Expected at least one task for the environment, got none.")
+        super().__init__(_NotReset())
+        self.task_names = tuple(task_names)
+        self.attempt = 0
+        self.episode_seed = 0
+        self._source = as_source(source)
+        self._parts = parts
+        self._task_name: str | None = None
+        self._checked = False
+        self._closed = 0
+        self._calls = OneCallAtATime()
+        self._reseed(parts.seed)
+
+    @property
+    def current_task(self) -> Any:
+        """The task as the episode's environment gives it, or its name; `None` before the first `reset()`."""
+        return super().current_task or self._task_name
+
+    def report(self) -> EpisodeReport:
+        """Returns the episode's report, with its task, attempt and seed."""
+        report = super().report()
+        if self._task_name is None:
+            return report
+        name = report.task_name or self._task_name
+        return replace(report, task_name=name, seed=self.episode_seed, attempt=self.attempt)
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
+        """Starts an episode; abandons a running one.
+
+        Args:
+            seed: Reseeds the choice of tasks, and with it the episodes.
+            options: `{"task": name_or_index}` picks the task.
+
+        Raises:
+            UserError: The container backend does not work, or cannot play the tasks; or there is no such task.
+            EpisodeError: The episode could not start; the subclass says why. Nothing is left running.
+        """
+        with self._calls.during("reset()"):
+            closed = self._closed
+            await self._check()
+            await self._env.close()
+            if closed != self._closed:
+                raise EpisodeStateError("The environment was closed while reset() was under way.")
+            self._env = complete(_NotReset())
+            self._task_name = None
+            if seed is not None:
+                self._reseed(seed)
+            name = self.task_names[choose_index(self.task_names, options or {}, self._random)]
+            self.attempt, self._played[name] = self._played[name], self._played[name] + 1
+            self.episode_seed = episode_seed(self._seed, name, self.attempt)
+            self._task_name = name
+            parts = replace(self._parts, seed=self.episode_seed)
+            self._env = limited(self._source.make(name, parts), parts.limits)
+            try:
+                return await self._env.reset()
+            except BaseException:
+                await finish(self._env.close())
+                raise
+
+    async def step(self, action: Any) -> TimeStep[Any]:
+        """Steps the episode. Raises `EpisodeStateError` before `reset()`, and what its environment raises."""
+        with self._calls.during("step()"):
+            return await self._env.step(action)
+
+    async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
+        """Has the episode ended by its environment, if it can do that."""
+        with self._calls.during("truncate()"):
+            return await super().truncate(limit)
+
+    async def close(self) -> None:
+        """Closes the episode and the source. Idempotent."""
+        self._closed += 1
+        try:
+            await self._env.close()
+        finally:
+            await self._source.close()
+
+    __aenter__ = EnvironmentBase.__aenter__
+    __aexit__ = EnvironmentBase.__aexit__
+
+    def _reseed(self, seed: int) -> None:
+        self._seed = seed
+        self._random = random.Random(seed)
+        self._played: Counter[str] = Counter()
+
+    async def _check(self) -> None:
+        """Makes the checks of a run's start, once."""
+        if self._checked:
+            return
+        await self._source.preflight()
+        if self._source.needs_container:
+            await self._parts.container_factory.preflight()
+            await self._parts.code_agent_factory.preflight()
+        await asyncio.to_thread(self._source.check, self._parts, report=logger.warning)
+        self._checked = True
+
+
+class _NotReset:
+    """Placeholder for an episode's environment before `reset()`."""
+
+    async def reset(self) -> TimeStep[Any]:
+        raise no_episode(ended=False)
+
+    async def step(self, action: Any) -> TimeStep[Any]:
+        raise no_episode(ended=False)
+
+    async def close(self) -> None:
+        """Holds nothing."""

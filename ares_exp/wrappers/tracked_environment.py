@@ -1,0 +1,125 @@
+"""The tracked environment: any environment, each of whose episodes is reported to a tracker. Data passes untouched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from ares_exp.environment import EnvironmentWrapper, LimitName, MinimalEnvironment, TimeStep
+from ares_exp.errors import EpisodeStateError, UserError
+from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.episode_events import EpisodeEvents
+from ares_exp.records.results import Outcome
+from ares_exp.runs.resume.episode_plan import PlannedEpisode
+from ares_exp.runs.running_episode import RunningEpisode
+from ares_exp.trackers.several import SeveralTrackers
+from ares_exp.trackers.tracker import Tracker
+
+
+class TrackedEnvironment(EnvironmentWrapper):
+    """Reports every ended episode to a tracker, whatever ended it: one `log_episode` each, without a trajectory.
+
+    The caller starts the tracker, with the run that the episodes belong to, and finishes it. A tracker that
+    raises does not affect the episode.
+    """
+
+    def __init__(self, env: MinimalEnvironment, tracker: Tracker) -> None:
+        """Keeps the arguments; starts nothing.
+
+        Args:
+            env: The environment, which this one then owns.
+            tracker: Receives the episodes.
+        """
+        super().__init__(env)
+        self._tracker = SeveralTrackers({"tracker": tracker})
+        self._events: EpisodeEvents | None = None
+        self._started_at = 0.0
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
+        """Starts an episode; reports a running one as abandoned."""
+        self._end(Outcome.ABANDONED)
+        self._events, self._started_at = EpisodeEvents(), time.time()
+        try:
+            time_step = await super().reset(seed=seed, options=options)
+        except BaseException as error:
+            if isinstance(error, UserError) and self.report().task_name is None:
+                self._events = None  # no such task, or nothing to play it with: no episode began
+            self._end(failure=error)
+            raise
+        self._events.wait_for("policy")
+        return time_step
+
+    async def step(self, action: Any) -> TimeStep[Any]:
+        """Steps the environment; the LAST step, or an error, ends the episode."""
+        if (events := self._events) is not None:
+            events.policy_sec += time.monotonic() - events.since
+        try:
+            time_step = await self._env.step(action)
+        except EpisodeStateError:
+            raise  # a call that made no sense: it changed nothing
+        except BaseException as error:
+            self._count(action)
+            self._end(failure=error)
+            raise
+        self._count(action)
+        return self._seen(time_step)
+
+    async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
+        """Has the environment end its episode, if it can."""
+        try:
+            last = await super().truncate(limit)
+        except EpisodeStateError:
+            raise
+        except BaseException as error:
+            self._end(failure=error)
+            raise
+        return self._seen(last) if last is not None else None
+
+    def _seen(self, time_step: TimeStep[Any]) -> TimeStep[Any]:
+        """Reports the episode at its LAST step; returns the time step as it is."""
+        if self._events is not None:
+            self._events.wait_for("policy")
+            if time_step.step_type == "LAST":
+                self._events.last = time_step
+                self._end()
+        return time_step
+
+    async def close(self) -> None:
+        """Closes the environment; reports a running episode as closed."""
+        self._end(Outcome.CLOSED)
+        await super().close()
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Leaves the wrapped environment; reports a running episode with the exception, or as closed."""
+        self._end(Outcome.CLOSED if exc is None else None, failure=exc)
+        await super().__aexit__(exc_type, exc, traceback)
+
+    def _count(self, action: Any) -> None:
+        if self._events is not None and isinstance(action, LLMResponse):
+            self._events.usage.add(action)
+
+    def _end(self, outcome: Outcome | None = None, *, failure: BaseException | None = None) -> None:
+        """Reports the running episode, if there is one."""
+        events, self._events = self._events, None
+        if events is None:
+            return
+        report = self.report()
+        name, seed = report.task_name or type(self.unwrapped).__name__, report.seed or 0
+        planned = PlannedEpisode("", name, report.attempt or 0, seed).anew(retry=0, seed=seed)
+        episode = RunningEpisode(
+            usage=events.usage,
+            policy_sec=events.policy_sec,
+            last=events.last,
+            planned=planned,
+            started_at=self._started_at,
+            environment=self,
+        )
+        result = episode.to_result(failure)
+        if outcome is not None and events.last is None:
+            result = replace(result, outcome=outcome, error=None)
+        self._tracker.log_episode(result)

@@ -1,0 +1,289 @@
+"""The endpoint and the line, by real connections: what a request becomes, and what asks for an answer once more."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Callable
+
+import aiohttp
+import pytest
+
+from ares_exp.agents.interception import agent_connection as connection
+from ares_exp.agents.interception import agent_endpoint as endpoint
+from ares_exp.agents.interception.agent_endpoint import Endpoint
+from ares_exp.agents.interception.line import Line
+from tests.fault_proxy import CUTS, Cut, FaultProxy, reset
+from tests.served_line import Port, Recorder, chat, served, text_of
+
+LIMIT_SEC = 30.0
+
+
+@pytest.fixture
+def llm() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+async def port(llm: Recorder) -> AsyncIterator[Port]:
+    async with asyncio.timeout(LIMIT_SEC), served(Line(llm, keepalive_sec=0.02)) as port:
+        yield port
+
+
+async def settled(llm: Recorder, calls: int) -> None:
+    await until(lambda: len(llm.calls) >= calls)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LIMIT_SEC):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_is_a_call(port: Port, llm: Recorder, stream: bool) -> None:
+    status, body = await port.post(chat("do it", stream=stream, temperature=0.5, seed=3))
+    assert (status, text_of(body)[:8]) == (200, "answer 1")
+    assert (b"[DONE]" in body) == stream
+    (request,) = llm.calls
+    assert request.messages[0]["content"] == "do it"
+    assert request.origin is not None
+    assert (request.origin.wire, request.origin.lane, request.origin.model) == ("chat_completions", "main", "policy")
+    assert (request.temperature, request.origin.sampling["temperature"]) == (None, 0.5)
+    assert port.line.report.requests == 1
+
+
+async def test_sampling_is_forwarded_on_demand(llm: Recorder) -> None:
+    async with served(Line(llm, forward_sampling=True)) as port:
+        await port.post(chat("do it", temperature=0.5, max_tokens=7))
+    assert (llm.calls[0].temperature, llm.calls[0].max_output_tokens) == (0.5, 7)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions", "/v1/nothing"])
+async def test_a_wrong_key_gets_nothing(port: Port, llm: Recorder, path: str) -> None:
+    status, body = await port.post(chat("do it"), path=path, key="ares-key-wrong")
+    assert status == 401
+    assert "ARES_LLM_KEY" in json.loads(body)["error"]["message"]
+    assert llm.calls == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "says"),
+    [
+        ("/v1/chat/completions", b"{no json", 400, "JSON"),
+        ("/v1/chat/completions", {"model": "m"}, 400, "messages"),
+        ("/v1/nothing", {}, 404, "/v1/nothing"),
+    ],
+)
+async def test_what_cannot_be_read_is_said(
+    port: Port, llm: Recorder, path: str, body: object, status: int, says: str
+) -> None:
+    got, text = await port.post(body, path=path)
+    assert (got, says in json.loads(text)["error"]["message"]) == (status, True)
+    assert llm.calls == []
+
+
+async def test_a_body_that_is_too_large_is_refused(llm: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "MAX_BODY_BYTES", 2**18)
+    async with served(Line(llm)) as port:
+        status, body = await port.post(chat("x" * 2**18))
+        assert (status, json.loads(body)["error"]["message"]) == (
+            413,
+            "Expected a body of at most 0.25 MiB, got a larger one.",
+        )
+        assert (await port.post(chat("x" * 2**17)))[0] == 200
+    assert connection.MAX_BODY_BYTES == 64 * 2**20
+
+
+async def test_models_and_what_is_no_post(port: Port) -> None:
+    key = {"Authorization": f"Bearer {port.line.key}"}
+    async with aiohttp.ClientSession(port.url, headers=key) as session:
+        async with session.get("/v1/models") as answer:
+            assert (await answer.json())["data"][0]["id"] == "policy"
+        async with session.get("/v1/models/gpt-9") as answer:
+            assert (await answer.json())["id"] == "gpt-9"
+        async with session.get("/v1/responses", headers={"Upgrade": "websocket", "Connection": "upgrade"}) as answer:
+            assert answer.status == 426
+        async with session.get("/v1/chat/completions") as answer:
+            assert answer.status == 405
+        async with session.head("/") as answer:
+            assert answer.status == 200
+
+
+async def test_a_stream_begins_at_once_and_is_kept_alive(port: Port, llm: Recorder) -> None:
+    llm.gate.clear()
+    reader, writer = await port.raw(chat("do it", stream=True))
+    head = await reader.readuntil(b'"role":')
+    assert b"text/event-stream" in head
+    assert len(llm.calls) == 1
+    for _ in range(3):
+        await reader.readuntil(b": keepalive")
+    llm.gate.set()
+    rest = await reader.readuntil(b"[DONE]")
+    assert b"answer 1" in rest
+    writer.close()
+    assert len(llm.calls) == 1
+
+
+async def test_a_whole_answer_begins_with_blanks_when_it_takes_long(llm: Recorder) -> None:
+    llm.gate.clear()
+    async with served(Line(llm, keepalive_sec=0.02), endpoint=Endpoint(whole_begins_sec=0.05)) as port:
+        reader, writer = await port.raw(chat("do it"))
+        await reader.readuntil(b"1\r\n \r\n1\r\n \r\n")  # two blanks, in chunks of their own
+        llm.gate.set()
+        body = await reader.readuntil(b"0\r\n\r\n")
+        writer.close()
+    assert b"answer 1" in body
+
+
+async def test_what_ends_a_stream_is_not_sent_before_there_is_an_answer(port: Port, llm: Recorder) -> None:
+    llm.gate.clear()
+    reader, writer = await port.raw(chat("do it", stream=True))
+    await llm.on_call.wait()
+    seen = await reader.readuntil(b": keepalive")
+    assert b'finish_reason":"stop' not in seen.replace(b" ", b"")
+    writer.close()
+
+
+async def test_the_same_request_attaches_to_a_pending_call(port: Port, llm: Recorder) -> None:
+    llm.gate.clear()
+    _, writer = await port.raw(chat("do it", stream=True))
+    await settled(llm, 1)
+    reset(writer)  # the client's own time limit
+    again = asyncio.create_task(port.post(chat("do it", stream=False)))  # some fall back to whole answers
+    await until(lambda: port.line.report.retries == 1)
+    llm.gate.set()
+    assert text_of((await again)[1]).startswith("answer 1")
+    assert (len(llm.calls), llm.given_up) == (1, 0)
+
+
+async def test_an_answer_that_came_while_nobody_listened_is_given_to_who_asks_again(port: Port, llm: Recorder) -> None:
+    llm.gate.clear()
+    _, writer = await port.raw(chat("do it"))
+    await settled(llm, 1)
+    reset(writer)
+    llm.gate.set()
+    assert text_of((await port.post(chat("do it")))[1]).startswith("answer 1")
+    assert port.line.report.retries == 1
+    # That one was delivered: who asks anew, without saying that it is a retry, gets a new answer.
+    assert text_of((await port.post(chat("do it")))[1]).startswith("answer 2")
+    # And who says so gets the last one.
+    status, body = await port.post(chat("do it"), **{"x-stainless-retry-count": "1"})
+    assert (status, text_of(body)[:8]) == (200, "answer 2")
+    assert port.line.report.retries == 2
+
+
+async def test_who_asks_something_else_gives_the_call_up_that_nobody_waits_for(port: Port, llm: Recorder) -> None:
+    llm.gate.clear()
+    _, writer = await port.raw(chat("do it"))
+    await settled(llm, 1)
+    reset(writer)
+    other = asyncio.create_task(port.post(chat("do it", "", "why do you not answer?")))
+    await settled(llm, 2)
+    assert llm.given_up == 1
+    llm.gate.set()
+    assert text_of((await other)[1]).startswith("answer 2")
+    assert llm.lanes == ["main", "main"]
+
+
+async def test_conversations_are_lanes(port: Port, llm: Recorder) -> None:
+    await port.post(chat("do it", tools=True))
+    llm.gate.clear()
+    first = asyncio.create_task(port.post(chat("part one", tools=True)))
+    second = asyncio.create_task(port.post(chat("part two", tools=True)))
+    title = asyncio.create_task(port.post(chat("a title for: do it")))
+    await settled(llm, 4)
+    llm.gate.set()
+    await asyncio.gather(first, second, title)
+    await port.post(chat("part two", "answer", "go on", tools=True))
+    await port.post(chat("do it", "answer", "thanks", tools=True))
+    by_text = {str(call.messages[0]["content"]): [] for call in llm.calls}  # type: dict[str, list[str]]
+    for call, lane in zip(llm.calls, llm.lanes, strict=True):
+        by_text[str(call.messages[0]["content"])].append(lane)
+    assert by_text["do it"] == ["main", "main"]
+    assert len(set(by_text["part two"])) == 1
+    assert by_text["part two"][0].startswith("sub-")
+    assert by_text["part one"] != by_text["part two"][:1]
+    assert by_text["a title for: do it"][0].startswith("side-")
+    assert len(port.line.report.lanes) == 4
+
+
+async def test_lanes_have_the_same_names_whichever_begins_first() -> None:
+    async def names(order: list[str]) -> dict[str, str]:
+        llm = Recorder()
+        async with served(Line(llm)) as port:
+            await port.post(chat("main"))
+            for text in order:
+                await port.post(chat(text))
+        return {str(call.messages[0]["content"]): lane for call, lane in zip(llm.calls, llm.lanes, strict=True)}
+
+    assert await names(["one", "two"]) == await names(["two", "one"])
+
+
+async def test_headers_name_lanes(llm: Recorder) -> None:
+    async with served(Line(llm, lane_headers=("x-agent-id",))) as port:
+        await port.post(chat("do it", tools=True))
+        await port.post(chat("sub", tools=True), **{"X-Agent-Id": "a1"})
+        await port.post(chat("a summary of what was", tools=True))  # the main conversation, compacted
+        await port.post(chat("sub, compacted", tools=True), **{"X-Agent-Id": "a1"})
+        await port.post(chat("a title"))
+        await port.post(chat("sub", tools=True), **{"X-Agent-Id": "a2"})
+    main, sub, other = llm.lanes[0], llm.lanes[1], llm.lanes[5]
+    assert llm.lanes[2:4] == [main, sub]
+    assert llm.lanes[4].startswith("side-")
+    assert len({main, sub, other}) == 3
+
+
+async def test_what_is_dropped_is_named_once(port: Port, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "ares_exp")
+    for text in ("one", "two"):
+        await port.post(chat(text, web_search_options={"search_context_size": "low"}))
+    said = [record.getMessage() for record in caplog.records if "web_search_options" in record.getMessage()]
+    assert len(said) == 1
+    assert any("web_search_options" in name for name in port.line.report.dropped)
+
+
+async def test_a_line_that_closes_cuts_its_connections_and_gives_its_calls_up(llm: Recorder) -> None:
+    llm.gate.clear()
+    async with served(Line(llm)) as port:
+        reader, writer = await port.raw(chat("do it", stream=True))
+        await settled(llm, 1)
+    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+        await reader.readuntil(b"[DONE]")
+    writer.close()
+    assert llm.given_up == 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_cut_connections_cost_no_second_answer(llm: Recorder, seed: int) -> None:
+    await play_through_cuts(llm, seed)
+
+
+async def play_through_cuts(llm: Recorder, seed: int, turns: int = 4) -> list[Cut]:
+    """Plays turns with a client that asks again, unmarked and byte for byte the same, whenever an answer is cut."""
+    rng = random.Random(seed)
+    plan = [rng.choice([*CUTS, None]) for _ in range(3 * turns)]
+    async with asyncio.timeout(LIMIT_SEC), served(Line(llm)) as port:
+        next_cut = iter([*plan, *[None] * 1000])
+        async with FaultProxy(("127.0.0.1", port.port), lambda: next(next_cut)) as proxy:
+            behind = Port(port.line, proxy.port)
+            texts = ["do it"]
+            for turn in range(1, turns + 1):
+                answer = await _until_whole(behind, texts)
+                assert answer.startswith(f"answer {turn} ")
+                texts += [answer, f"result {turn}"]
+    assert len(llm.calls) == turns
+    assert set(llm.lanes) == {"main"}
+    assert port.line.report.retries == len(proxy.cuts)
+    return proxy.cuts
+
+
+async def _until_whole(port: Port, texts: list[str]) -> str:
+    while True:
+        try:
+            _, body = await port.post(chat(*texts, stream=True))
+        except aiohttp.ClientError:
+            continue
+        if b"[DONE]" in body:
+            return text_of(body)

@@ -1,0 +1,211 @@
+"""What clients may send: any JSON is a request that can be answered, or is refused by name. Never anything else."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ares_exp.agents.interception.all_wires import WIRES
+from ares_exp.agents.interception.request_reading import MAX_DEPTH, parse_body
+from ares_exp.agents.interception.served_wire import Wire
+from ares_exp.errors import WireFormatError
+from ares_exp.llms.canonical import fingerprint
+from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData
+from tests.examples import examples
+
+PNG = "data:image/png;base64,AA=="
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+TEXT = {"type": "text", "text": "t"}
+INPUT_TEXT = {"type": "input_text", "text": "t"}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+WHOLE: dict[str, dict[str, Any]] = {
+    "chat_completions": {
+        "model": "m",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_tokens": 1,
+        "n": 1,
+        "stop": ["x"],
+        "tools": [TOOL],
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+        "metadata": {"a": "b"},
+        "messages": [
+            {"role": "system", "content": "s"},
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "t"}, {"type": "image_url", "image_url": {"url": PNG}}],
+            },
+            {"role": "assistant", "content": None, "reasoning_content": "r", "tool_calls": [CALL]},
+            {"role": "assistant", "content": "", "reasoning_details": [{"type": "reasoning.text", "text": "r"}]},
+            {"role": "tool", "tool_call_id": "c", "content": "x"},
+        ],
+    },
+    "messages": {
+        "model": "m",
+        "max_tokens": 1,
+        "stream": True,
+        "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
+        "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object"}}, {"type": "x_1", "name": "x"}],
+        "tool_choice": {"type": "tool", "name": "f"},
+        "output_config": {"effort": "high"},
+        "metadata": {"user_id": "u"},
+        "messages": [
+            {"role": "user", "content": "u"},
+            {"role": "system", "content": "u"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "r", "signature": "s"},
+                    {"type": "redacted_thinking", "data": "d"},
+                    {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "c",
+                        "is_error": True,
+                        "content": [{"type": "text", "text": "t"}],
+                    },
+                    {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}},
+                    {"type": "document", "title": "t", "source": {"type": "text", "data": "d"}},
+                ],
+            },
+        ],
+    },
+    "responses": {
+        "model": "m",
+        "stream": True,
+        "instructions": "s",
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "text": {"format": {"type": "text"}},
+        "reasoning": {"effort": "low"},
+        "tool_choice": {"type": "function", "name": "f"},
+        "tools": [
+            {"type": "function", "name": "f", "parameters": {"type": "object"}},
+            {"type": "custom", "name": "p", "format": {"type": "grammar", "syntax": "lark", "definition": "d"}},
+            {"type": "namespace", "name": "n", "description": "d", "tools": [{"type": "function", "name": "f"}]},
+            {"type": "local_shell"},
+            {"type": "web_search"},
+        ],
+        "input": [
+            {
+                "role": "user",
+                "content": [{"type": "input_text", "text": "t"}, {"type": "input_image", "image_url": PNG}],
+            },
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "r"}], "encrypted_content": "e"},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "t"}]},
+            {"type": "function_call", "call_id": "c", "name": "f", "namespace": "n", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": [INPUT_TEXT]},
+            {"type": "custom_tool_call", "call_id": "d", "name": "p", "input": "i"},
+            {"type": "local_shell_call", "call_id": "e", "action": {"type": "exec", "command": ["ls"], "env": {}}},
+            {"type": "additional_tools", "role": "developer", "tools": [{"type": "function", "name": "g"}]},
+            {"type": "compaction", "encrypted_content": "x"},
+        ],
+    },
+}
+ANSWER = LLMResponse(
+    [ThinkingData("r"), TextData("t"), *(ToolCallData("c", name, "{}") for name in ("f", "p", "n__f", "local_shell"))]
+)
+WORDS = [
+    "role",
+    "type",
+    "text",
+    "content",
+    "function",
+    "custom",
+    "tool",
+    "thinking",
+    "namespace",
+    "base64",
+    "",
+    "id",
+    "file",
+]
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(WORDS) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The paths of everything in a body."""
+    keys: Any = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    return [path, *(one for key in keys for one in places(value[key], (*path, key)))]
+
+
+def changed(body: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    body = copy.deepcopy(body)
+    inner = body
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return body
+
+
+def check(wire: Wire, body: Any) -> None:
+    """Reads a body as it comes over a connection, and answers it in all ways."""
+    try:
+        asked = wire.read(parse_body(json.dumps(body).encode()), {})
+    except WireFormatError as refused:
+        told = json.loads(wire.error(400, str(refused)))["error"]
+        assert "Expected" in told["message"]
+        return
+    assert fingerprint(asked.request)
+    assert asked.request.origin is not None
+    json.loads(wire.whole(asked, ANSWER))
+    assert b"".join([wire.opening(asked), wire.keepalive(asked, 1), *wire.events(asked, ANSWER, 1)])
+    assert wire.error_event(asked, "x", 0)
+    if wire.count_path is not None:
+        assert wire.count(body)
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
+def test_a_body_with_everything_is_read(wire: Wire) -> None:
+    asked = wire.read(WHOLE[wire.name], {})
+    assert asked.streamed
+    assert asked.request.tools
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
+@examples(150)
+@given(data=st.data())
+def test_a_changed_body_is_answered_or_refused(wire: Wire, data: st.DataObject) -> None:
+    body = WHOLE[wire.name]
+    for _ in range(data.draw(st.integers(1, 2))):
+        body = changed(body, data.draw(st.sampled_from(places(body))), data.draw(values))
+    check(wire, body)
+
+
+@pytest.mark.parametrize(
+    ("raw", "named"),
+    [
+        (b"", "a JSON body"),
+        (b"{", "a JSON body"),
+        (b"\xff", "a JSON body"),
+        (b'{"a": NaN}', "no number of JSON"),
+        (b'{"a": 1e999}', "numbers that a double holds"),
+        (b'{"a": ' + b"1" * 5000 + b"}", "a JSON body"),
+        (b"[" * (MAX_DEPTH + 2) + b"]" * (MAX_DEPTH + 2), "levels"),
+        (b"[" * 100_000, "a JSON body"),
+    ],
+)
+def test_bytes_that_are_no_body_are_refused(raw: bytes, named: str) -> None:
+    with pytest.raises(WireFormatError, match=named):
+        parse_body(raw)
+
+
+def test_halves_of_characters_are_mended() -> None:
+    body = parse_body(json.dumps({"a\ud83d": ["x\ud83d", "\U0001f600", "\udc00y"]}).encode())
+    assert body == {"a\ufffd": ["x\ufffd", "\U0001f600", "\ufffdy"]}

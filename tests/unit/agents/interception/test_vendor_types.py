@@ -1,0 +1,64 @@
+"""Every answer and every event, validated by the types of the vendors' packages: their clients look at less."""
+
+from __future__ import annotations
+
+import json
+from pkgutil import resolve_name
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from ares_exp.agents.interception.all_wires import WIRES
+from ares_exp.agents.interception.served_wire import Wire
+from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
+from tests.wire_server import event_data
+
+TYPES = {
+    "chat_completions": ("openai.types.chat:ChatCompletion", "openai.types.chat:ChatCompletionChunk"),
+    "responses": ("openai.types.responses:Response", "openai.types.responses:ResponseStreamEvent"),
+    "messages": ("anthropic.types:Message", "anthropic.types:RawMessageStreamEvent"),
+}
+"""Of a whole answer and of an event; by name, since to import them takes everyone who collects the tests a second."""
+CUSTOM = {"type": "custom", "name": "patch"}
+BODIES: dict[str, dict[str, Any]] = {
+    "chat_completions": {"messages": [], "stream_options": {"include_usage": True}},
+    "responses": {"input": "hello", "tools": [CUSTOM, {"type": "local_shell"}]},
+    "messages": {"messages": []},
+}
+CALLS = {"bash": "{}", "patch": '{"input": "x"}', "local_shell": '{"command": ["ls"]}', "other": "{broken"}
+ANSWERS = {
+    "everything": LLMResponse(
+        [
+            ThinkingData("hm"),
+            ThinkingData("data", redacted=True),
+            TextData("look"),
+            *(ToolCallData("", name, arguments) for name, arguments in CALLS.items()),
+        ],
+        usage=Usage(10, 5, cached_tokens=4, cache_write_tokens=2, reasoning_tokens=3),
+    ),
+    "nothing": LLMResponse([]),
+    "cut off": LLMResponse.from_text("x", finish_reason="length"),
+    "filtered": LLMResponse.from_text("x", finish_reason="content_filter"),
+    "a refusal": LLMResponse.from_text("x", finish_reason="refusal"),
+}
+
+
+@pytest.mark.parametrize("what", ANSWERS)
+@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
+def test_answers_are_of_the_vendors_types(wire: Wire, what: str) -> None:
+    whole, event = (TypeAdapter(resolve_name(kind)) for kind in TYPES[wire.name])
+    asked = wire.read({**BODIES[wire.name], "model": "policy", "stream": True}, {})
+    whole.validate_python(json.loads(wire.whole(asked, ANSWERS[what])))
+    written = [wire.opening(asked), wire.keepalive(asked, 1), *wire.events(asked, ANSWERS[what], 1)]
+    told = [one for one in event_data(b"".join(written)) if one.get("type") != "ping"]  # which is not in the types
+    assert len(told) >= 3
+    for one in told:
+        event.validate_python(one)
+
+
+def test_a_failure_is_of_the_vendors_type() -> None:
+    (wire,) = (wire for wire in WIRES if wire.name == "responses")
+    asked = wire.read({**BODIES["responses"], "stream": True}, {})
+    (failed,) = event_data(wire.error_event(asked, "the policy is gone", 1))
+    TypeAdapter(resolve_name(TYPES["responses"][1])).validate_python(failed)

@@ -1,0 +1,340 @@
+"""The runtime at work: what it carries out, gives up, keeps back and refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import random
+import time
+import uuid
+
+import pytest
+
+from ares_exp.agents.runtime.agent_runtime import AgentRuntime
+from ares_exp.agents.runtime.journal import DoneEntry, SeedEntry
+from ares_exp.errors import ContainerError, EpisodeStateError, NondeterministicCallError
+from tests.unit.agents.runtime.programs import Program, World, again, new_journal
+
+GRACE_SEC = 20.0
+both_loops = pytest.mark.parametrize("deterministic", [True, False], ids=["agent loop", "whole event loop"])
+
+
+def new_world(deterministic: bool = True, **options: bool) -> World:
+    return World(new_journal() if deterministic else None, **options)
+
+
+def start(world: World, agent: Program) -> None:
+    world.runtime.start(lambda: agent(world))
+
+
+def nothing_is_left() -> bool:
+    return asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@both_loops
+async def test_a_call_is_carried_out_and_its_outcome_returned_or_raised(deterministic: bool) -> None:
+    async def agent(w: World) -> None:
+        w.log.append((await w.exec("works"))[:5])
+        try:
+            await w.exec("fails", error=ContainerError("down"))
+        except ContainerError as error:
+            w.log.append(str(error))
+
+    world = await new_world(deterministic).play(agent)
+    assert world.log == ["works", "down"]
+    assert world.performed == ["works", "fails"]
+    assert nothing_is_left()
+
+
+@both_loops
+async def test_the_end_of_an_agent_is_told(deterministic: bool) -> None:
+    async def agent(w: World) -> None:
+        await w.ask("last")
+
+    world = new_world(deterministic, answers=False)
+    start(world, agent)
+    await world.until(lambda: world.asked)
+    world.runtime.deliver(world.asked[0], world.answer_to(world.asked[0]))
+    await world.until(lambda: world.runtime.has_ended)
+
+
+@both_loops
+async def test_what_an_agent_gives_up_ends(deterministic: bool) -> None:
+    ended: list[str] = []
+
+    async def agent(w: World) -> None:
+        for name in ("cancelled", "late"):
+            try:
+                async with asyncio.timeout(0.01):
+                    await w.never(name, ended)
+            except TimeoutError:
+                w.log.append(name)
+        _, pending = await asyncio.wait({asyncio.create_task(w.never("other", ended))}, timeout=0.001)
+        pending.pop().cancel()
+        await w.exec("after", turns=3)
+        w.log.append(list(ended))
+
+    world = await new_world(deterministic).play(agent)
+    assert world.log == ["cancelled", "late", ["cancelled", "late", "other"]]
+    assert world.runtime.open_calls == []
+
+
+@both_loops
+async def test_an_answer_to_a_call_that_was_given_up_goes_nowhere(deterministic: bool) -> None:
+    async def agent(w: World) -> None:
+        try:
+            async with asyncio.timeout(0.001):
+                await w.ask("given up")
+        except TimeoutError:
+            w.log.append(await w.ask("again"))
+
+    world = new_world(deterministic, answers=False)
+    start(world, agent)
+    await world.until(lambda: len(world.asked) == 2)
+    first, second = world.asked
+    assert not first.is_open
+    for call in (first, second):
+        world.runtime.deliver(call, world.answer_to(call))
+    await world.until(lambda: world.runtime.has_ended)
+    assert world.log == ["AGAIN"]
+
+
+@both_loops
+async def test_cancelling_ends_everything(deterministic: bool) -> None:
+    ended: list[str] = []
+
+    async def agent(w: World) -> None:
+        async with asyncio.TaskGroup() as group:
+            for name in "abc":
+                group.create_task(w.never(name, ended))
+            group.create_task(asyncio.sleep(3600))
+            group.create_task(w.ask("?"))
+
+    world = new_world(deterministic, answers=False)
+    start(world, agent)
+    await world.until(lambda: world.asked)
+    await asyncio.sleep(0)
+    began = time.monotonic()
+    await world.runtime.cancel(GRACE_SEC)
+    assert time.monotonic() - began < GRACE_SEC
+    assert sorted(ended) == ["a", "b", "c"]
+    assert world.runtime.task is not None
+    assert world.runtime.task.cancelled()
+    assert nothing_is_left()
+
+
+@both_loops
+async def test_cancelling_twice_and_before_the_start_is_no_error(deterministic: bool) -> None:
+    world = new_world(deterministic)
+    await world.runtime.cancel(GRACE_SEC)
+    await world.runtime.cancel(GRACE_SEC)
+
+
+@both_loops
+async def test_an_agent_that_swallows_its_cancellation_finds_the_door_closed(deterministic: bool) -> None:
+    async def agent(w: World) -> None:
+        while True:
+            try:
+                await w.never("stubborn")
+            except asyncio.CancelledError:
+                continue
+            except EpisodeStateError as error:
+                w.log.append(str(error))
+                return
+
+    world = new_world(deterministic)
+    start(world, agent)
+    await asyncio.sleep(0.01)
+    await world.runtime.cancel(GRACE_SEC)
+    assert world.runtime.has_ended
+    assert world.log == ["The agent phase is over: no more exec calls."]
+    assert nothing_is_left()
+
+
+async def test_an_agent_that_does_not_end_is_left_behind_after_the_grace() -> None:
+    async def agent(w: World) -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(3600)
+
+    world = new_world()
+    start(world, agent)
+    await world.runtime.cancel(0.05)
+    assert not world.runtime.has_ended
+    assert nothing_is_left()
+    assert world.runtime.task is not None
+    world.runtime.task.cancel()
+    await world.runtime.cancel(GRACE_SEC)
+    assert world.runtime.has_ended
+
+
+async def test_what_is_kept_back_is_delivered_afterwards_and_in_its_order() -> None:
+    async def agent(w: World) -> None:
+        async def one(name: str) -> None:
+            w.log.append((await w.exec(name, turns=1))[:1])
+
+        await asyncio.gather(one("a"), one("b"), asyncio.sleep(0.001))
+
+    world = new_world()
+    start(world, agent)
+    world.runtime.hold()
+    await world.until(lambda: len(world.performed) == 2)
+    await asyncio.sleep(0.02)
+    journal = world.runtime.journal
+    assert journal is not None
+    assert (world.log, [entry for entry in journal.entries if isinstance(entry, DoneEntry)]) == ([], [])
+    world.runtime.release()
+    await world.until(lambda: world.runtime.has_ended)
+    assert sorted(world.log) == ["a", "b"]
+    assert (await again(agent, journal)).log == world.log
+
+
+async def test_calls_at_the_same_time_are_told_in_the_order_in_which_they_were_made() -> None:
+    async def agent(w: World) -> None:
+        w.log.append(await asyncio.gather(*(w.ask(name) for name in "abc")))
+
+    world = new_world(answers=False)
+    start(world, agent)
+    assert [call.arguments.messages[0]["content"] for call in world.asked] == ["a", "b", "c"]
+    for call in reversed(world.asked):
+        world.runtime.deliver(call, world.answer_to(call))
+    assert world.log == [["A", "B", "C"]]
+
+
+async def test_the_agents_clock_is_that_of_what_it_was_told_last() -> None:
+    async def agent(w: World) -> None:
+        w.log.append([time.monotonic(), asyncio.get_running_loop().time()])
+        await asyncio.sleep(0.01)
+        w.log.append([time.monotonic(), asyncio.get_running_loop().time()])
+
+    world = await new_world().play(agent)
+    assert world.log[0] == [0.0, 0.0]
+    assert world.log[1][0] == world.log[1][1] >= 0.01
+
+
+async def test_with_a_new_seed_it_draws_other_values_and_does_so_again() -> None:
+    async def agent(w: World) -> None:
+        for _ in range(3):
+            w.log.append([random.random(), uuid.uuid4().hex])
+            await w.ask("next")
+
+    first, other = [new_world(answers=False) for _ in range(2)]
+    for world in (first, other):
+        start(world, agent)
+        world.runtime.deliver(world.asked[0], world.answer_to(world.asked[0]))
+    other.runtime.reseed(99)
+    for world in (first, other):
+        for place in (1, 2):
+            world.runtime.deliver(world.asked[place], world.answer_to(world.asked[place]))
+    assert first.log[:2] == other.log[:2]
+    assert first.log[2] != other.log[2]
+    assert other.runtime.journal is not None
+    assert SeedEntry(99) in other.runtime.journal.entries
+    assert (await again(agent, other.runtime.journal)).log == other.log
+
+
+async def test_a_refusal_is_remembered_also_where_the_agent_swallows_it() -> None:
+    async def agent(w: World) -> None:
+        try:
+            await asyncio.open_connection("127.0.0.1", 1)
+        except Exception as error:
+            w.log.append(type(error))
+
+    world = await new_world().play(agent)
+    assert world.log == [NondeterministicCallError]
+    assert "create_connection" in str(world.runtime.refused)
+
+
+async def test_an_agent_that_nothing_can_wake_is_stuck() -> None:
+    async def agent(w: World) -> None:
+        await w.exec("first")
+        await asyncio.Event().wait()
+
+    world = new_world()
+    start(world, agent)
+    assert world.runtime.blocked is None
+    await world.until(lambda: world.runtime.blocked is not None)
+    await world.runtime.cancel(GRACE_SEC)
+
+
+async def test_what_nobody_awaits_is_reported_until_the_agent_phase_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    async def agent(w: World) -> None:
+        async def fails(text: str) -> None:
+            raise ValueError(text)
+
+        failing = [asyncio.create_task(fails("unheard"))]
+        await w.exec("meanwhile")
+        failing.clear()
+        failing.append(asyncio.create_task(fails("too late")))
+        await w.ask("?")
+        failing.clear()
+
+    with caplog.at_level(logging.ERROR, "asyncio"):
+        world = new_world(answers=False)
+        start(world, agent)
+        await world.until(lambda: world.asked)
+        gc.collect()  # a task and its exception may know each other
+        assert "unheard" in caplog.text
+        await world.runtime.cancel(GRACE_SEC)
+        gc.collect()
+    assert "too late" not in caplog.text
+
+
+async def test_a_program_that_leaves_is_caught_where_it_was_awaited() -> None:
+    async def agent(w: World) -> None:
+        async def leaves() -> None:
+            raise SystemExit(4)
+
+        try:
+            await asyncio.create_task(leaves())
+        except SystemExit as error:
+            w.log.append(error.code)
+
+    assert (await new_world().play(agent)).log == [4]
+
+
+async def test_a_future_of_another_loop_cannot_be_awaited() -> None:
+    foreign = asyncio.get_running_loop().create_future()
+
+    async def agent(w: World) -> None:
+        await foreign
+
+    with pytest.raises(RuntimeError, match="attached to a different loop"):
+        await new_world().play(agent)
+
+
+async def test_many_agents_at_the_same_time_have_each_their_own() -> None:
+    async def agent(w: World) -> None:
+        for place in range(5):
+            w.log.append([random.random(), uuid.uuid4().hex])
+            await w.exec(f"{place}")
+
+    async def one(seed: int) -> World:
+        return await World(new_journal(seed)).play(agent)
+
+    together = await asyncio.gather(*(one(seed % 20) for seed in range(40)))
+    assert [world.log for world in together[:20]] == [world.log for world in together[20:]]
+    assert len({str(world.log) for world in together}) == 20
+
+
+async def test_while_it_is_held_an_agent_with_the_whole_event_loop_does_nothing_either() -> None:
+    touched = asyncio.Event()
+
+    async def perform() -> None:
+        touched.set()
+
+    async def agent() -> None:
+        await asyncio.sleep(0.01)
+        await runtime.call("exec", {"command": "ls"}, perform)
+
+    runtime = AgentRuntime(None, on_llm=lambda call: None, on_change=lambda: None)
+    runtime.start(agent)
+    runtime.hold()
+    await asyncio.sleep(0.1)
+    assert runtime.in_flight
+    assert not touched.is_set()
+    runtime.release()
+    await asyncio.wait_for(touched.wait(), 30)
+    await runtime.cancel(5)

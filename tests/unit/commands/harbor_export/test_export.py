@@ -1,0 +1,407 @@
+"""The exported folder: what is in it, for every way in which an attempt can end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.commands.cli.subcommands import run_module
+from ares_exp.llms.response import LLMResponse
+from ares_exp.records.results import Outcome, StageResult
+from ares_exp.tasks.content_digest import content_digest
+from ares_exp.tasks.task_set import SAMPLES
+from ares_exp.tasks.verification.link_bounds import LinkBounds
+from ares_exp.trajectories.exports.atif_schema import validate_atif
+from ares_exp.trajectories.records import serialize_llm_response
+from tests.unit.commands.harbor_export.recorded_run import CONFIG, SOLVED, TASKS, every_ending, failed, record, tried
+from tests.unit.trajectories.chats import chat, with_step, write
+
+HERE = Path(__file__).parent
+SHAPES: dict[str, dict[str, str]] = json.loads((HERE / "harbor_shapes.json").read_text())
+HARBOR_PYTHON = os.environ.get("ARES_EXP_HARBOR_PYTHON")
+
+
+def export(run: Path, job: Path) -> int:
+    return run_module("ares_exp.commands.export", [str(run), str(job), "--to", "harbor"], "ares-exp export")
+
+
+def exported(run: Path, out: Path, code: int = 0) -> Path:
+    assert export(run, out / "job") == code
+    return out / "job"
+
+
+def read(path: Path) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(path.read_text())
+    return data
+
+
+def trials(job: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    """The results of the trials, by task and attempt."""
+    found = {}
+    for path in job.glob("*/result.json"):
+        result = read(path)
+        context = result["agent_result"] or result["step_results"][0]["agent_result"]
+        found[result["task_name"], context["metadata"]["ares_exp"]["attempt"]] = result
+    return found
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export")
+    return exported(every_ending(folder / "run"), folder / "jobs")
+
+
+def test_documents_have_the_keys_and_types_of_harbors(job: Path) -> None:
+    result = read(job / "result.json")
+    has_shape(result, "job/result.json")
+    has_shape(result["stats"], "stats")
+    for of_key in result["stats"]["evals"].values():
+        has_shape(of_key, "evals")
+    documents = [read(path) for path in job.glob("*/result.json")]
+    assert len(documents) == 14
+    for trial in documents:
+        has_shape(trial, "trial/result.json")
+        assert set(trial["config"]) < set(SHAPES["config"]), "the others are at Harbor's default"
+        has_shape(trial["agent_info"], "agent_info")
+        has_shape(trial["agent_info"]["model_info"], "model_info")
+        for name in ("environment_setup", "agent_execution", "verifier"):
+            has_shape(trial[name], "timing")
+        for part in (trial, *(trial["step_results"] or ())):
+            for name in ("agent_result", "verifier_result", "exception_info"):
+                has_shape(part[name], name)
+        for step in trial["step_results"] or ():
+            has_shape(step, "step_result")
+
+
+def has_shape(document: dict[str, Any] | None, name: str) -> None:
+    if document is None:
+        return
+    shape = SHAPES[name]
+    assert set(document) == set(shape), name
+    kinds = {"str": str, "int": int, "float": (int, float), "dict": dict, "list": list, "bool": bool}
+    for key, kind in shape.items():
+        value = document[key]
+        assert isinstance(value, kinds[kind.rstrip("?")]) or (kind.endswith("?") and value is None), (name, key, value)
+
+
+def test_how_an_attempt_ended(job: Path) -> None:
+    first, second = TASKS
+    found = trials(job)
+    errors = {
+        slot: (one["exception_info"] or {}).get("exception_type") for slot, one in found.items() if slot[0] == first
+    }
+    assert errors == {
+        (first, 0): None,
+        (first, 1): None,
+        (first, 2): "AgentTimeoutError",
+        (first, 3): None,
+        (first, 4): "RewardFileNotFoundError",
+        (first, 5): None,
+        (first, 6): None,
+        (first, 7): "CancelledError",
+        (first, 8): "CancelledError",
+        (first, 9): "RateLimitError",
+        (first, 10): None,
+        (first, 11): "ContainerDiedError",
+    }, "a retry that is under way has no trial yet"
+    rewards = {slot: (one["verifier_result"] or {}).get("rewards") for slot, one in found.items()}
+    assert rewards[first, 2] == {"reward": 0.5}, "a reward stands beside the time limit"
+    assert rewards[first, 3] is None
+    assert rewards[first, 4] is None
+    assert rewards[second, 1] == {"reward": 1.0, "style": 0.25}
+    assert found[first, 3]["agent_result"]["metadata"]["ares_exp"]["truncated_by"] == "steps"
+    assert "BudgetExhaustedError" in found[first, 7]["exception_info"]["exception_message"]
+    assert found[first, 9]["started_at"] is None
+    named = job / found[first, 4]["trial_name"] / "exception.txt"
+    assert named.read_text() == "RewardFileNotFoundError: the message of RewardFileNotFoundError\n"
+    assert not (job / found[first, 0]["trial_name"] / "exception.txt").exists()
+
+
+def test_a_trial(job: Path) -> None:
+    trial = trials(job)[TASKS[0], 0]
+    folder = job / trial["trial_name"]
+    assert re.fullmatch("write-greeting__[0-9a-f]{7}", folder.name)
+    assert trial["trial_uri"] == folder.resolve().as_uri()
+    assert trial["task_id"] == {"path": str(SAMPLES / TASKS[0])}
+    assert (trial["task_name"], trial["source"]) == ("write-greeting", "samples")
+    assert trial["agent_info"] == {
+        "name": "ShellAgent",
+        "version": "0.1.0",
+        "model_info": {"name": "tiny", "provider": "local"},
+    }
+    assert (trial["started_at"], trial["finished_at"]) == ("2026-01-05T09:00:00Z", "2026-01-05T09:00:06Z")
+    assert trial["environment_setup"]["finished_at"] == trial["agent_execution"]["started_at"]
+    assert trial["agent_execution"]["finished_at"] == "2026-01-05T09:00:04.500000Z", "waiting for the model included"
+    assert trial["verifier"]["finished_at"] == "2026-01-05T09:00:05Z"
+    usage = {name: trial["agent_result"][name] for name in ("n_input_tokens", "n_output_tokens", "cost_usd")}
+    assert usage == {"n_input_tokens": 300, "n_output_tokens": 30, "cost_usd": 0.75}
+    trajectory = read(folder / "agent" / "trajectory.json")
+    validate_atif(trajectory)
+    assert trajectory["trajectory_id"] == SOLVED
+    assert (folder / "verifier" / "test-stdout.txt").read_text() == "ok\n"
+    assert (folder / "artifacts" / "manifest.json").read_text() == "[]"
+    assert trial["task_checksum"] == content_digest(LinkBounds(SAMPLES / TASKS[0])).removeprefix("sha256:")
+    assert (job / "job.log").read_text().count("\n") == 16
+    config = read(folder / "config.json")
+    assert config == trial["config"]
+    assert config == {
+        "task": {"path": str(SAMPLES / TASKS[0]), "source": "samples"},
+        "trial_name": folder.name,
+        "trials_dir": str(job.resolve()),
+        "environment": {"type": "docker"},
+        "agent": {
+            "name": "ShellAgent",
+            "model_name": "local/tiny",
+            "kwargs": {
+                "command_timeout_sec": 120,
+                "limits": {"steps": 250},
+                "timeouts": {"multiplier": 2.0, "agent": 30.0},
+                "policy": {
+                    "name": "OpenAIPolicy",
+                    "model": "local/tiny",
+                    "base_url": "http://127.0.0.1:1/v1",
+                    "api_key_env": "TINY_API_KEY",
+                },
+            },
+        },
+        "job_id": read(job / "result.json")["id"],
+    }
+
+
+def test_the_job(job: Path) -> None:
+    config, result = (read(job / f"{name}.json") for name in ("config", "result"))
+    assert (config["job_name"], config["jobs_dir"]) == ("job", str(job.parent.resolve()))
+    assert (config["n_attempts"], config["n_concurrent_trials"]) == (12, 8)
+    assert [task["path"] for task in config["tasks"]] == [str(SAMPLES / name) for name in TASKS]
+    assert datetime.fromisoformat(result["started_at"]).tzinfo is None, "local time"
+    assert datetime.fromisoformat(result["started_at"]).timestamp() == 1767603600.0
+    assert result["finished_at"] is None, "something is owed"
+    assert result["n_total_trials"] == 24
+    stats = result["stats"]
+    assert {key: value for key, value in stats.items() if key != "evals"} == {
+        "n_completed_trials": 14,
+        "n_errored_trials": 6,
+        "n_running_trials": 0,
+        "n_pending_trials": 10,
+        "n_cancelled_trials": 2,
+        "n_retries": 1,
+        "n_input_tokens": 14 * 300,
+        "n_cache_tokens": None,
+        "n_output_tokens": 14 * 30,
+        "cost_usd": 14 * 0.75,
+    }
+    [(key, evals)] = stats["evals"].items()
+    assert key == "ShellAgent__tiny__samples"
+    assert (evals["n_trials"], evals["n_errors"]) == (8, 6)
+    assert evals["pass_at_k"] == {}, "not every reward is 0 or 1"
+    assert len(evals["reward_stats"]["reward"]["1.0"]) == 5
+    assert len(evals["exception_stats"]["CancelledError"]) == 2
+    [metrics] = evals["metrics"]
+    assert metrics == {"reward": pytest.approx(6 / 14), "style": pytest.approx(0.25 / 14)}
+
+
+def test_steps_have_folders_of_their_own(job: Path) -> None:
+    trial = trials(job)[TASKS[0], 10]
+    folder = job / trial["trial_name"]
+    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["steps"]
+    assert [trial[name] for name in ("agent_result", "agent_execution", "verifier", "exception_info")] == [None] * 4
+    one, two = trial["step_results"]
+    assert (one["step_name"], one["exception_info"]) == ("one", None)
+    assert (two["step_name"], two["exception_info"]["exception_type"]) == ("two", "AgentTimeoutError")
+    assert [step["verifier_result"]["rewards"]["reward"] for step in (one, two)] == [1.0, 0.0]
+    assert [step["agent_result"]["n_input_tokens"] for step in (one, two)] == [200, 100]
+    agents = {}
+    for name in ("one", "two"):
+        assert (folder / "steps" / name / "verifier" / "test-stdout.txt").read_text() == "ok\n"
+        steps = read(folder / "steps" / name / "agent" / "trajectory.json")["steps"]
+        agents[name] = [step["message"] for step in steps if step["source"] == "agent" and step.get("metrics")]
+    assert agents == {"one": ["I do 1.", "I do 2."], "two": ["I do 3."]}
+
+
+def test_what_came_after_the_last_step_that_ended(tmp_path: Path) -> None:
+    stages = (StageResult("one", 1.0, {"reward": 1.0}, None, 1),)
+    run = record(tmp_path / "run", [failed(Outcome.CONTAINER_ERROR, "ContainerDiedError", stages=stages)])
+    write(run / "trajectories" / f"{SOLVED}.json", chat(SOLVED, TASKS[0], length=3, reward=None))
+    [trial] = trials(exported(run, tmp_path)).values()
+    folder = tmp_path / "job" / trial["trial_name"]
+    assert read(folder / "steps" / "one" / "agent" / "trajectory.json")["final_metrics"]["total_prompt_tokens"] == 100
+    assert read(folder / "agent" / "trajectory.json")["final_metrics"]["total_prompt_tokens"] == 100
+    assert trial["exception_info"]["exception_type"] == "ContainerDiedError"
+    assert [step["step_name"] for step in trial["step_results"]] == ["one"]
+    assert trial["agent_result"]["n_input_tokens"] == 300, "all that the episode used"
+
+
+def test_steps_without_a_trajectory(tmp_path: Path) -> None:
+    run = record(tmp_path / "run", [tried(stages=(StageResult("one", 1.0, {"reward": 1.0}, None, 3),))])
+    shutil.rmtree(run / "trajectories")
+    [trial] = trials(exported(run, tmp_path)).values()
+    assert trial["agent_result"]["n_input_tokens"] == 300
+    assert trial["step_results"][0]["agent_result"]["n_input_tokens"] is None
+
+
+def test_tokens_of_every_turn(tmp_path: Path) -> None:
+    ids = {"prompt_token_ids": [1, 2], "completion_token_ids": [3], "logprobs": [-0.5]}
+    episode = chat(SOLVED, TASKS[0], length=3)
+    run = record(tmp_path / "run", [tried()])
+    for number in (1, 2):
+        answer = serialize_llm_response(LLMResponse.from_text("ok", **ids))
+        episode = with_step(episode, number, action=answer)
+    write(run / "trajectories" / f"{SOLVED}.json", episode)
+    [trial] = trials(exported(run, tmp_path)).values()
+    assert trial["agent_result"]["rollout_details"] == [{name: [value] * 2 for name, value in ids.items()}]
+
+
+def test_tasks_out_of_git_repositories(tmp_path: Path) -> None:
+    run = record(tmp_path / "run", [tried()], tasks=TASKS[:1], config={"env": {**CONFIG["env"], "repo": "org/name"}})
+    origin = {"git_url": "https://host/org/name.git", "git_commit": "c" * 40, "path": f"tasks/{TASKS[0]}"}
+    provenance = {**read(run / "provenance.json"), "task_origins": {TASKS[0]: origin}}
+    (run / "provenance.json").write_text(json.dumps(provenance))
+    job = exported(run, tmp_path)
+    [trial] = [read(path) for path in job.glob("*/result.json")]
+    place = {"git_url": origin["git_url"], "git_commit_id": origin["git_commit"], "path": origin["path"]}
+    assert trial["task_id"] == place
+    assert trial["source"] == f"host/org/name/tree/{origin['git_commit']}/tasks"
+    assert read(job / "config.json")["tasks"] == [{**place, "source": trial["source"]}]
+
+
+def test_the_same_every_time(tmp_path: Path) -> None:
+    run = every_ending(tmp_path / "run")
+    first = exported(run, tmp_path / "jobs")
+    files = {path.relative_to(first): path.read_bytes() for path in first.rglob("*") if path.is_file()}
+    first.rename(tmp_path / "before")
+    again = exported(run, tmp_path / "jobs")
+    assert {path.relative_to(again): path.read_bytes() for path in again.rglob("*") if path.is_file()} == files
+
+
+def test_a_finished_run_with_passes(tmp_path: Path) -> None:
+    results = [tried(attempt=0), tried(attempt=1, reward=0.0), tried(TASKS[1], 0), tried(TASKS[1], 1)]
+    result = read(exported(record(tmp_path / "run", results, attempts=2), tmp_path) / "result.json")
+    assert result["finished_at"] == result["updated_at"]
+    [evals] = result["stats"]["evals"].values()
+    assert (evals["metrics"], evals["pass_at_k"]) == ([{"mean": 0.75}], {"2": 1.0})
+    assert evals["exception_stats"] == {}
+
+
+def test_an_environment_without_containers_and_tasks_without_files(tmp_path: Path) -> None:
+    config = {"env": {"_target_": "somewhere.Riddles"}, "policy": {"_target_": "ares_exp.policies.oracle.OraclePolicy"}}
+    result = tried("a riddle/with slashes", container_image=None, phase_sec={}, rewards={})
+    run = record(tmp_path / "run", [result], tasks=["a riddle/with slashes"], trajectories=False, config=config)
+    job = exported(run, tmp_path)
+    [trial] = [read(path) for path in job.glob("*/result.json")]
+    assert trial["trial_name"].startswith("with-slashes__")
+    assert trial["task_id"] == {"path": "a riddle/with slashes"}
+    assert (trial["source"], trial["verifier_result"]) == ("Riddles", {"rewards": {"reward": 1.0}})
+    assert trial["config"]["environment"]["import_path"] == "somewhere:Riddles"
+    assert trial["agent_info"]["model_info"] == {"name": "OraclePolicy", "provider": None}
+    assert trial["task_checksum"] == "", "nobody knows the digest of the task"
+    assert not list(job.rglob("trajectory.json"))
+
+
+def test_the_checksum_is_that_of_the_task_as_it_was_played(tmp_path: Path) -> None:
+    run = record(tmp_path / "run", [tried()], tasks=TASKS[:1])
+    provenance = read(run / "provenance.json")
+    (run / "provenance.json").write_text(json.dumps({**provenance, "tasks": {TASKS[0]: f"sha256:{'0' * 64}"}}))
+    [trial] = [read(path) for path in exported(run, tmp_path).glob("*/result.json")]
+    assert trial["task_checksum"] == "0" * 64
+
+
+def test_secrets_do_not_go_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "sk-very-secret-0123456789"
+    run = record(tmp_path / "run", [failed(Outcome.AGENT_ERROR, secret)], config={"agent": {"password": secret}})
+    (run / "files" / SOLVED / "artifacts" / "leak").write_bytes(b"\xff" + secret.encode())
+    monkeypatch.setenv("MY_API_KEY", secret)
+    job = exported(run, tmp_path)
+    assert (next(job.rglob("leak"))).read_bytes() == b"\xff***"
+    assert not [path for path in job.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+
+
+def test_nothing_outside_of_the_run_goes_along(tmp_path: Path) -> None:
+    """A run directory may come from anybody."""
+    run = record(tmp_path / "run", [tried(), tried(attempt=1)], attempts=2, tasks=TASKS[:1])
+    (tmp_path / "mine" / "verifier").mkdir(parents=True)
+    (tmp_path / "mine" / "verifier" / "mine").write_text("mine")
+    files = run / "files" / SOLVED
+    (files / "artifacts" / "folder").symlink_to(tmp_path / "mine")
+    (files / "verifier" / "file").symlink_to(tmp_path / "mine" / "verifier" / "mine")
+    os.mkfifo(files / "verifier" / "pipe")
+    (files / "config.json").write_text("{}")
+    (run / "run.log").unlink()
+    (run / "run.log").symlink_to(tmp_path / "mine" / "verifier" / "mine")
+    rows = (run / "episodes.jsonl").read_text().splitlines()
+    (run / "episodes.jsonl").write_text(f"{rows[0]}\n{rows[1].replace(SOLVED[:-8].replace('0', '1'), '../../mine/')}\n")
+    rows[1] = json.dumps({**json.loads(rows[1]), "episode_id": "../../mine"})
+    (run / "episodes.jsonl").write_text("\n".join(rows) + "\n")
+    job = exported(run, tmp_path)
+    assert len(list(job.glob("*/result.json"))) == 2
+    assert not list(job.rglob("mine"))
+    assert not (job / "job.log").exists()
+    assert [path.name for path in sorted((job / trials(job)[TASKS[0], 0]["trial_name"]).rglob("*")) if "v" in path.name]
+    assert sorted(path.name for path in job.rglob("verifier/*")) == ["test-stdout.txt"]
+
+
+def refused(run: Path, job: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    before = sorted(run.parent.rglob("*"))
+    assert export(run, job) == 2
+    assert sorted(run.parent.rglob("*")) == before, "nothing is left of it"
+    return capsys.readouterr().err
+
+
+def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, jobs = record(tmp_path / "run", [tried()]), tmp_path / "jobs"
+    (jobs / "run").mkdir(parents=True)
+    assert f"{jobs / 'run'} exists" in refused(run, jobs / "run", capsys)
+    assert "is no run directory" in refused(jobs, jobs / "job", capsys)
+    for name in (".hidden", "a job"):
+        assert "letters, digits and ._-" in refused(run, jobs / name, capsys)
+    without_results = record(tmp_path / "started", [])
+    assert "No attempt has a result yet." in refused(without_results, jobs / "job", capsys)
+    (tmp_path / "file").write_text("")
+    assert "Cannot write" in refused(run, tmp_path / "file" / "job", capsys)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.yaml", "[]"),
+        ("config.yaml", "{"),
+        ("provenance.json", "[]"),
+        ("summary.json", "{"),
+        ("episodes.jsonl", "{}\n"),
+        ("episodes.jsonl", json.dumps(tried().to_dict() | {"stages": [{"name": "../up", "reward": 1.0}]}) + "\n"),
+    ],
+)
+def test_broken_records(tmp_path: Path, name: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run = record(tmp_path / "run", [tried()])
+    (run / name).write_text(text)
+    assert name in refused(run, tmp_path / "job", capsys)
+
+
+def test_what_is_missing_is_no_obstacle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Killed runs and merged ones lack some records; a broken trajectory is told."""
+    run = record(tmp_path / "run", [tried()], tasks=TASKS[:1])
+    for name in ("provenance.json", "sessions.jsonl", "summary.json", "run.log"):
+        (run / name).unlink()
+    (run / "trajectories" / f"{SOLVED}.json").write_text("{")
+    job = exported(run, tmp_path, code=1)
+    assert read(job / "result.json")["n_total_trials"] == 1
+    assert f"{SOLVED}.json" in capsys.readouterr().err
+    (job / "config.json").unlink()
+    (run / "config.yaml").unlink()
+    assert "An export needs it" in refused(run, tmp_path / "other", capsys)
+
+
+@pytest.mark.skipif(HARBOR_PYTHON is None, reason="ARES_EXP_HARBOR_PYTHON names no Python that has Harbor")
+def test_harbor_opens_it(job: Path) -> None:
+    assert HARBOR_PYTHON is not None
+    command = [HARBOR_PYTHON, "-W", "ignore", str(HERE / "harbor_check.py"), str(job)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "14 trials, 14 with a result\n"

@@ -1,0 +1,362 @@
+"""The printed summary of a run."""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ares_exp.records.results import EnvironmentUsage, EpisodeResult, ErrorInfo, Outcome
+from ares_exp.records.run_summary import RunSummary
+from ares_exp.reports.summary import render_job, render_summary
+
+
+@pytest.fixture(autouse=True)
+def _plain_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def _result(
+    task_name: str, reward: float | None, *, attempt: int = 0, steps: int = 2, sec: float = 1.5, message: str = "boom"
+) -> EpisodeResult:
+    return EpisodeResult(
+        episode_id=f"{task_name}-{attempt}",
+        task_name=task_name,
+        attempt=attempt,
+        seed=0,
+        outcome=Outcome.COMPLETED if reward is not None else Outcome.AGENT_ERROR,
+        reward=reward,
+        error=ErrorInfo("AgentError", message) if reward is None else None,
+        num_steps=steps,
+        started_at=0.0,
+        finished_at=sec,
+    )
+
+
+def _render(summary: RunSummary, run_dir: Path, encoding: str = "utf-8") -> str:
+    buffer = io.BytesIO()
+    with io.TextIOWrapper(buffer, encoding=encoding) as stream:
+        render_summary(summary, run_dir=run_dir, stream=stream)
+        return buffer.getvalue().decode(encoding)
+
+
+def _cells(text: str) -> list[list[str]]:
+    rows = [line for line in text.splitlines() if line.startswith(("│", "|", "┃")) and "--" not in line]
+    return [[cell.strip() for cell in row.strip("│|┃").replace("┃", "│").replace("|", "│").split("│")] for row in rows]
+
+
+def test_a_row_for_each_task_then_the_totals(tmp_path: Path) -> None:
+    results = (_result("write-file", 1.0), _result("count-words", 0.5, steps=7, sec=0.26))
+    text = _render(RunSummary(2, results, wall_sec=2.34), tmp_path)
+    assert _cells(text) == [
+        ["task", "attempts", "reward", "outcome", "steps", "seconds"],
+        ["count-words", "1", "0.50", "completed", "7", "0.3"],
+        ["write-file", "1", "1.00", "completed", "2", "1.5"],
+    ]
+    assert "mean reward 0.75 [0.20, 0.97] over 2 scored · 2 of 2 episodes finished · 2.3 s\n" in text
+    assert "Without a reward" not in text
+    for told_of_more in ("means over the attempts", "pass@k", "flaky", "retried", "errors"):
+        assert told_of_more not in text
+
+
+def test_one_attempt_at_each_of_six_tasks_stays_short(tmp_path: Path) -> None:
+    results = tuple(_result(f"t{n}", float(n < 4)) for n in range(6))
+    lines = _render(RunSummary(6, results, wall_sec=2.0), tmp_path).splitlines()
+    assert lines[10] == "mean reward 0.67 [0.30, 0.90] over 6 scored · 6 of 6 episodes finished · 2.0 s"
+    assert lines[11:] == ["", f"Written to {tmp_path}"]
+
+
+def test_errors_as_zero_stand_beside_with_their_denominator(tmp_path: Path) -> None:
+    results = (_result("a", 1.0), _result("b", 1.0), _result("c", None))
+    text = _render(RunSummary(3, results), tmp_path)
+    assert "mean reward 1.00 [0.34, 1.00] over 2 scored · 0.67 [0.21, 0.94] over all 3, errors as zero · 3 of 3" in text
+
+
+def test_several_attempts_tell_pass_rates_and_flaky_tasks(tmp_path: Path) -> None:
+    results = tuple(
+        _result(task, reward, attempt=attempt)
+        for task, rewards in (("a", (1.0, 1.0, 0.0)), ("b", (0.0, 0.0, 0.0)), ("c", (1.0, 1.0, 1.0)))
+        for attempt, reward in enumerate(rewards)
+    )
+    lines = _render(RunSummary(9, results), tmp_path).splitlines()
+    begin = lines.index("k   pass@k              pass^k")
+    assert [line.split()[:2] for line in lines[begin + 1 : begin + 4]] == [["1", "0.56"], ["2", "0.67"], ["3", "0.67"]]
+    assert lines[begin + 3].endswith("0.33 [0.06, 0.79]")
+    assert lines[begin + 4 : begin + 7] == ["", "1 of 3 tasks flaky: a 2/3", ""]
+
+
+def test_pass_rates_of_tasks_with_errors_say_how_many_tasks_they_are_of(tmp_path: Path) -> None:
+    results = (
+        *(_result("a", reward, attempt=attempt) for attempt, reward in enumerate((0.5, 1.0))),
+        *(_result("b", reward, attempt=attempt) for attempt, reward in enumerate((1.0, None))),
+    )
+    text = _render(RunSummary(4, results), tmp_path)
+    assert "\n\n\n" not in text
+    assert "errors as zero   pass^k, likewise\n" in text
+    assert next(line for line in text.splitlines() if line.startswith("2 ")).count("(of 1 task)") == 2
+    assert "pass: a reward of 1.00 or more\n" in text
+
+
+def test_attempts_at_one_task_are_no_sample_of_tasks(tmp_path: Path) -> None:
+    results = tuple(_result("a", 1.0, attempt=attempt) for attempt in range(4))
+    assert "over 4 scored attempts at one task ·" in _render(RunSummary(4, results), tmp_path)
+
+
+def test_many_flaky_tasks_are_cut_with_a_note(tmp_path: Path) -> None:
+    results = tuple(_result(f"t{n:02}", float(attempt), attempt=attempt) for n in range(12) for attempt in range(2))
+    text = _render(RunSummary(24, results), tmp_path)
+    assert "12 of 12 tasks flaky: t00 1/2, t01 1/2," in text
+    assert "t07 1/2 and 4 more\n" in text
+
+
+def test_the_last_try_of_an_attempt_is_its_result(tmp_path: Path) -> None:
+    first, last = _result("a", None, steps=9), replace(_result("a", 1.0), retry=1)
+    text = _render(RunSummary(1, (first, last)), tmp_path)
+    assert _cells(text)[1:] == [["a", "1", "1.00", "completed", "2", "1.5"]]
+    assert "over 1 scored · 1 of 1 episodes finished" in text
+    assert "\n1 retried (2 tries): 1 AgentError\n" in text
+    assert "Without a reward" not in text
+
+
+def test_errors_are_counted_by_class(tmp_path: Path) -> None:
+    lost = replace(_result("c", None), error=ErrorInfo("ContainerDiedError", "gone"))
+    text = _render(RunSummary(3, (_result("a", None), _result("b", None), lost)), tmp_path)
+    assert "\nerrors: 2 AgentError, 1 ContainerDiedError\n" in text
+
+
+def test_what_ended_the_run_is_told(tmp_path: Path) -> None:
+    text = _render(RunSummary(2, (_result("a", 1.0),), ended_by="the budget of $5 is spent"), tmp_path)
+    assert "1 of 2 episodes finished · 0.0 s · the budget of $5 is spent" in text
+
+
+def test_attempts_of_a_task_are_one_row_of_means(tmp_path: Path) -> None:
+    results = (
+        _result("a", 1.0, attempt=0, steps=2, sec=1.0),
+        _result("a", None, attempt=1, steps=3, sec=2.0),
+        _result("a", 0.0, attempt=2, steps=2, sec=6.0),
+    )
+    text = _render(RunSummary(3, results), tmp_path)
+    assert _cells(text)[1] == ["a", "3", "0.50", "2 completed, 1", "2.3", "3.0"] or _cells(text)[1] == [
+        *("a", "3", "0.50", "2 completed, 1 agent_error", "2.3", "3.0")
+    ]
+    assert "means over the attempts" in text
+
+
+def test_no_reward_is_a_dash_and_never_zero(tmp_path: Path) -> None:
+    text = _render(RunSummary(1, (_result("a", None),)), tmp_path)
+    assert _cells(text)[1][2] == "-"
+    assert "no reward · 1 of 1 episodes finished" in text
+
+
+def test_tokens_cost_and_interruption_are_told_when_there_are_any(tmp_path: Path) -> None:
+    paid = EpisodeResult("e", "a", 0, 0, Outcome.COMPLETED, 1.0, prompt_tokens=1500, generated_tokens=34, cost=0.0125)
+    text = _render(RunSummary(3, (paid,), interrupted=True, wall_sec=61.0), tmp_path)
+    assert "1 of 3 episodes finished · 1,534 tokens (34 generated) · $0.0125 · 1 min 01 s · interrupted" in text
+
+
+def test_what_environments_spent_is_told_beside_when_there_is_any(tmp_path: Path) -> None:
+    nothing, some = EnvironmentUsage(), EnvironmentUsage(1500, 34, 0.0125)
+    results = [
+        EpisodeResult(str(number), "a", number, 0, Outcome.COMPLETED, 1.0, environment_usage=used)
+        for number, used in enumerate((None, nothing, some, some))
+    ]
+    assert "own:" not in _render(RunSummary(2, tuple(results[:2])), tmp_path)
+    summary = RunSummary(4, tuple(results))
+    assert "4 of 4 episodes finished · the environment's own: 3,068 tokens, $0.0250" in _render(summary, tmp_path)
+    totals = {"prompt_tokens": 3000, "generated_tokens": 68, "cost": 0.025}
+    assert (summary.to_dict()["environment_usage"], summary.to_dict()["prompt_tokens"]) == (totals, 0)
+    assert RunSummary(1, tuple(results[:1])).to_dict()["environment_usage"] is None
+
+
+def test_who_spent_what_is_beside_the_policy_is_named_where_that_is_known(tmp_path: Path) -> None:
+    paid = EpisodeResult("e", "a", 0, 0, Outcome.COMPLETED, 1.0, environment_usage=EnvironmentUsage(10, 5))
+    text = _render(RunSummary(1, (paid,), spenders=("the oracle", "the judge `style`")), tmp_path)
+    assert "· the oracle and the judge `style`: 15 tokens ·" in text
+
+
+def test_rewards_by_name_are_columns(tmp_path: Path) -> None:
+    scored = [
+        replace(_result("a", 0.9), rewards={"reward": 1.0, "style": 0.8}),
+        replace(_result("a", 0.5, attempt=1), rewards={"reward": 0.5, "style": 0.5}),
+        replace(_result("b", 0.0), rewards={"reward": 0.0}),
+    ]
+    assert _cells(_render(RunSummary(3, tuple(scored)), tmp_path)) == [
+        ["task", "attempts", "reward", "verifier", "style", "outcome", "steps", "seconds"],
+        ["a", "2", "0.70", "0.75", "0.65", "2 completed", "2", "1.5"],
+        ["b", "1", "0.00", "0.00", "-", "completed", "2", "1.5"],
+    ]
+    alone = replace(_result("a", 1.0), rewards={"reward": 1.0})
+    assert "verifier" not in _render(RunSummary(1, (alone,)), tmp_path), "it is the reward"
+    many = replace(_result("a", 1.0), rewards={"reward": 1.0} | {f"r{n}": 0.5 for n in range(6)})
+    assert "and 2 more rewards, in episodes.jsonl" in _render(RunSummary(1, (many,)), tmp_path)
+
+
+def test_equal_reasons_are_told_once(tmp_path: Path) -> None:
+    results = (*(_result(f"t{n}", None) for n in range(5)), _result("u", None, message="other"))
+    lines = _render(RunSummary(6, results), tmp_path).splitlines()
+    at = lines.index("Without a reward:")
+    assert lines[at + 1 : at + 3] == [
+        "  t0 (attempt 0), t1 (attempt 0), t2 (attempt 0) and 2 more: agent_error: AgentError: boom",
+        "  u (attempt 0): agent_error: AgentError: other",
+    ]
+
+
+def test_a_note_says_why_there_is_no_reward(tmp_path: Path) -> None:
+    closed = replace(_result("a", None), outcome=Outcome.TRUNCATED, error=ErrorInfo.of_limit("steps"), note="it is so")
+    assert "a (attempt 0): truncated: limit: limit reached: steps; it is so\n" in _render(
+        RunSummary(1, (closed,)), tmp_path
+    )
+
+
+def test_snapshots_are_told_when_there_are_any(tmp_path: Path) -> None:
+    results = (
+        EpisodeResult("e", "a", 0, 0, Outcome.COMPLETED, 1.0, snapshots=3, snapshot_failures=1),
+        EpisodeResult("f", "a", 1, 0, Outcome.COMPLETED, 1.0, snapshots=1),
+    )
+    text = _render(RunSummary(2, results, snapshot_dir=tmp_path / "snapshots"), tmp_path)
+    assert f"\n4 snapshots in {tmp_path}/snapshots\n1 snapshot failed, see run.log\n\nWritten to" in text
+    text = _render(RunSummary(1, (_result("a", 1.0),), snapshot_dir=tmp_path / "snapshots"), tmp_path)
+    assert "snapshots in" not in text
+    assert "failed" not in text
+
+
+def test_a_run_without_results_has_no_table(tmp_path: Path) -> None:
+    text = _render(RunSummary(2, (), interrupted=True), tmp_path)
+    assert _cells(text) == []
+    assert text.startswith("no reward · 0 of 2 episodes finished")
+
+
+def test_one_line_says_where_it_is_how_to_show_it_and_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tmp_path / "outputs" / "my run"
+    (run_dir / "trajectories").mkdir(parents=True)
+    (run_dir / "episodes.jsonl").touch()
+    (run_dir / "sessions.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    show = "Written to outputs/my run; show: ares-exp show 'outputs/my run'"
+    done, begun = (_render(RunSummary(planned, (_result("a", 1.0),)), run_dir) for planned in (1, 2))
+    assert done.splitlines()[-2:] == ["", show]
+    assert begun.splitlines()[-2:] == ["", f"{show}; go on: ares-exp resume='outputs/my run'"]
+    (run_dir / "trajectories").rmdir()
+    (run_dir / "sessions.jsonl").unlink()  # merged runs have none
+    assert _render(RunSummary(1, ()), run_dir).endswith("\n\nWritten to outputs/my run\n")
+    assert "Written" not in _render(RunSummary(0, ()), tmp_path / "missing")
+
+
+def test_a_job_of_a_sweep_is_one_line(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    summary = RunSummary(3, (_result("a", 1.0), _result("b", None)), wall_sec=2.0)
+    render_job(summary, name="#1 seed=2", run_dir=tmp_path, stream=stream)
+    [line] = stream.getvalue().splitlines()
+    assert line.startswith("#1 seed=2: mean reward 1.00 [")
+    assert line.endswith(f" | 2 of 3 episodes finished | 2.0 s | errors: 1 AgentError | {tmp_path}")
+
+
+def test_what_episodes_ran_into_is_counted(tmp_path: Path) -> None:
+    results = (
+        *(replace(_result(f"s{n}", 0.0), outcome=Outcome.TRUNCATED, error=ErrorInfo.of_limit("steps")) for n in (1, 2)),
+        replace(_result("t", 0.0), outcome=Outcome.TRUNCATED, error=ErrorInfo.of_limit("time"), length_stops=2),
+        replace(_result("f", 1.0), format_errors=3, container_image="host"),
+        replace(_result("g", 1.0), format_errors=1),
+    )
+    lines = _render(RunSummary(5, results), tmp_path).splitlines()
+    assert "truncated: 2 by steps, 1 by time" in lines
+    assert "format errors: 4 in 2 episodes" in lines
+    assert "answers cut off at the bound on output tokens (finish_reason=length): 2 in 1 episode" in lines
+    assert "no image was pulled: FROM in a Dockerfile means this host and its programs" in lines
+    quiet = _render(RunSummary(1, (_result("a", 1.0),)), tmp_path)
+    assert not any(word in quiet for word in ("truncated", "format errors", "cut off", "container=local"))
+
+
+def test_what_was_cut_short_is_no_error(tmp_path: Path) -> None:
+    cancelled = replace(_result("a", None), outcome=Outcome.CANCELLED, error=ErrorInfo("CancelledError", "x"))
+    summary = RunSummary(4, (cancelled, replace(cancelled, task_name="b"), _result("c", None)), interrupted=True)
+    lines = _render(summary, tmp_path).splitlines()
+    assert "no reward · 1 of 4 episodes finished · 0.0 s · interrupted" in lines
+    assert not any(line.startswith("errors") for line in lines), "there is one, listed below"
+    at = lines.index("Without a reward:")
+    assert lines[at + 1 : at + 4] == [
+        "  c (attempt 0): agent_error: AgentError: boom", "  2 attempts cut short", "  1 attempt never begun",
+    ]  # fmt: skip
+
+
+def test_episodes_without_a_reward_are_listed_one_line_each_and_bounded(tmp_path: Path) -> None:
+    results = tuple(_result(f"task-{i:02}", None, attempt=i, message=f"line one\nline {i}") for i in range(12))
+    lines = _render(RunSummary(12, results), tmp_path).splitlines()
+    listed = lines[lines.index("Without a reward:") + 1 : -2]
+    assert listed[0] == "  task-00 (attempt 0): agent_error: AgentError: line one line 0"
+    assert len(listed) == 11
+    assert listed[-1] == "  and 2 more, in episodes.jsonl"
+
+
+def test_attempts_that_never_began_are_counted_among_those_without_a_reward(tmp_path: Path) -> None:
+    cut_short = (_result("a", 1.0), _result("b", None, message="cut short"))
+    lines = _render(RunSummary(5, cut_short), tmp_path).splitlines()
+    listed = lines[lines.index("Without a reward:") + 1 : -2]
+    assert listed == ["  b (attempt 0): agent_error: AgentError: cut short", "  3 attempts never begun"]
+    assert "\nWithout a reward:\n  1 attempt never begun\n" in _render(RunSummary(2, (_result("a", 1.0),)), tmp_path)
+
+
+def test_a_long_error_is_cut_at_its_end(tmp_path: Path) -> None:
+    message = f"It failed: {'x' * 800} and this was said last"
+    text = _render(RunSummary(1, (_result("a", None, message=message),)), tmp_path)
+    assert f"AgentError: {message}\n" in text
+    text = _render(RunSummary(1, (_result("a", None, message=5 * message),)), tmp_path)
+    [line] = [line for line in text.splitlines() if "It failed" in line]
+    assert line.endswith("… (whole in episodes.jsonl)")
+    assert len(line) < 1100
+
+
+def test_an_error_without_words_is_named_once(tmp_path: Path) -> None:
+    text = _render(RunSummary(1, (_result("a", None, message="AgentError"),)), tmp_path)
+    assert "a (attempt 0): agent_error: AgentError\n" in text
+
+
+def test_many_tasks_are_cut_with_a_note(tmp_path: Path) -> None:
+    text = _render(RunSummary(250, tuple(_result(f"t{i:03}", 1.0) for i in range(250))), tmp_path)
+    assert len(_cells(text)) == 1 + 200
+    assert "and 50 more tasks, in episodes.jsonl" in text
+
+
+def test_a_wide_task_name_folds_and_loses_nothing() -> None:
+    name = "a-task-with-a-very-long-name-" * 5
+    text = _render(RunSummary(1, (_result(name, 1.0),)), Path("out"))
+    assert "".join(row[0] for row in _cells(text)[1:]) == name
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_markup_in_a_name_is_text(tmp_path: Path) -> None:
+    assert _cells(_render(RunSummary(1, (_result("[red]a[/red]", 1.0),)), tmp_path))[1][0] == "[red]a[/red]"
+
+
+def test_another_encoding_gets_what_it_can_show(tmp_path: Path) -> None:
+    text = _render(RunSummary(1, (_result("tâche", None, message="étape"),)), tmp_path, encoding="ascii")
+    assert "t?che" in text
+    assert "no reward | 1 of 1 episodes finished" in text
+
+
+class ColourTerminal(io.StringIO):
+    encoding = "utf-8"  # type: ignore[assignment]
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("no_color", "escapes"), [("", True), ("1", False)])
+def test_escape_codes_only_on_a_terminal_that_wants_them(
+    no_color: str, escapes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", no_color)
+    stream = ColourTerminal()
+    summary = RunSummary(1, (_result("a", 1.0),))
+    render_summary(summary, run_dir=tmp_path, stream=stream)
+    assert ("\x1b[" in stream.getvalue()) is escapes
+    assert "\x1b[" not in _render(summary, tmp_path)
+    assert os.environ["TERM"] == "xterm-256color"

@@ -1,0 +1,128 @@
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from ares_exp.containers.filesystem.delta import Entry, EntryKind
+from ares_exp.containers.filesystem.overlay_upper import ScanCache, scan
+from ares_exp.containers.filesystem.stored_objects import CHUNK_BYTES, ObjectStore
+from ares_exp.containers.filesystem.tree import write_tree
+from ares_exp.errors import RestoreError, SnapshotCorruptError
+from tests.unit.containers.filesystem.trees import IS_ROOT, NOBODY, as_nobody, make_awkward, tree_of
+
+pytestmark = pytest.mark.once
+
+DIRECTORY = Entry("directory", mode=0o755, uid=os.geteuid(), gid=os.getegid())
+FILE = Entry("file", mode=0o644, uid=os.geteuid(), gid=os.getegid())
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> ObjectStore:
+    return ObjectStore(tmp_path / "store")
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    path = tmp_path / "out"
+    path.mkdir()
+    return path
+
+
+def test_a_plain_tree_comes_back(tmp_path: Path, out: Path, objects: ObjectStore) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    make_awkward(source / "n")
+    entries = scan(source, objects, ScanCache(), notes=[])
+    assert write_tree(entries, objects, out) == []
+    assert tree_of(out) == tree_of(source)
+    open_files = set(Path("/proc/self/fd").iterdir())
+    with pytest.raises(RestoreError, match="cannot be made: File exists"):
+        write_tree(entries, objects, out)
+    assert set(Path("/proc/self/fd").iterdir()) <= open_files
+
+
+def test_directories_that_are_there_get_the_metadata(out: Path, objects: ObjectStore) -> None:
+    (out / "d").mkdir(mode=0o700)
+    write_tree({"/d": Entry("directory", mode=0o751, uid=os.geteuid(), gid=os.getegid(), mtime_ns=5)}, objects, out)
+    assert stat.S_IMODE((out / "d").stat().st_mode) == 0o751
+    assert (out / "d").stat().st_mtime_ns == 5
+
+
+@pytest.mark.parametrize(
+    "inner", [FILE, DIRECTORY, Entry("fifo"), Entry("symlink", target="x"), Entry("file", link=1)], ids=str
+)
+def test_no_link_is_followed(out: Path, objects: ObjectStore, tmp_path: Path, inner: Entry) -> None:
+    """`decode` refuses such entries; here is the second lock."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    link = Entry("symlink", target=str(outside), uid=os.geteuid(), gid=os.getegid())
+    with pytest.raises(RestoreError, match="'/d/in' cannot be made: Not a directory"):
+        write_tree({"/d": link, "/d/in": inner}, objects, out)
+    (out / "there").symlink_to(outside)
+    with pytest.raises(RestoreError, match=r"'/there(/in)?' cannot be made: (File exists|Not a directory)"):
+        write_tree({"/there": DIRECTORY, "/there/in": inner}, objects, out)
+    assert list(outside.iterdir()) == []
+    with pytest.raises(RestoreError, match="cannot be written to"):
+        write_tree({}, objects, out / "there")
+
+
+def test_a_file_is_not_written_through_a_link_that_is_there(out: Path, objects: ObjectStore, tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("safe")
+    (out / "f").symlink_to(tmp_path / "victim")
+    with pytest.raises(RestoreError, match="'/f' cannot be made: File exists"):
+        write_tree({"/f": FILE}, objects, out)
+    assert (tmp_path / "victim").read_text() == "safe"
+
+
+@pytest.mark.parametrize("path", ["/other/f", "/usrx", "/"])
+def test_only_what_is_below_can_be_made(out: Path, objects: ObjectStore, path: str) -> None:
+    with pytest.raises(RestoreError, match="it is not in /usr"):
+        write_tree({path: FILE}, objects, out, at="/usr")
+
+
+@pytest.mark.parametrize("kind", ["file", "symlink", "whiteout"])
+def test_the_place_itself_stays_a_directory(out: Path, objects: ObjectStore, kind: EntryKind) -> None:
+    with pytest.raises(RestoreError, match=f"'/usr' cannot be made: it has to be a directory here, not a {kind}"):
+        write_tree({"/usr": Entry(kind)}, objects, out, at="/usr")
+
+
+@pytest.mark.parametrize("entry", [Entry("whiteout"), Entry("directory", opaque=True)], ids=["whiteout", "opaque"])
+def test_only_an_overlay_takes_deletions(out: Path, objects: ObjectStore, entry: Entry) -> None:
+    with pytest.raises(RestoreError, match="'/x' cannot be hidden here: only an overlay"):
+        write_tree({"/x": entry}, objects, out, root_ids=(os.geteuid(), os.getegid()))
+
+
+def test_a_missing_object_is_named(out: Path, objects: ObjectStore) -> None:
+    with pytest.raises(SnapshotCorruptError, match="is missing"):
+        write_tree({"/f": Entry("file", size=1, chunks=("a" * 64,))}, objects, out)
+
+
+@pytest.mark.parametrize("size", [3, 5, CHUNK_BYTES])
+def test_an_object_of_another_size_is_refused(out: Path, objects: ObjectStore, size: int) -> None:
+    entry = Entry("file", size=size, chunks=(objects.put(b"four"),))
+    with pytest.raises(SnapshotCorruptError, match=f"to hold {size} bytes of '/f', got 4"):
+        write_tree({"/f": entry}, objects, out)
+
+
+def test_an_ordinary_user_is_told_what_it_cannot_set() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        if IS_ROOT:
+            os.chown(name, NOBODY, NOBODY)
+        with as_nobody():
+            objects, out = ObjectStore(Path(name, "store")), Path(name)
+            own = (os.geteuid(), os.getegid())
+            owned = {"/f": Entry("file", uid=5)}
+            with pytest.raises(RestoreError, match="'/f' cannot belong to user 5, group 0: Operation not permitted"):
+                write_tree(owned, objects, out, root_ids=own)
+            (out / "f").unlink()
+            capable = {
+                "/c": Entry("file", xattrs={"security.capability": bytes.fromhex("0100000200040000" + "0" * 24)})
+            }
+            with pytest.raises(RestoreError, match=r"'/c' cannot have the attribute 'security\.capability'"):
+                write_tree(capable, objects, out, root_ids=own)
+            (out / "c").unlink()
+            left_out = write_tree(owned | capable, objects, out, root_ids=own, lenient=True)
+            assert [text[:4] for text in left_out] == ["'/c'", "'/f'"]
+            assert {path.name for path in out.iterdir()} == {"f", "c"}

@@ -1,0 +1,138 @@
+"""Means with intervals: against published numbers, scipy, and the formulas written out."""
+
+from __future__ import annotations
+
+import math
+from statistics import variance
+
+import pytest
+import scipy
+
+from ares_exp.records.statistics.estimate import mean_over_attempts, mean_over_tasks, wilson
+
+
+@pytest.mark.parametrize(
+    ("passed", "of", "low", "high"),
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0000, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilson_gives_newcombes_published_intervals(passed: int, of: int, low: float, high: float) -> None:
+    """Newcombe 1998, "Two-sided confidence intervals for the single proportion", table I, method 3."""
+    assert wilson(passed / of, of) == pytest.approx((low, high), abs=5e-5)
+
+
+@pytest.mark.parametrize("level", [0.8, 0.95, 0.99])
+@pytest.mark.parametrize(("passed", "of"), [(0, 1), (1, 1), (4, 6), (6, 6), (50, 164)])
+def test_one_attempt_a_task_is_scipys_wilson(passed: int, of: int, level: float) -> None:
+    expected = scipy.stats.binomtest(passed, of).proportion_ci(level, method="wilson")
+    found = mean_over_attempts([[1.0]] * passed + [[0.0]] * (of - passed), level=level)
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    assert (found.value, found.tasks, found.attempts) == (pytest.approx(passed / of), of, of)
+
+
+def test_attempts_that_are_all_the_same_add_nothing() -> None:
+    once, often = ([[one] * n for one in (1.0, 1.0, 0.0, 1.0, 0.0, 1.0)] for n in (1, 8))
+    a, b = mean_over_attempts(once), mean_over_attempts(often)
+    assert a is not None
+    assert b is not None
+    assert (b.low, b.high) == pytest.approx((a.low, a.high))
+    assert b.attempts == 8 * a.attempts
+
+
+def test_attempts_are_used_as_far_as_the_tasks_are_alike() -> None:
+    tasks = [[1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 1.0]] * 10
+    found = mean_over_attempts(tasks)
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx(wilson(0.5, 80))  # never better than independent attempts
+
+
+def test_clustered_interval_is_the_formula_of_the_docstring() -> None:
+    tasks = [[1.0, 0.0, 1.0, 1.0]] * 9 + [[1.0, 1.0, 1.0, 1.0]] * 5 + [[0.0, 0.0, 0.0, 1.0]] * 6
+    means = [sum(own) / 4 for own in tasks]
+    center = sum(means) / 20
+    ratio = scipy.stats.norm.ppf(0.975) / scipy.stats.t.ppf(0.975, 19)
+    observations = center * (1 - center) / (variance(means) / 20) * ratio**2
+    assert 20 < observations < 80
+    found = mean_over_attempts(tasks)
+    assert found is not None
+    assert found.value == pytest.approx(center)
+    assert (found.low, found.high) == pytest.approx(wilson(center, observations))
+
+
+def test_another_scale_gets_students_interval_over_the_tasks() -> None:
+    tasks = [[12.0, 14.0], [9.0, 9.0], [20.0, 16.0], [11.0, 13.0]]
+    means = [13.0, 9.0, 18.0, 12.0]
+    expected = scipy.stats.ttest_1samp(means, 0).confidence_interval(0.95)
+    found = mean_over_attempts(tasks)
+    assert found is not None
+    assert (found.value, found.low, found.high) == pytest.approx((13.0, expected.low, expected.high))
+
+
+def test_unequal_attempts_are_weighted_as_a_ratio() -> None:
+    """V = T / (T - 1) * sum (S_i - n_i m)² / N², by hand."""
+    tasks = [[2.0, 4.0, 6.0], [8.0], [1.0, 3.0]]
+    center = 24 / 6
+    spread = 3 / 2 * ((12 - 3 * center) ** 2 + (8 - center) ** 2 + (4 - 2 * center) ** 2) / 36
+    half = scipy.stats.t.ppf(0.975, 2) * math.sqrt(spread)
+    found = mean_over_attempts(tasks)
+    assert found is not None
+    assert (found.value, found.low, found.high) == pytest.approx((center, center - half, center + half))
+
+
+def test_rewards_between_nought_and_one_stay_there() -> None:
+    found = mean_over_attempts([[1.0], [0.9], [1.0], [0.4], [1.0]])
+    assert found is not None
+    assert found.low is not None
+    assert found.high is not None
+    assert 0 < found.low < found.value < found.high <= 1
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0, 0.5])
+@pytest.mark.parametrize("attempts", [1, 4])
+def test_equal_rewards_have_an_interval_of_some_width(reward: float, attempts: int) -> None:
+    found = mean_over_attempts([[reward] * attempts] * 6)
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx(wilson(reward, 6))
+
+
+def test_equal_rewards_on_another_scale_have_none() -> None:
+    found = mean_over_attempts([[7.1], [7.1], [7.1]])
+    assert found is not None
+    assert (found.value, found.low, found.high) == (pytest.approx(7.1), None, None)
+
+
+def test_a_single_task_is_judged_by_its_attempts() -> None:
+    found = mean_over_attempts([[1.0, 0.0, 1.0, 1.0]])
+    assert found is not None
+    assert (found.unit, found.tasks, found.attempts) == ("attempts", 1, 4)
+    assert (found.low, found.high) == pytest.approx(wilson(0.75, 4))
+    other = mean_over_attempts([[50.0]])
+    assert other is not None
+    assert (other.value, other.low, other.high) == (50.0, None, None)
+
+
+def test_nothing_scored_is_no_estimate() -> None:
+    assert mean_over_attempts([]) is None
+    assert mean_over_attempts([[], []]) is None
+
+
+def test_tasks_without_scores_do_not_count() -> None:
+    assert mean_over_attempts([[1.0], [], [0.0]]) == mean_over_attempts([[1.0], [0.0]])
+
+
+@pytest.mark.parametrize("huge", [1e200, 1.7e308])
+def test_numbers_too_large_to_be_squared_have_no_interval(huge: float) -> None:
+    found = mean_over_attempts([[huge], [huge], [-huge]])
+    assert found is not None
+    assert math.isfinite(found.value)
+    assert (found.low, found.high) == (None, None)
+
+
+def test_few_tasks_on_one_side_are_not_trusted_where_the_numbers_are_skewed() -> None:
+    values = [1.0] * 18 + [0.9, 0.5]
+    trusting = mean_over_tasks(values, attempts=160)
+    careful = mean_over_tasks(values, attempts=160, is_skewed=True)
+    assert careful.low is not None
+    assert trusting.low is not None
+    assert careful.low < trusting.low
+    assert (careful.low, careful.high) == pytest.approx(wilson(sum(values) / 20, 20))

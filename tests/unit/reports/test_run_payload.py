@@ -1,0 +1,158 @@
+"""The payload of a run and of its episodes: numbers, states, lanes, files, and what two episodes have in common."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.containers.activity import Aside
+from ares_exp.llms.request import LLMRequest, Origin
+from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData
+from ares_exp.records.statistics.results_document import results_document
+from ares_exp.reports.episode_files import HEAD_BYTES, TAIL_BYTES, episode_files
+from ares_exp.reports.episode_payload import episode_payload
+from ares_exp.reports.page import in_html, json_text, policy, script, style
+from ares_exp.reports.run_payload import ShownRun
+from ares_exp.trajectories.divergence import step_marks
+from ares_exp.trajectories.files.episode_file import dump_episode
+from ares_exp.trajectories.records import AsideRecord
+from tests.unit.commands.recorded import row, run_of
+from tests.unit.trajectories.chats import chat, with_answer, with_step
+
+ROWS = [row("a", 0, 1.0), row("a", 1, 0.0), row("b", 0, None)]
+
+
+def test_numbers_are_computed_where_results_are_missing_or_old(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", ROWS)
+    expected = results_document(ShownRun(run).summary)
+    assert ShownRun(run).payload()["results"] == expected
+    for tries, is_read in ((2, False), (3, True)):
+        (run / "results.json").write_text(json.dumps({"totals": {"tries": tries}, "statistics": {}, "tasks": []}))
+        assert (ShownRun(run).payload()["results"] == expected) is not is_read
+
+
+@pytest.mark.parametrize(
+    ("sessions", "planned", "name"),
+    [
+        ([{"began": 1.0, "hostname": socket.gethostname()}, {"ended": 2.0, "interrupted": False}], 3, "finished"),
+        ([{"began": 1.0}, {"ended": 2.0, "interrupted": False}], 4, "incomplete"),
+        ([{"began": 1.0}, {"ended": 2.0, "interrupted": True}], 4, "interrupted"),
+        ([{"began": 1.0, "hostname": socket.gethostname()}], 4, "killed"),
+        ([{"began": 1.0, "hostname": "another-machine"}], 4, "running"),
+    ],
+)
+def test_states(tmp_path: Path, sessions: list[dict[str, Any]], planned: int, name: str) -> None:
+    run = run_of(tmp_path / "run", [*ROWS[:2], row("b", 0, 1.0)])
+    (run / "sessions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in sessions))
+    (run / "summary.json").write_text(json.dumps({"planned": planned}))
+    assert ShownRun(run).state.name == name
+
+
+def test_a_killed_run_shows_the_episode_that_was_under_way(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", ROWS)
+    lines = [*dump_episode(chat("c-0", "c"))]
+    (run / "trajectories" / "c-0.json").write_text("".join(lines[:-2]))
+    shown = ShownRun(run)
+    last = shown.payload()["episodes"][-1]
+    assert (last["episode_id"], last["outcome"], last["num_steps"]) == ("c-0", "lost", 2)
+    assert len(shown.episode("c-0")["steps"]) == 3
+
+
+def test_pieces_of_a_reply_and_lanes(tmp_path: Path) -> None:
+    pieces = [ThinkingData("hm"), TextData("I look."), ToolCallData("1", "bash", '{"command": "ls"}')]
+    episode = with_answer(chat(), LLMResponse(pieces, model="tiny"))
+    asked = episode.steps[1].observation or {}
+    episode = with_step(episode, 1, observation={**asked, "origin": {"wire": "messages", "lane": "sub-agent"}})
+    steps = episode_payload(episode)["steps"]
+    assert [(one["kind"], one["text"]) for one in steps[1]["reply"]["pieces"]] == [
+        ("reasoning", "hm"), ("text", "I look."), ("call", '{"command": "ls"}'),
+    ]  # fmt: skip
+    assert [step.get("lane") for step in steps] == [None, "sub-agent", None, None]
+    assert all("origin" not in name for step in steps for name, *_ in step.get("settings", ()))
+
+
+def test_calls_without_a_step_are_with_the_step_before_them() -> None:
+    request = LLMRequest([{"role": "user", "content": "A title?"}], origin=Origin("openai-chat", lane="side-1"))
+    aside = AsideRecord.of(Aside(request, LLMResponse.from_text("Bugs")))
+    odd = AsideRecord({"messages": "no list"}, {"data": 3})
+    shown, broken = episode_payload(with_step(chat(), 1, asides=(aside, odd)))["steps"][1]["asides"]
+    assert (shown["lane"], shown["asked"], shown["reply"]["pieces"]) == (
+        "side-1", "A title?", [{"kind": "text", "text": "Bugs"}],
+    )  # fmt: skip
+    assert broken["asked"] == ""
+
+
+def test_what_a_step_adds_is_there_once(tmp_path: Path) -> None:
+    payload = episode_payload(chat(length=5))
+    assert [message["text"] for message in payload["messages"] if message["role"] == "user"] == [
+        "Please do fix-bug.", "done 1", "done 2", "done 3",
+    ]  # fmt: skip
+    assert [sign for sign, _ in payload["steps"][2]["edits"]] == ["=", "+"]
+
+
+def test_marks_of_episodes_that_differ_in_one_thing() -> None:
+    other = with_step(chat(), 2, reward=0.5)
+    marks = step_marks(chat()), step_marks(other)
+    assert [[x == y for x, y in zip(*pair, strict=True)] for pair in zip(*marks, strict=True)][2] == [
+        True, True, False, True,
+    ]  # fmt: skip
+    assert step_marks(replace(chat(), episode_id="other")) == marks[0]
+
+
+def test_files_are_read_without_following_links(tmp_path: Path) -> None:
+    folder = tmp_path / "files" / "a-0" / "verifier"
+    folder.mkdir(parents=True)
+    (tmp_path / "secret").write_text("secret")
+    (folder / "link").symlink_to(tmp_path / "secret")
+    (tmp_path / "files" / "b-0").symlink_to(tmp_path)
+    os.mkfifo(folder / "pipe")
+    (folder / "out.txt").write_bytes(b"x" * HEAD_BYTES + b"y" * 1000 + b"z" * TAIL_BYTES)
+    (folder.parent / "other.bin").write_bytes(b"12345")
+    found = episode_files(tmp_path, "a-0")
+    assert [(one["name"], one["size"]) for one in found] == [
+        ("verifier/out.txt", HEAD_BYTES + 1000 + TAIL_BYTES), ("other.bin", 5),
+    ]  # fmt: skip
+    assert found[0]["left_out"] == 1000
+    assert "y" not in found[0]["text"].replace("bytes", "")
+    for name in ("b-0", "../a-0", "..", "", "nul\0", "half \ud800"):
+        assert episode_files(tmp_path, name) == []
+
+
+def test_json_in_html_ends_nothing() -> None:
+    text = in_html(json_text({"a": "</script><!--\u2028&", "b": float("nan")}))
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == {"a": "</script><!--\u2028&", "b": None}
+
+
+def test_the_policy_names_script_and_style_by_their_digests() -> None:
+    told = policy()
+    assert told.count("'sha256-") == 2
+    assert "unsafe" not in told
+    assert "default-src 'none'" in told
+    assert len(script()) + len(style()) < 150_000  # a page is to stay small beside what it shows
+
+
+@pytest.mark.parametrize(
+    ("written", "about"),
+    [
+        ({}, []),
+        ({"config.yaml": "branch_from: outputs/a/x@3\nreplay: null\n"}, ["branches of outputs/a/x@3"]),
+        (
+            {"replay.json": '{"recording": "outputs/a", "matching_steps": 3, "compared_steps": 4, "score": 0.75}'},
+            ["replay of outputs/a", "3 of 4 steps match (0.75)"],
+        ),
+        ({"parts/0/config.yaml": "", "parts/1/config.yaml": ""}, ["merged of 2 runs"]),
+    ],
+)
+def test_what_a_run_was_made_of(tmp_path: Path, written: dict[str, str], about: list[str]) -> None:
+    run = run_of(tmp_path / "run", ROWS)
+    for name, text in written.items():
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text(text)
+    assert ShownRun(run).payload()["about"] == about

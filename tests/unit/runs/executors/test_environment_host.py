@@ -1,0 +1,351 @@
+"""A host without Ray: its lease, its loss, its questions, and files that are sent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from ares_exp.config.hydra_setup import compose_config
+from ares_exp.containers.owned_directory import find_short_lived
+from ares_exp.environment import EpisodeReport, TimeStep, restart, termination, transition
+from ares_exp.environments.scoring.scored_source import make_scored_source
+from ares_exp.environments.source import EpisodeParts
+from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
+from ares_exp.errors import EpisodeStateError, HostLostError, PolicyError
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse
+from ares_exp.records.environment_answers import read_asked
+from ares_exp.runs.executors.environment_host import EnvironmentHost
+from ares_exp.runs.executors.executor import Recipe
+from ares_exp.runs.executors.host_connection import InProcessConnection
+from ares_exp.runs.executors.remote_environment import RemoteEnvironment
+from ares_exp.runs.executors.remote_host import RemoteHost
+from ares_exp.runs.executors.remote_messages import EnvironmentOrder
+from tests.unit.runs.executors.hosted import HostedEnvironment
+
+
+class Slow:
+    """Waits in its first step until it is told, or cancelled."""
+
+    def __init__(self) -> None:
+        self.stepping = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self.closed = asyncio.Event()
+
+    async def reset(self) -> TimeStep[Any]:
+        return restart(LLMRequest([{"role": "user", "content": "?"}]))
+
+    async def step(self, action: Any) -> TimeStep[Any]:
+        self.stepping.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        raise AssertionError("unreachable")
+
+    async def close(self) -> None:
+        self.closed.set()
+
+
+def call(number: int, *messages: tuple[str, tuple[Any, ...]], wait_sec: float | None = None) -> bytes:
+    """A call of a run, with its messages."""
+    numbered = [(1000 * number + place, pickle.dumps(one)) for place, one in enumerate(messages)]
+    return pickle.dumps((number, (), wait_sec, numbered))
+
+
+ANSWER = LLMResponse.from_text("Hm.")
+
+
+class Reporting:
+    """Counts the format errors of its episode: one more in each of the first `changes` steps."""
+
+    def __init__(self, changes: int) -> None:
+        self._changes = changes
+        self._steps = 0
+
+    async def reset(self) -> TimeStep[Any]:
+        return restart(LLMRequest([{"role": "user", "content": "?"}]))
+
+    async def step(self, action: Any) -> TimeStep[Any]:
+        self._steps += 1
+        return transition(0.0, LLMRequest([{"role": "user", "content": "?"}]))
+
+    async def close(self) -> None:
+        pass
+
+    def report(self) -> EpisodeReport:
+        return EpisodeReport(format_errors=min(self._steps, self._changes))
+
+
+async def test_a_killed_host_ends_the_call_under_way() -> None:
+    inside = Slow()
+    environment = HostedEnvironment(lambda: inside)
+    await environment.reset()
+    step = asyncio.create_task(environment.step(ANSWER))
+    await inside.stepping.wait()
+    await environment.hosts[0]._connection.end()
+    with pytest.raises(HostLostError, match="killed"):
+        await step
+    assert environment.time_step is None
+    await environment.close()
+
+
+async def test_a_report_whose_reply_was_lost_comes_with_the_next() -> None:
+    environment = HostedEnvironment(lambda: Reporting(changes=1))
+    await environment.reset()
+    await environment.inside_now.act(environment.name_inside, "step", {"action": ANSWER}, {})
+    assert environment.report().format_errors == 0
+    await environment.step(ANSWER)
+    assert environment.report().format_errors == 1
+    await environment.close()
+
+
+async def test_a_report_that_a_reply_has_overtaken_is_ignored() -> None:
+    environment = HostedEnvironment(lambda: Reporting(changes=1))
+    await environment.reset()
+    before = environment.report()
+    await environment.step(ANSWER)
+    environment.reported(before)
+    await environment.step(ANSWER)
+    assert environment.report().format_errors == 1
+    await environment.close()
+
+
+async def test_a_cancelled_call_is_cancelled_in_the_host() -> None:
+    inside = Slow()
+    environment = HostedEnvironment(lambda: inside)
+    await environment.reset()
+    step = asyncio.create_task(environment.step(ANSWER))
+    await inside.stepping.wait()
+    step.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await step
+    assert inside.cancelled.is_set()
+    await environment.close()
+    assert inside.closed.is_set()
+
+
+async def test_a_host_that_does_not_hear_of_its_run_closes_its_environments() -> None:
+    ended = asyncio.Event()
+    host = EnvironmentHost(lease_sec=0.2, on_end=ended.set)
+    inside = Slow()
+    host.adopt("one", inside)
+    await host.handle(call(0, ("act", ("one", "reset", {}, {}))))
+    await asyncio.wait_for(inside.closed.wait(), 60)
+    await asyncio.wait_for(ended.wait(), 60)
+    returned, failure = pickle.loads(await host.handle(call(1, wait_sec=0.0)))
+    assert not returned
+    assert failure.name == EpisodeStateError.__name__
+
+
+async def test_an_environment_that_cannot_be_made_can_be_closed() -> None:
+    inside = EnvironmentHost(lease_sec=60)
+    host = RemoteHost(InProcessConnection(inside), models={}, lease_sec=60)
+    await host.start()
+
+    async def find(name: str) -> RemoteHost:
+        return host
+
+    order = EnvironmentOrder("a task", {}, streams=False)
+    environment = RemoteEnvironment(find, task_name="a task", order=order)
+    with pytest.raises(AssertionError, match="prepare"):
+        await environment.reset()
+    await environment.close()
+    await host.close()
+
+
+async def test_a_message_that_comes_twice_is_carried_out_once() -> None:
+    class Counted:
+        steps = 0
+
+        async def reset(self) -> TimeStep[Any]:
+            return restart(None)
+
+        async def step(self, action: Any) -> TimeStep[Any]:
+            self.steps += 1
+            return transition(None)
+
+        async def close(self) -> None: ...
+
+    inside = Counted()
+    host = EnvironmentHost(lease_sec=60)
+    host.adopt("one", inside)
+    step = call(7, ("act", ("one", "step", {"action": ANSWER}, {})))
+    answers = await asyncio.gather(host.handle(step), host.handle(step))
+    assert answers[0] == answers[1]
+    assert inside.steps == 1
+    await host.end()
+
+
+async def test_the_oracle_is_asked_and_recorded_by_the_run(tmp_path: Path) -> None:
+    """The models of a host have no keys: only that of the run answers."""
+    asked = []
+
+    async def oracle(request: LLMRequest) -> LLMResponse:
+        asked.append(request)
+        return LLMResponse.from_text("yes")
+
+    async def nobody(request: LLMRequest) -> LLMResponse:
+        raise AssertionError("the host asks by itself")
+
+    def source(client: Callable[..., Any]) -> TwentyQuestionsEnvironments:
+        made = TwentyQuestionsEnvironments(limit=1, oracle=client)
+        made.load(pytest.fail)
+        return made
+
+    of_run, of_host = source(oracle), source(nobody)
+    await of_run.preflight()
+    environment: HostedEnvironment
+
+    def make() -> Any:
+        [model] = of_host.own_models
+        model.ask_elsewhere(environment.inside_now)
+        parts = EpisodeParts(None, None, limits=_no_limits(), seed=0, output_dir=tmp_path / "files")  # type: ignore[arg-type]
+        return of_host.make(next(iter(of_host._objects)), parts)
+
+    environment = HostedEnvironment(make, of_run.own_models)
+    environment.output_dir = tmp_path / "files"
+    await environment.reset()
+    step = await environment.step(LLMResponse.from_text("Is it alive?"))
+    assert "Yes." in str(step.observation)
+    assert len(asked) == 1
+    [line] = read_asked(tmp_path / "files") or []
+    assert (line.question, line.answer) == ("Is it alive?", "yes")
+    assert environment.report().environment_usage is not None
+    await environment.close()
+
+
+async def test_the_policy_answers_side_calls_as_long_as_the_episode_goes_on() -> None:
+    """One that is not answered when the episode ends is not paid for any more."""
+    request = LLMRequest([{"role": "user", "content": "a title?"}])
+    asked: list[LLMRequest] = []
+    cancelled = asyncio.Event()
+
+    async def policy(request: LLMRequest) -> LLMResponse:
+        asked.append(request)
+        if len(asked) == 2:
+            raise PolicyError("no answer")
+        if len(asked) == 3:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+        return LLMResponse.from_text("Greetings")
+
+    class Asking:
+        unanswered: asyncio.Task[Any]
+
+        async def reset(self) -> TimeStep[Any]:
+            self.client = environment.inside_now.side_calls_of(environment.name_inside)
+            return restart((await self.client(request)).text)
+
+        async def step(self, action: Any) -> TimeStep[Any]:
+            with pytest.raises(PolicyError, match="no answer"):
+                await self.client(request)
+            self.unanswered = asyncio.ensure_future(self.client(request))
+            while len(asked) < 3:  # noqa: ASYNC110 -- only looked at here
+                await asyncio.sleep(0.01)
+            return termination(1.0)
+
+        async def close(self) -> None:
+            self.unanswered.cancel()
+
+    environment = HostedEnvironment(Asking, side_calls=policy)
+    assert (await environment.reset()).observation == "Greetings"
+    assert (await environment.step(ANSWER)).last()
+    await asyncio.wait_for(cancelled.wait(), 60)
+    await environment.close()
+    assert asked == [request] * 3
+
+
+def _no_limits() -> Any:
+    from ares_exp.environments.episode_limits import EpisodeLimits
+
+    return EpisodeLimits()
+
+
+async def test_files_of_an_episode_are_sent_when_it_has_ended(tmp_path: Path) -> None:
+    """More than one piece, in folders, once."""
+    kept = tmp_path / "node" / "files"
+
+    class Writing:
+        async def reset(self) -> TimeStep[Any]:
+            return restart(None)
+
+        async def step(self, action: Any) -> TimeStep[Any]:
+            (kept / "verifier").mkdir(parents=True)
+            (kept / "verifier" / "log.txt").write_text("x" * 200_000)
+            return termination(1.0)
+
+        async def close(self) -> None: ...
+
+    environment = HostedEnvironment(Writing, files=kept)
+    environment.output_dir = tmp_path / "run" / "files" / "e"
+    await environment.reset()
+    step = await environment.step(ANSWER)
+    assert step.last()
+    assert (environment.output_dir / "verifier" / "log.txt").read_text() == "x" * 200_000
+    (environment.output_dir / "verifier" / "log.txt").unlink()
+    await environment.close()
+    assert not (environment.output_dir / "verifier" / "log.txt").exists(), "they are sent once"
+    assert not kept.parent.exists()
+
+
+async def test_sent_files_cannot_leave_the_run_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kept = tmp_path / "node" / "files"
+    (tmp_path / "secret").write_text("from the run's machine")
+
+    class Hostile:
+        async def reset(self) -> TimeStep[Any]:
+            return restart(None)
+
+        async def step(self, action: Any) -> TimeStep[Any]:
+            (kept / "sub").mkdir(parents=True)
+            (kept / "absolute").symlink_to(tmp_path / "secret")
+            (kept / "sub" / "up").symlink_to("../../../../secret")
+            os.mkfifo(kept / "pipe")
+            (kept / "log.txt").write_text("kept")
+            (kept / "link").symlink_to("log.txt")
+            (kept / "program").write_text("#!/bin/sh")
+            (kept / "program").chmod(0o6777)
+            return termination(1.0)
+
+        async def close(self) -> None: ...
+
+    environment = HostedEnvironment(Hostile, files=kept)
+    environment.output_dir = tmp_path / "run" / "files" / "e"
+    await environment.reset()
+    assert (await environment.step(ANSWER)).last()
+    await environment.close()
+    arrived = sorted(str(path.relative_to(environment.output_dir)) for path in environment.output_dir.rglob("*"))
+    assert arrived == ["link", "log.txt", "program", "sub"]
+    assert (environment.output_dir / "link").read_text() == "kept"
+    assert (environment.output_dir / "program").stat().st_mode & 0o7777 == 0o755
+    [warning] = [record.getMessage() for record in caplog.records if "Skipped in the download" in record.getMessage()]
+    assert all(name in warning for name in ("absolute", "sub/up", "pipe"))
+
+
+async def test_its_folder_is_found_when_it_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    host = EnvironmentHost(lease_sec=60)
+    folders = await asyncio.gather(*(asyncio.to_thread(host._new_folder) for _ in range(20)))
+    [parent] = {folder.parent.parent for folder in folders}
+    assert [(one.name, one.is_stale) for one in find_short_lived()] == [(str(parent), False)]
+    await host.end()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hosts_score_with_the_scorer_of_the_run() -> None:
+    overrides = ["scorer=judge", "policy@scorer.policy=scripted", "scorer.policy.replies=[Score: 8]"]
+    recipe = Recipe.of(compose_config([*overrides, "collector=none"]))
+    source = make_scored_source(OmegaConf.create(dict(recipe.nodes)))
+    assert source.spenders == ["the judge `judge`"]

@@ -1,0 +1,103 @@
+"""What `executor=ray` says and does without a cluster."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.source import EpisodeParts
+from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
+from ares_exp.errors import ConfigError, PreflightError
+from ares_exp.runs.executors.executor import Played
+from ares_exp.runs.executors.ray_executor import RayExecutor, _in_short
+
+PLAYS = """
+import sys
+import ares_exp
+game = ["env=twenty_questions", "env.limit=1", "policy=oracle"]
+results = ares_exp.run([*game, "tracker=none", "hydra.run.dir=run"], quiet=True)
+assert results.exit_code == 0
+found = [name for name in sys.modules if name.partition(".")[0] == "ray" or name.endswith("ray_executor")]
+assert found == [], found
+"""
+
+
+@pytest.mark.once
+def test_a_run_without_it_imports_nothing_of_it(tmp_path: Path) -> None:
+    played = subprocess.run([sys.executable, "-c", PLAYS], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert played.returncode == 0, played.stderr
+
+
+def parts() -> EpisodeParts:
+    factory: Any = None
+    return EpisodeParts(factory, factory, EpisodeLimits(), seed=0)
+
+
+async def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    [check] = RayExecutor().checks(TwentyQuestionsEnvironments(), parts())
+    with pytest.raises(PreflightError, match=r"pip install 'ares-exp\[ray\]'"):
+        await check
+
+
+async def test_parts_that_are_objects_cannot_be_made_elsewhere() -> None:
+    executor = RayExecutor()
+    played = Played(source=TwentyQuestionsEnvironments(), task_names=(), parts=parts(), recipe=None)
+    with pytest.raises(ConfigError, match="given as objects"):
+        await executor.open(played, pytest.fail)
+    await executor.close()
+
+
+def test_of_what_ray_says_of_a_death_its_guesses_are_left_out() -> None:
+    text = "The actor is dead.\n  \x1b[31mWorker exits: End of file. Some common causes include: (1) the OOM killer."
+    assert _in_short(RuntimeError(text)) == "RuntimeError: Worker exits: End of file"
+
+
+LEAVES = """
+import asyncio, atexit, sys, threading, types
+from contextlib import suppress
+from pathlib import Path
+
+def never(*_):
+    threading.Event().wait()
+
+atexit.register(never)
+sys.modules["ray"] = types.ModuleType("ray")
+sys.modules["ray"].shutdown = sys.modules["ray"].nodes = sys.modules["ray"].kill = never
+sys.modules["ray"].is_initialized = lambda: False
+sys.modules["ray"].init = lambda **options: None
+from ares_exp.environments.source import EpisodeParts
+from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
+from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.errors import PreflightError
+from ares_exp.runs.executors import ray_executor
+from ares_exp.runs.executors.executor import Played, Recipe
+ray_executor.LEAVE_SEC = ray_executor.ANSWER_SEC = 0.1
+
+async def main():
+    executor = ray_executor.RayExecutor(join_timeout_sec=0.1)
+    [check] = executor.checks(None, None)
+    await check
+    parts = EpisodeParts(None, None, EpisodeLimits(), seed=0)
+    recipe = Recipe({}, Path.cwd(), ())
+    played = Played(source=TwentyQuestionsEnvironments(), task_names=(), parts=parts, recipe=recipe)
+    with suppress(PreflightError):
+        await executor.open(played, print)
+    await ray_executor.RayConnection(None, "a node").end()
+    await executor.close()
+    print("closed", flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_ends_although_ray_returns_from_no_call() -> None:
+    left = subprocess.run([sys.executable, "-c", LEAVES], capture_output=True, text=True, timeout=100, check=False)
+    assert left.returncode == 0, left.stderr
+    assert left.stdout == "closed\n"
+    assert "did not leave the cluster" in left.stderr

@@ -1,0 +1,287 @@
+"""What earlier sessions have left: rows for what was lost, the answers that are of use, and what is still owed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.errors import ConfigError
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse, Usage
+from ares_exp.records.results import EpisodeResult, Outcome, Replayed
+from ares_exp.records.run_dir import RunDir, dump_json
+from ares_exp.records.run_summary import RunSummary
+from ares_exp.runs.resume.episode_plan import PlannedEpisode, episode_seed, plan_episodes
+from ares_exp.runs.resume.previous_sessions import PreviousSessions, load_previous_sessions
+from ares_exp.trajectories.answer_log import LoggedEpisode, logged_episodes
+from ares_exp.trajectories.files.episode_file import dump_episode, find_headers
+from ares_exp.trajectories.recorded_responses import Exchange
+from ares_exp.trajectories.records import serialize_llm_request
+from tests.unit.runs.resume.logs import log_in
+from tests.unit.trajectories.chats import chat, write
+
+ANSWER = LLMResponse.from_text("ls", cost=0.5, usage=Usage(prompt_tokens=10, generated_tokens=2))
+
+
+def row(
+    episode_id: str, outcome: str, *, task: str = "fix", retry: int = 0, seed: int = 7, **more: Any
+) -> EpisodeResult:
+    reward = 1.0 if outcome in ("completed", "truncated") else None
+    return EpisodeResult(episode_id, task, 0, seed, Outcome(outcome), reward, retry=retry, **more)
+
+
+def log(
+    episode_id: str, *, task: str = "fix", retry: int = 0, seed: int = 7, parent: str | None = None
+) -> LoggedEpisode:
+    return LoggedEpisode(episode_id, task, 0, retry, seed, started_at=1.0, parent=parent)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    (tmp_path / "episodes.jsonl").touch()
+    return RunDir(tmp_path)
+
+
+def leave(run_dir: RunDir, *what: EpisodeResult | LoggedEpisode, answers: int = 3) -> None:
+    """Rows, and logs with so many answers."""
+    for one in what:
+        if isinstance(one, EpisodeResult):
+            run_dir.append_episodes(dump_json(one.to_dict()))
+            continue
+        written = log_in(run_dir.answers, one)
+        exchange = Exchange(serialize_llm_request(LLMRequest([])), ANSWER)
+        written.begin([exchange] * (answers if one.parent is not None else 0))
+        for _ in range(answers if one.parent is None else 1):
+            written.append(LLMRequest([]), ANSWER)
+
+
+def owed(earlier: PreviousSessions, *tasks: str, redo: tuple[str, ...] = ()) -> list[PlannedEpisode]:
+    return earlier.owed(plan_episodes(tasks or ["fix"], attempts=1, seed=0), run_seed=0, redo=redo)
+
+
+def outcomes(run_dir: RunDir) -> list[tuple[str, str]]:
+    rows = [json.loads(line) for line in run_dir.episodes.read_text().splitlines()]
+    return [(row["episode_id"], row["outcome"]) for row in rows]
+
+
+def test_a_run_that_had_begun_nothing(run_dir: RunDir) -> None:
+    earlier = load_previous_sessions(run_dir)
+    assert (earlier.results, earlier.logs) == ((), {})
+    [one] = owed(earlier)
+    assert (one.retry, one.earlier, one.seed) == (0, None, episode_seed(0, "fix", 0))
+
+
+@pytest.mark.parametrize("outcome", ["completed", "truncated"])
+def test_what_has_a_result_is_not_owed(run_dir: RunDir, outcome: str) -> None:
+    leave(run_dir, row("a", outcome), log("a"))
+    earlier = load_previous_sessions(run_dir)
+    assert owed(earlier) == []
+    assert logged_episodes(run_dir.answers) == []
+
+
+@pytest.mark.parametrize("outcome", ["policy_error", "agent_error", "container_error", "verifier_error", "errored"])
+def test_an_error_is_a_result_unless_it_is_to_be_done_again(run_dir: RunDir, outcome: str) -> None:
+    leave(run_dir, row("a", outcome), log("a"))
+    earlier = load_previous_sessions(run_dir)
+    assert owed(earlier) == []
+    assert owed(earlier, redo=("completed",)) == []
+    [one] = owed(earlier, redo=(outcome,))
+    assert one.earlier is not None
+    assert (one.retry, one.seed, one.earlier.episode_id, len(one.earlier.exchanges)) == (1, 7, "a", 3)
+
+
+def test_what_is_done_again_without_answers_is_another_draw(run_dir: RunDir) -> None:
+    leave(run_dir, row("a", "completed", retry=2))
+    [one] = owed(load_previous_sessions(run_dir), redo=("completed",))
+    assert (one.retry, one.earlier, one.seed) == (3, None, episode_seed(0, "fix", 0, 3))
+
+
+def test_what_was_cancelled_goes_on_with_its_answers(run_dir: RunDir) -> None:
+    leave(run_dir, row("a", "cancelled"), log("a"))
+    [one] = owed(load_previous_sessions(run_dir))
+    assert one.earlier is not None
+    assert (one.retry, one.seed, one.earlier.episode_id) == (1, 7, "a")
+    assert one.episode_id != "a"
+
+
+@pytest.mark.parametrize("outcome", ["cancelled", "lost", "abandoned", "closed"])
+def test_what_was_cancelled_without_answers_is_the_same_draw(run_dir: RunDir, outcome: str) -> None:
+    leave(run_dir, row("a", outcome, retry=1, seed=99))
+    [one] = owed(load_previous_sessions(run_dir))
+    assert (one.retry, one.earlier, one.seed) == (2, None, 99)
+
+
+def test_what_was_under_way_has_its_row_and_goes_on_first(run_dir: RunDir) -> None:
+    leave(run_dir, row("b", "completed", task="sum"), log("a", task="fix"))
+    earlier = load_previous_sessions(run_dir)
+    assert outcomes(run_dir) == [("b", "completed"), ("a", "lost")]
+    lost = earlier.results[1]
+    assert (lost.num_steps, lost.prompt_tokens, lost.generated_tokens, lost.cost) == (3, 30, 6, 1.5)
+    assert (lost.seed, lost.retry, lost.reward, lost.replayed) == (7, 0, None, None)
+    tasks = [(one.task_name, one.retry) for one in owed(earlier, "new", "sum", "fix")]
+    assert tasks == [("fix", 1), ("new", 0)]
+
+
+def test_settled_twice_is_settled_once(run_dir: RunDir) -> None:
+    leave(run_dir, log("a"), log("b", task="sum"))
+    first, second = load_previous_sessions(run_dir), load_previous_sessions(run_dir)
+    assert (first.results, first.logs) == (second.results, second.logs)
+    assert (first.lost, second.lost) == (first.results, ())
+    assert len(outcomes(run_dir)) == 2
+
+
+def test_one_that_was_gone_on_with_is_paid_once(run_dir: RunDir) -> None:
+    leave(run_dir, row("a", "lost", num_steps=3, prompt_tokens=30, generated_tokens=6, cost=1.5))
+    leave(run_dir, log("b", retry=1, parent="a"))
+    earlier = load_previous_sessions(run_dir)
+    replayed = earlier.results[1].replayed
+    assert replayed == Replayed("a", steps=3, prompt_tokens=30, generated_tokens=6, cost=1.5)
+    paid = RunSummary(planned=1, results=earlier.results).paid()
+    assert paid == {"prompt_tokens": 40, "generated_tokens": 8, "cost": 2.0}
+
+
+def test_what_was_asked_ahead_is_paid_once_in_whatever_try_its_turn_comes(run_dir: RunDir) -> None:
+    first, second = log_in(run_dir.answers, log("a")), log_in(run_dir.answers, log("b", retry=1, parent="a"))
+    first.begin(())
+    for _ in range(3):
+        first.append_ahead(LLMRequest([]), ANSWER)
+    earlier = load_previous_sessions(run_dir)
+    [one] = owed(earlier)
+    assert one.earlier is not None
+    [lost] = earlier.results
+    assert (lost.num_steps, lost.prompt_tokens, len(one.earlier.exchanges), len(one.earlier.ahead)) == (0, 30, 0, 3)
+    second.begin(one.earlier.exchanges, one.earlier.ahead)
+    first.discard()
+    second.append(LLMRequest([]), ANSWER)
+    second.apply(1)
+    earlier = load_previous_sessions(run_dir)
+    assert (earlier.results[1].num_steps, earlier.results[1].prompt_tokens) == (2, 40)
+    assert earlier.results[1].replayed == Replayed("a", steps=3, prompt_tokens=30, generated_tokens=6, cost=1.5)
+    assert RunSummary(planned=1, results=earlier.results).paid()["prompt_tokens"] == 40
+
+
+def test_killed_between_the_new_log_and_the_removal_of_the_old_one(run_dir: RunDir) -> None:
+    leave(run_dir, row("a", "lost"), log("a"), log("b", retry=1, parent="a"))
+    [one] = owed(load_previous_sessions(run_dir))
+    assert one.earlier is not None
+    assert (one.retry, one.earlier.episode_id, len(one.earlier.exchanges)) == (2, "b", 4)
+    assert [left.episode_id for left in logged_episodes(run_dir.answers)] == ["b"]
+
+
+def test_a_try_that_ended_before_it_took_the_answers_over_loses_none(run_dir: RunDir) -> None:
+    leave(run_dir, row("a", "lost"), log("a"), row("b", "cancelled", retry=1), row("c", "container_error", retry=2))
+    earlier = load_previous_sessions(run_dir)
+    assert owed(earlier) == []
+    [one] = owed(earlier, redo=("container_error",))
+    assert one.earlier is not None
+    assert (one.retry, one.earlier.episode_id) == (3, "a")
+
+
+def test_answers_of_no_more_use_go(run_dir: RunDir) -> None:
+    leave(run_dir, row("a", "lost"), log("a"), row("b", "completed", retry=1), log("b", retry=1))
+    leave(run_dir, row("c", "abandoned", task="sum"), log("c", task="sum"))
+    earlier = load_previous_sessions(run_dir)
+    assert earlier.logs == {}
+    assert logged_episodes(run_dir.answers) == []
+    [one] = owed(earlier, "fix", "sum")
+    assert (one.task_name, one.earlier) == ("sum", None)
+
+
+def test_one_that_had_ended_but_for_its_row(run_dir: RunDir) -> None:
+    under_way = log_in(run_dir.answers, log("e0"))
+    under_way.begin([])
+    under_way.append(LLMRequest([]), ANSWER)
+    ended = row("e0", "completed", rewards={"reward": 1.0, "lines": 3.0}, phase_sec={"agent": 2.0}, container_image="i")
+    under_way.end(dump_json(ended.to_dict()))
+    earlier = load_previous_sessions(run_dir)
+    assert earlier.results == earlier.lost == (ended,)
+    assert outcomes(run_dir) == [("e0", "completed")]
+    assert owed(earlier) == []
+    assert logged_episodes(run_dir.answers) == []
+
+
+@pytest.mark.parametrize("outcome", ["completed", "container_error"])
+def test_one_whose_trajectory_alone_says_how_it_ended_is_lost(run_dir: RunDir, outcome: str) -> None:
+    leave(run_dir, log("e0"))
+    ended = replace(chat("e0", "fix"), outcome=outcome, total_reward=None, end_time=1e6)
+    write(run_dir.trajectories / "e0.json", ended)
+    [lost] = load_previous_sessions(run_dir).results
+    assert (lost.outcome, lost.reward, lost.num_steps, lost.finished_at) == ("lost", None, 3, 1e6)
+
+
+def test_what_had_no_answer_in_time_is_no_step(run_dir: RunDir) -> None:
+    under_way = log_in(run_dir.answers, log("b", retry=1, parent="a"))
+    unanswered = Exchange(serialize_llm_request(LLMRequest([])), None)
+    under_way.begin([unanswered, unanswered._replace(answer=ANSWER), unanswered])
+    under_way.append(LLMRequest([]), ANSWER)
+    [lost] = load_previous_sessions(run_dir).results
+    assert (lost.num_steps, lost.cost) == (2, 1.0)
+    assert lost.replayed is not None
+    assert (lost.replayed.steps, lost.replayed.cost) == (1, 0.5)
+
+
+@pytest.mark.parametrize("name", ["trajectories/e0.json", "trajectories.jsonl"])
+def test_torn_trajectory_is_ended_as_lost(run_dir: RunDir, name: str) -> None:
+    leave(run_dir, log("e0"))
+    path = run_dir.path / name
+    lines = list(dump_episode(chat("e0", "fix"), shared=path.suffix == ".jsonl"))
+    run_dir.trajectories.mkdir()
+    path.write_text("".join(lines[:2]) + lines[2][:5])
+    (run_dir.trajectories / "e1.json").touch()
+    [lost] = load_previous_sessions(run_dir).results
+    assert (lost.outcome, lost.finished_at) == ("lost", chat().steps[0].timestamp)
+    written = path.read_text()
+    assert written.startswith("".join(lines[:2]))
+    [found] = find_headers(path)
+    assert found.ended is not None
+    assert (found.ended.outcome, found.ended.num_steps) == ("lost", 1)
+    load_previous_sessions(run_dir)
+    assert path.read_text() == written
+
+
+def test_broken_trajectory_stays_as_it_is(run_dir: RunDir) -> None:
+    lines = list(dump_episode(chat("e0", "fix")))
+    run_dir.trajectories.mkdir()
+    path = run_dir.trajectories / "e0.json"
+    path.write_text("".join([*lines[:2], "{\n", lines[3]]))
+    before = path.read_text()
+    load_previous_sessions(run_dir)
+    assert path.read_text() == before
+
+
+@pytest.mark.parametrize("torn", ['{"episode_id": "b", "task', '{"episode_id": "b"}', "\0" * 10])
+def test_a_torn_last_row_is_written_anew(run_dir: RunDir, torn: str) -> None:
+    leave(run_dir, row("a", "completed"), log("b", task="sum"))
+    with run_dir.episodes.open("a") as file:
+        file.write(torn)
+    load_previous_sessions(run_dir)
+    assert outcomes(run_dir) == [("a", "completed"), ("b", "lost")]
+
+
+def test_a_row_in_the_middle_that_is_none(run_dir: RunDir) -> None:
+    run_dir.episodes.write_text("{}\n")
+    leave(run_dir, row("a", "completed"))
+    with pytest.raises(ConfigError, match="line 1"):
+        load_previous_sessions(run_dir)
+
+
+def test_what_was_half_written_goes(run_dir: RunDir) -> None:
+    leave(run_dir, row("a", "cancelled"), log("a"))
+    for folder in (run_dir.path, run_dir.answers):
+        (folder / ".summary.json.17.tmp").write_text("{")
+    load_previous_sessions(run_dir)
+    assert list(run_dir.path.rglob("*.tmp")) == []
+    assert [one.episode_id for one in logged_episodes(run_dir.answers)] == ["a"]
+
+
+def test_a_disk_without_room_says_so(run_dir: RunDir) -> None:
+    leave(run_dir, log("a"))
+    run_dir.episodes.unlink()
+    run_dir.episodes.symlink_to("/dev/full")
+    with pytest.raises((OSError, ConfigError)):
+        load_previous_sessions(run_dir)
+    assert [one.episode_id for one in logged_episodes(run_dir.answers)] == ["a"], "the answers are still there"

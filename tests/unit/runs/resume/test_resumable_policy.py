@@ -1,0 +1,329 @@
+"""A policy that gives answers again: as long as what is asked is what was asked, and each of them is logged once."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.errors import PolicyError, RefusalError, StorageError, UnansweredError
+from ares_exp.llms.request import LLMRequest, Origin
+from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.episode_events import AnswerDeadline, EpisodeEvents
+from ares_exp.runs.resume.resumable_policy import ResumablePolicy
+from ares_exp.trajectories.answer_log import LoggedEpisode, logged_episodes
+from ares_exp.trajectories.normalisers import UserNormaliser, make_normalisers
+from ares_exp.trajectories.recorded_responses import Exchange, answers
+from ares_exp.trajectories.records import serialize_llm_request
+from tests.unit.runs.resume.logs import log_in
+
+
+class Client:
+    """Answers with a number, and keeps what it was asked and told."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.error: Exception | None = None
+        self.thinks = False
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        self.asked.append(str(request.messages[-1]["content"]))
+        if self.thinks:
+            await asyncio.Event().wait()
+        if self.error is not None:
+            raise self.error
+        return LLMResponse.from_text(f"new {len(self.asked)}", cost=1.0)
+
+
+class Placed(Client):
+    """One with a place of its own, as the second of scripted replies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[str, str | None]] = []
+
+    def advance(self, request: LLMRequest, answer: LLMResponse | None) -> None:
+        self.told.append((str(request.messages[-1]["content"]), answer.text if answer is not None else None))
+
+
+class Told(EpisodeEvents):
+    """Is in the given stages, one for each time that it is asked; keeps the answers that are to be paid for."""
+
+    def __init__(self, *stages: int) -> None:
+        super().__init__()
+        self.stages = iter(stages)
+        self.answers: list[str] = []
+
+    @property
+    def num_stages(self) -> int:
+        return next(self.stages, 0)
+
+    def pay(self, answer: LLMResponse) -> None:
+        super().pay(answer)
+        self.answers.append(answer.text)
+
+
+def request(text: str) -> LLMRequest:
+    return LLMRequest([{"role": "user", "content": text}])
+
+
+async def test_an_answer_to_a_side_call_is_logged_and_given_again_once_wherever_it_comes(tmp_path: Path) -> None:
+    begun = LoggedEpisode("e1", "t", attempt=0, retry=0, seed=1, started_at=1.0)
+    log, client, events = log_in(tmp_path, begun), Client(), Told()
+    log.begin(())
+    policy = ResumablePolicy(client, log, events=events)
+    aside = LLMRequest([{"role": "user", "content": "title"}], origin=Origin("messages", lane="side-1", is_aside=True))
+    assert (await policy(request("one"))).text == "new 1"
+    assert (await policy.answer_aside(aside)).text == "new 2"
+    assert events.answers == ["new 1", "new 2"]
+
+    [left] = logged_episodes(tmp_path)
+    assert (len(left.exchanges), len(left.ahead)) == (1, 1)
+    for order in ("aside first", "aside last"):
+        again, told = Client(), Told()
+        own = LoggedEpisode(order, "t", attempt=0, retry=1, seed=1, started_at=2.0, parent="e1")
+        second = log_in(tmp_path / order, own)
+        second.begin(left.exchanges, left.ahead)
+        policy = ResumablePolicy(again, second, earlier=left.exchanges, ahead=left.ahead, events=told)
+        if order == "aside last":
+            assert (await policy(request("one"))).text == "new 1"
+            assert (await policy(request("two"))).text == "new 1"
+        assert (await policy.answer_aside(aside)).text == "new 2"
+        if order == "aside first":
+            assert (await policy(request("one"))).text == "new 1"
+            assert (await policy(request("two"))).text == "new 1"
+        assert again.asked == ["two"]
+        assert told.answers == ["new 1"], "nothing else is paid for again"
+        assert told.usage.cost == 3.0
+        assert (await policy.answer_aside(aside)).text == "new 2", "asked anew, it is another call"
+        assert again.asked == ["two", "title"]
+
+
+EARLIER = [
+    Exchange(serialize_llm_request(request(f"q{number} at 12:00:0{number}")), LLMResponse.from_text(f"a{number}"))
+    for number in range(3)
+]
+
+
+def resumed(folder: Path, client: Client | None = None, **options: Any) -> tuple[ResumablePolicy, Client]:
+    client = client or Client()
+    log = log_in(folder, LoggedEpisode("e", "fix", 0, 1, 7, 1.0, parent="d"))
+    log.begin(EARLIER)
+    return ResumablePolicy(client, log, **{"earlier": EARLIER, **options}), client
+
+
+def logged(folder: Path) -> list[str]:
+    [log] = logged_episodes(folder)
+    return [answer.text for answer in answers(log.exchanges)]
+
+
+async def said(policy: ResumablePolicy, *texts: str) -> list[str]:
+    return [(await policy(request(text))).text for text in texts]
+
+
+async def test_answers_are_given_again_and_then_asked_for(tmp_path: Path) -> None:
+    policy, client = resumed(tmp_path)
+    texts = ["q0 at 12:00:00", "q1 at 12:00:01", "q2 at 18:30:59", "q3"]
+    assert await said(policy, *texts) == ["a0", "a1", "a2", "new 1"]
+    assert client.asked == ["q3"]
+    assert (len(policy.given_again.answers), policy.given_again.diverged_at) == (3, None)
+    assert logged(tmp_path) == ["a0", "a1", "a2", "new 1"]
+
+
+async def test_from_where_it_differs_the_policy_is_asked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    policy, client = resumed(tmp_path)
+    texts = ["q0 at 12:00:00", "something else", "q2 at 12:00:02"]
+    assert await said(policy, *texts) == ["a0", "new 1", "new 2"]
+    assert client.asked == texts[1:]
+    assert (len(policy.given_again.answers), policy.given_again.diverged_at) == (1, 1)
+    [warning] = caplog.messages
+    assert "episode e differs from the recorded one at step 1 (message 0 (user))" in warning
+    assert logged(tmp_path) == ["a0", "new 1", "new 2"]
+
+
+async def test_disk_without_room_where_it_differs_ends_run(tmp_path: Path) -> None:
+    policy, client = resumed(tmp_path / "answers")
+    (tmp_path / "answers" / "e.jsonl").unlink()
+    (tmp_path / "answers").rmdir()
+    (tmp_path / "answers").write_text("no folder")
+    with pytest.raises(StorageError):
+        await policy(request("something else"))
+    assert client.asked == []
+
+
+async def test_after_a_snapshot_it_goes_on_in_the_middle(tmp_path: Path) -> None:
+    policy, client = resumed(tmp_path, begin_at=2)
+    assert await said(policy, "q2 at 12:00:02", "q3") == ["a2", "new 1"]
+    assert (len(policy.given_again.answers), client.asked) == (3, ["q3"])
+
+
+async def test_what_had_no_answer_in_time_has_none_again(tmp_path: Path) -> None:
+    earlier = [EARLIER[0], EARLIER[1]._replace(answer=None), EARLIER[2]._replace(stage=1)]
+    client, events = Placed(), Told(0, 0, 1, 1, 1)
+    policy, _ = resumed(tmp_path, client, earlier=earlier, events=events)
+    assert await said(policy, "q0 at 12:00:00") == ["a0"]
+    with pytest.raises(UnansweredError):
+        await policy(request("q1 at 12:00:01"))
+    assert await said(policy, "q2 at 12:00:02", "q3") == ["a2", "new 1"]
+    assert (client.asked, policy.given_again.diverged_at) == (["q3"], None)
+    assert [one.text for one in policy.given_again.answers] == ["a0", "a2"]
+    assert client.told == [("q0 at 12:00:00", "a0"), ("q1 at 12:00:01", None), ("q2 at 12:00:02", "a2")]
+
+
+async def test_a_stage_that_ended_while_its_agent_was_at_work_ends_there(tmp_path: Path) -> None:
+    """There is more time than there was: nobody has to think."""
+    earlier = [EARLIER[0], EARLIER[1]._replace(stage=1)]
+    events = Told(0, 0, 0)
+    policy, client = resumed(tmp_path, earlier=earlier, events=events)
+    assert await said(policy, "q0 at 12:00:00") == ["a0"]
+    with pytest.raises(UnansweredError):
+        await policy(request("what was not asked"))
+    events.stages = iter([1, 1, 1])
+    assert await said(policy, "q1 at 12:00:01", "q2") == ["a1", "new 1"]
+    assert (client.asked, policy.given_again.diverged_at, len(policy.given_again.answers)) == (["q2"], None, 2)
+    [log] = logged_episodes(tmp_path)
+    assert [(one.answer and one.answer.text, one.stage) for one in log.exchanges] == [
+        ("a0", 0),
+        (None, 0),
+        ("a1", 1),
+        ("new 1", 1),
+    ]
+
+
+async def test_what_has_no_answer_in_time_is_logged(tmp_path: Path) -> None:
+    events = EpisodeEvents()
+    policy, client = resumed(tmp_path, begin_at=2, events=events)
+    assert await said(policy, "q2 at 12:00:02") == ["a2"]
+    client.error = TimeoutError()
+    with pytest.raises(TimeoutError):
+        await policy(request("q3"))
+    assert len(logged_episodes(tmp_path)[0].exchanges) == 3, "its own error: the time was not up"
+
+    async def ask_in_time() -> None:
+        events.deadline = AnswerDeadline(60, 0.01)
+        async with events.deadline.timer:
+            await policy(request("q3"))
+
+    client.thinks = True
+    with pytest.raises(TimeoutError):
+        await ask_in_time()
+    client.thinks, events.deadline = False, None
+    client.error = UnansweredError("none was recorded")
+    with pytest.raises(UnansweredError):
+        await policy(request("q4"))
+    [log] = logged_episodes(tmp_path)
+    assert [one.answer for one in log.exchanges[3:]] == [None, None]
+
+
+async def test_a_policy_with_a_place_of_its_own_is_told(tmp_path: Path) -> None:
+    policy, client = resumed(tmp_path, Placed(), begin_at=1)
+    assert isinstance(client, Placed)
+    await said(policy, "q1 at 12:00:01", "something else")
+    assert client.told == [("q0 at 12:00:00", "a0"), ("q1 at 12:00:01", "a1")]
+    assert client.asked == ["something else"]
+
+
+async def test_what_has_no_answer_is_not_logged(tmp_path: Path) -> None:
+    policy, client = resumed(tmp_path, begin_at=3)
+    client.error = PolicyError("down")
+    with pytest.raises(PolicyError, match="down"):
+        await policy(request("q3"))
+    assert logged(tmp_path) == ["a0", "a1", "a2"]
+
+
+async def test_what_is_no_answer_is_neither_logged_nor_paid(tmp_path: Path) -> None:
+    class Talker(Client):
+        async def __call__(self, request: LLMRequest) -> LLMResponse:
+            return "text"  # type: ignore[return-value]
+
+    events = Told()
+    policy, _ = resumed(tmp_path, Talker(), begin_at=3, events=events)
+    with pytest.raises(PolicyError, match="Expected the policy to answer with an LLMResponse, got str"):
+        await policy(request("q3"))
+    assert (logged(tmp_path), events.answers) == (["a0", "a1", "a2"], [])
+
+
+async def test_what_is_paid_for_is_told(tmp_path: Path) -> None:
+    events = Told()
+    policy, client = resumed(tmp_path, begin_at=2, events=events)
+    await said(policy, "q2 at 12:00:02", "q3")
+    client.error = RefusalError("no")
+    client.error.answer = LLMResponse.from_text("I refuse")
+    with pytest.raises(RefusalError):
+        await policy(request("q4"))
+    assert events.answers == ["new 1", "I refuse"]
+
+
+def in_lane(lane: str, text: str) -> LLMRequest:
+    return LLMRequest([{"role": "user", "content": text}], origin=Origin("messages", lane=lane))
+
+
+IN_LANES = [
+    Exchange(serialize_llm_request(in_lane(lane, f"{lane} {number}")), LLMResponse.from_text(f"{lane} answer {number}"))
+    for lane, number in (("main", 0), ("sub-a", 0), ("sub-b", 0), ("sub-a", 1), ("sub-b", 1), ("main", 1))
+]
+
+
+async def said_in(policy: ResumablePolicy, *asked: tuple[str, str]) -> list[str]:
+    return [(await policy(in_lane(lane, text))).text for lane, text in asked]
+
+
+def resumed_in_lanes(folder: Path, **options: Any) -> tuple[ResumablePolicy, Client]:
+    client = Client()
+    log = log_in(folder, LoggedEpisode("e", "fix", 0, 1, 7, 1.0, parent="d"))
+    log.begin(IN_LANES)
+    return ResumablePolicy(client, log, earlier=IN_LANES, **options), client
+
+
+async def test_each_lane_has_an_order_of_its_own(tmp_path: Path) -> None:
+    policy, client = resumed_in_lanes(tmp_path)
+    order = [("main", 0), ("sub-b", 0), ("sub-b", 1), ("sub-a", 0), ("sub-a", 1), ("main", 1)]
+    given = await said_in(policy, *((lane, f"{lane} {number}") for lane, number in order))
+    assert given == [f"{lane} answer {number}" for lane, number in order]
+    assert await said_in(policy, ("sub-a", "sub-a 2")) == ["new 1"]
+    assert client.asked == ["sub-a 2"]
+    assert (len(policy.given_again.answers), policy.given_again.diverged_at) == (6, None)
+    assert len(logged(tmp_path)) == 7
+
+
+async def test_a_lane_without_answers_left_asks_while_others_are_given_theirs(tmp_path: Path) -> None:
+    policy, client = resumed_in_lanes(tmp_path)
+    asked = [("main", "main 0"), ("sub-a", "sub-a 0"), ("sub-a", "sub-a 1"), ("sub-a", "sub-a 2"), ("sub-b", "sub-b 0")]
+    assert (await said_in(policy, *asked))[2:] == ["sub-a answer 1", "new 1", "sub-b answer 0"]
+    assert client.asked == ["sub-a 2"]
+
+
+async def test_a_lane_that_goes_another_way_leaves_the_others_theirs(tmp_path: Path) -> None:
+    policy, client = resumed_in_lanes(tmp_path)
+    asked = [("main", "main 0"), ("sub-a", "another"), ("sub-a", "sub-a 1"), ("sub-b", "sub-b 0"), ("main", "main 1")]
+    assert await said_in(policy, *asked) == ["main answer 0", "new 1", "new 2", "sub-b answer 0", "main answer 1"]
+    assert client.asked == ["another", "sub-a 1"]
+    assert policy.given_again.diverged_at == 1
+    kept = [answer for answer in logged(tmp_path) if "sub-a" in answer]
+    assert kept == []
+    assert {"new 1", "new 2", "main answer 1", "sub-b answer 1"} <= set(logged(tmp_path))
+
+
+async def test_a_lane_whose_name_is_another_is_known_by_its_first_request(tmp_path: Path) -> None:
+    policy, client = resumed_in_lanes(tmp_path)
+    asked = [("main", "main 0"), ("sub-x", "sub-b 0"), ("sub-x", "sub-b 1"), ("sub-y", "never asked")]
+    assert await said_in(policy, *asked) == ["main answer 0", "sub-b answer 0", "sub-b answer 1", "new 1"]
+    assert policy.given_again.diverged_at is None
+    assert client.asked == ["never asked"]
+
+
+async def test_what_an_agent_says_of_its_own_runs_is_normalised(tmp_path: Path) -> None:
+    normalisers = make_normalisers([UserNormaliser(pattern="(main) [0-9]", replacement="\\1")])
+    policy, client = resumed_in_lanes(tmp_path, normalisers=normalisers)
+    assert await said_in(policy, ("main", "main 7")) == ["main answer 0"]
+    assert client.asked == []
+
+
+async def test_another_spelling_of_the_same_is_the_same(tmp_path: Path) -> None:
+    policy, client = resumed_in_lanes(tmp_path)
+    parts = [{"type": "text", "text": "main "}, {"type": "text", "text": "0", "cache_control": {"type": "ephemeral"}}]
+    spelt = LLMRequest([{"role": "user", "content": parts}], origin=Origin("messages"))
+    assert (await policy(spelt)).text == "main answer 0"
+    assert client.asked == []

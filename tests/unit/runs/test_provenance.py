@@ -1,0 +1,120 @@
+"""Provenance: git states of real repositories, versions, the masked command line."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from ares_exp.runs.provenance import collect_provenance
+
+ROOT = Path(__file__).parents[3]
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
+    done = subprocess.run(
+        ["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True, timeout=30
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository with a committed task set below it."""
+    root = tmp_path / "repository"
+    (root / "tasks" / "one").mkdir(parents=True)
+    (root / "tasks" / "one" / "task.toml").write_text("version = '1.0'\n")
+    (root / ".gitignore").write_text("venv/\n")
+    _git(tmp_path, "init", "-q", str(root))
+    _git(root, "add", ".")
+    _git(root, "commit", "-qm", "first")
+    return root
+
+
+def _state(path: Path) -> object:
+    return collect_provenance(task_set_path=path)["task_set"]
+
+
+def test_a_committed_task_set_is_clean(repository: Path) -> None:
+    commit = _git(repository, "rev-parse", "HEAD")
+    assert _state(repository / "tasks") == {"commit": commit, "dirty": False}
+    assert _state(repository / "tasks" / "one" / "task.toml") == {"commit": commit, "dirty": False}
+
+
+@pytest.mark.parametrize("name", ["task.toml", "new.txt"])
+def test_a_changed_or_new_file_makes_it_dirty(repository: Path, name: str) -> None:
+    (repository / "tasks" / "one" / name).write_text("changed")
+    assert _state(repository / "tasks") == {"commit": _git(repository, "rev-parse", "HEAD"), "dirty": True}
+
+
+def test_a_change_elsewhere_in_the_repository_is_no_change_of_the_task_set(repository: Path) -> None:
+    (repository / "notes.txt").write_text("changed")
+    assert _state(repository / "tasks") == {"commit": _git(repository, "rev-parse", "HEAD"), "dirty": False}
+
+
+def test_a_folder_that_the_enclosing_repository_ignores_has_no_commit(repository: Path) -> None:
+    inner = repository / "venv" / "tasks"
+    inner.mkdir(parents=True)
+    (inner / "task.toml").touch()
+    assert _state(inner) is None
+
+
+def test_git_is_not_misled_by_the_environment(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
+    commit = _state(repository / "tasks")
+    assert isinstance(commit, dict)
+    assert commit["dirty"] is False
+
+
+def test_the_index_is_not_touched(repository: Path) -> None:
+    (repository / "tasks" / "one" / "task.toml").touch()
+    before = (repository / ".git" / "index").read_bytes()
+    assert _state(repository / "tasks") is not None
+    assert (repository / ".git" / "index").read_bytes() == before
+
+
+def test_no_repository_no_commit_and_a_missing_folder_do_not_fail(tmp_path: Path) -> None:
+    assert _state(tmp_path) is None
+    assert _state(tmp_path / "missing" / "folder") is None
+    _git(tmp_path, "init", "-q", "empty")
+    assert _state(tmp_path / "empty") is None
+
+
+def test_a_missing_git_does_not_fail(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert _state(repository / "tasks") is None
+
+
+def test_a_git_that_hangs_is_given_up(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = tmp_path / "bin" / "git"
+    fake.parent.mkdir()
+    fake.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(fake.parent))
+    monkeypatch.setattr("ares_exp.runs.provenance._GIT_TIMEOUT_SEC", 0.2)
+    began = time.monotonic()
+    assert _state(repository / "tasks") is None
+    assert time.monotonic() - began < 30.0
+
+
+def test_versions_machine_and_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["ares_exp", "seed=3", "policy.api_key=hunter2"])
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    found = collect_provenance()
+    assert found["ares_exp_version"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert found["python"] == platform.python_version()
+    assert found["packages"]["pydantic"].startswith("2.")
+    assert found["argv"] == ["ares_exp", "seed=3", "policy.api_key=***"]
+    assert found["python_hash_seed"] == "7"
+    assert found["task_set"] is None
+    assert found["hostname"]
+    assert json.loads(json.dumps(found)) == found

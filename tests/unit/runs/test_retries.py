@@ -1,0 +1,219 @@
+"""Which errors are tried again, how often, and after how long."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from ares_exp.backoff import backoff_sec
+from ares_exp.config.hydra_setup import compose_config
+from ares_exp.config.instantiate import instantiate_node
+from ares_exp.errors import (
+    AddTestsDirError,
+    AgentError,
+    AgentSetupTimeoutError,
+    AresExpError,
+    AuthenticationError,
+    BudgetExhaustedError,
+    ConfigError,
+    ContainerAuthorizationError,
+    ContainerDiedError,
+    ContainerError,
+    ContainerLostError,
+    ContainerNotFoundError,
+    ContainerQuotaError,
+    ContainerServiceUnavailableError,
+    ContainerStartError,
+    ContextOverflowError,
+    DownloadVerifierDirError,
+    EndpointError,
+    EndpointTimeoutError,
+    EndpointUnreachableError,
+    EnvironmentStartTimeoutError,
+    HealthcheckError,
+    MalformedAnswerError,
+    NoRequestError,
+    OracleAnswerError,
+    PolicyError,
+    PolicyTimeoutError,
+    QuotaError,
+    RateLimitError,
+    RefusalError,
+    RewardFileEmptyError,
+    RewardFileNotFoundError,
+    ServerError,
+    StepSetupError,
+    TransferError,
+    UnsendableRequestError,
+    VerifierError,
+    VerifierOutputParseError,
+    VerifierTimeoutError,
+    WireFormatError,
+)
+from ares_exp.records.results import Outcome
+from ares_exp.runs.retries import RetryRules
+
+
+def tries(rules: RetryRules, error: BaseException, outcome: Outcome | None = None) -> int:
+    """How many tries an attempt gets that always fails with that error."""
+    count = 1
+    while rules.wait_sec(error, outcome or Outcome.of(error), count) is not None:
+        count += 1
+    return count
+
+
+def composed(overrides: Sequence[str]) -> RetryRules:
+    return instantiate_node(compose_config(overrides), "retry")
+
+
+@pytest.mark.parametrize("error", [AgentError("a"), ContainerDiedError("c"), RateLimitError("r"), OSError("e")])
+def test_by_default_nothing_is_tried_again(error: BaseException) -> None:
+    assert tries(RetryRules(), error) == 1
+    assert tries(composed([]), error) == 1
+
+
+def test_by_outcome() -> None:
+    rules = RetryRules(container_error=2, verifier_error=1, agent_error=3, errored=4)
+    found = [tries(rules, one) for one in (ContainerDiedError("c"), VerifierTimeoutError("v"), AgentError("a"))]
+    assert found == [3, 2, 4]
+    assert tries(rules, RuntimeError("x")) == 5
+    assert tries(rules, PolicyError("p")) == 1
+
+
+def test_the_most_specific_class_wins_over_the_outcome() -> None:
+    rules = RetryRules(policy_error=1, errors={"EndpointError": 2, "RateLimitError": 3, "WireFormatError": 0})
+    assert tries(rules, PolicyTimeoutError("p")) == 2
+    assert tries(rules, ServerError("s")) == 3
+    assert tries(rules, RateLimitError("r")) == 4
+    assert tries(rules, MalformedAnswerError("m")) == 1
+
+
+def test_null_is_not_named_and_a_builtin_class_can_be() -> None:
+    rules = RetryRules(policy_error=1, errors={"EndpointError": 2, "ServerError": None, "TimeoutError": 5})
+    assert tries(rules, ServerError("s")) == 3
+    assert tries(rules, EndpointTimeoutError("t")) == 3, "EndpointError comes before TimeoutError"
+    assert tries(rules, PolicyTimeoutError("t")) == 6
+    assert tries(rules, VerifierTimeoutError("t")) == 6
+    assert tries(rules, TimeoutError("t")) == 6
+
+
+@pytest.mark.parametrize("outcome", [Outcome.CANCELLED, Outcome.LOST, Outcome.ABANDONED, Outcome.TRUNCATED])
+def test_what_is_no_error_is_never_tried_again(outcome: Outcome) -> None:
+    rules = RetryRules(errors={"AresExpError": 9, "Exception": 9}, errored=9)
+    assert tries(rules, BudgetExhaustedError("b"), outcome) == 1
+    assert tries(rules, BudgetExhaustedError("b"), Outcome.ERRORED) == 10
+
+
+def test_waits_grow_with_jitter_up_to_their_bound() -> None:
+    rules = RetryRules(errored=100, base_sec=2.0, max_wait_sec=7.0, seed=1)
+    for count, longest in [(1, 2.0), (2, 4.0), (3, 7.0), (100, 7.0)]:
+        waits = [rules.wait_sec(OSError("x"), Outcome.ERRORED, count) or 0.0 for _ in range(50)]
+        assert longest / 2 <= min(waits) < max(waits) <= longest
+        assert len(set(waits)) > 40, "there is no jitter"
+
+
+def test_seeded_waits_are_the_same_and_zero_is_possible() -> None:
+    first, second = ([RetryRules(errored=1, seed=s).wait_sec(OSError(), Outcome.ERRORED, 1)] for s in (5, 5))
+    assert first == second
+    assert RetryRules(errored=1, base_sec=0).wait_sec(OSError(), Outcome.ERRORED, 1) == 0.0
+
+
+def test_backoff_never_overflows() -> None:
+    assert 50 <= backoff_sec(10**9, base_sec=1e-9, max_sec=100.0, rng=random.Random(0)) <= 100
+
+
+def test_an_endpoint_is_given_the_time_that_it_asked_for_up_to_the_bound() -> None:
+    rules = RetryRules(policy_error=1, base_sec=1.0, max_wait_sec=60.0)
+    assert rules.wait_sec(RateLimitError("r", retry_after_sec=30.0), Outcome.POLICY_ERROR, 1) == 30.0
+    assert rules.wait_sec(RateLimitError("r", retry_after_sec=3600.0), Outcome.POLICY_ERROR, 1) == 60.0
+    short = rules.wait_sec(RateLimitError("r", retry_after_sec=0.0), Outcome.POLICY_ERROR, 1)
+    assert short is not None
+    assert 0.5 <= short <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("RateLimit", "Did you mean `RateLimitError`"),
+        ("ContainerDied", "`ContainerDiedError`"),
+        ("print", "classes of errors, got 'print'"),
+        ("KeyboardInterrupt", "got 'KeyboardInterrupt'"),
+        ("__doc__", "got '__doc__'"),
+    ],
+)
+def test_an_unknown_class_is_refused(name: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=r"`retry\.errors`") as raised:
+        RetryRules(errors={name: 1})
+    assert hint in str(raised.value)
+
+
+def test_a_class_of_ones_own_counts() -> None:
+    class FleetError(PolicyError):
+        pass
+
+    assert tries(RetryRules(errors={"FleetError": 1}), FleetError("x")) == 2
+
+
+def test_the_infrastructure_rules() -> None:
+    rules = composed(["retry.infrastructure=true"])
+    outside = (ContainerLostError, ContainerStartError, EnvironmentStartTimeoutError, ContainerServiceUnavailableError)
+    again = [
+        kind("e") for kind in (*outside, ContainerQuotaError, RateLimitError, ServerError, EndpointUnreachableError)
+    ]
+    assert [tries(rules, one) for one in again] == [3] * len(again)
+    assert tries(rules, OracleAnswerError("o")) == 2
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(AgentError, NoRequestError, AgentSetupTimeoutError, OSError),
+        # a full disk, a used-up memory, a service that was stopped, files in the way
+        *(ContainerError, ContainerDiedError, TransferError, HealthcheckError, StepSetupError),
+        # tests that the agent has broken, or has made to hang
+        *(VerifierError, AddTestsDirError, DownloadVerifierDirError, VerifierTimeoutError),
+        *(RewardFileNotFoundError, RewardFileEmptyError, VerifierOutputParseError),
+        # a model that writes too much, or what cannot be read
+        *(PolicyError, PolicyTimeoutError, EndpointTimeoutError, MalformedAnswerError, UnsendableRequestError),
+        *(QuotaError, AuthenticationError, ContextOverflowError, RefusalError, EndpointError),
+        *(ContainerAuthorizationError, ContainerNotFoundError),
+    ],
+)
+def test_what_agents_and_models_can_cause_is_no_infrastructure(kind: type[Exception]) -> None:
+    assert tries(composed(["retry.infrastructure=true"]), kind("e")) == 1
+
+
+def test_overrides_on_the_command_line() -> None:
+    rules = composed(["retry.container_error=5", "retry.errors.RateLimitError=3", "+retry.errors.WireFormatError=1"])
+    found = [tries(rules, one) for one in (ContainerDiedError("c"), RateLimitError("r"), WireFormatError("w"))]
+    assert found == [6, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("retry.container_error=-1", "`retry.container_error`: .*greater than or equal to 0"),
+        ("retry.errors.RateLimitError=many", "`retry.errors.RateLimitError`"),
+        ("+retry.errors.RatLimitError=1", "`retry.errors` to be classes of errors, got 'RatLimitError'. Did you mean"),
+        ("+retry.contaner_error=1", "no argument `contaner_error`.* Did you mean `container_error`"),
+    ],
+)
+def test_mistakes_are_named(override: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        composed([override])
+
+
+def test_every_class_of_the_tree_is_drawn() -> None:
+    def below(kind: type[BaseException]) -> list[type[BaseException]]:
+        return [found for sub in kind.__subclasses__() for found in (sub, *below(sub))]
+
+    drawn = (Path(__file__).parents[3] / "ares_exp" / "errors.py").read_text().split('"""')[1]
+    missing = [
+        kind.__name__
+        for kind in below(AresExpError)
+        if kind.__module__ == "ares_exp.errors" and kind.__name__ not in drawn
+    ]
+    assert missing == []

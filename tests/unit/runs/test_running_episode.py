@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.environment import EnvironmentWrapper, EpisodeReport, TimeStep, restart, termination, truncation
+from ares_exp.errors import AgentError
+from ares_exp.llms.response import LLMResponse, TextData, Usage
+from ares_exp.records.recorded_results import read_results
+from ares_exp.records.results import Outcome
+from ares_exp.records.run_dir import RunDir
+from ares_exp.records.run_summary import RunSummary
+from ares_exp.rollout import run_episode
+from ares_exp.runs.resume.episode_plan import plan_episodes
+from ares_exp.runs.running_episode import RunningEpisode
+from ares_exp.trajectories.answer_log import LoggedEpisode
+from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
+from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
+from ares_exp.trajectories.recorded_responses import Exchange
+from ares_exp.trajectories.records import EpisodeTrajectory
+
+PLANNED = plan_episodes(["a"], attempts=1, seed=0)[0]
+
+
+def test_whatever_a_component_does_the_row_can_be_read_back(tmp_path: Path) -> None:
+    episode, run_dir = RunningEpisode(planned=PLANNED), RunDir(tmp_path)
+    run_dir.episodes.touch()
+    run_dir.append_episodes(episode.row_of(episode.to_result(AgentError("x" * 5_000_000))))
+    episode.last = TimeStep("LAST", math.nan, 0.0, None)
+    run_dir.append_episodes(episode.row_of(episode.to_result(None)))
+    endless, no_number = read_results(run_dir.episodes).results
+    assert endless.error is not None
+    assert endless.error.message.endswith("… (5,000,000 characters)")
+    assert (no_number.outcome, no_number.reward) == (Outcome.ERRORED, None)
+
+
+def test_what_a_snapshot_holds_is_paid_once_though_the_episode_never_asked() -> None:
+    answer = LLMResponse(data=[TextData(content="hi")], cost=0.5, usage=Usage(prompt_tokens=10, generated_tokens=1))
+    first = RunningEpisode(planned=PLANNED)
+    first.usage.add(answer)
+    cut_short = first.to_result(AgentError("killed"))
+    log = LoggedEpisode(PLANNED.episode_id, *PLANNED.slot, 0, 7, 0.0, exchanges=[Exchange({}, answer)])
+    episode = RunningEpisode(planned=PLANNED.going_on(log, retry=1))
+    episode.from_snapshot = 1
+    episode.usage.add(answer)
+    ended = episode.to_result(AgentError("no container"))
+    assert RunSummary(planned=1, results=(cut_short, ended)).paid()["cost"] == 0.5
+
+
+class Ends:
+    """One step, then LAST with that reward and discount, or an exception."""
+
+    def __init__(self, last: TimeStep[Any] | Exception, limit: str | None) -> None:
+        self.last, self.limit = last, limit
+
+    async def reset(self) -> TimeStep[Any]:
+        return restart("?")
+
+    async def step(self, action: Any) -> TimeStep[Any]:
+        if isinstance(self.last, Exception):
+            raise self.last
+        return self.last
+
+    async def close(self) -> None: ...
+
+    def report(self) -> EpisodeReport:
+        return EpisodeReport(truncated_by=self.limit)
+
+
+@pytest.mark.parametrize(
+    ("last", "limit", "expected"),
+    [
+        (termination(0.5), None, (Outcome.COMPLETED, None, None, 0.5)),
+        (truncation(0.5), "tokens", (Outcome.TRUNCATED, "limit reached: tokens", "tokens", 0.5)),
+        (truncation(None), None, (Outcome.TRUNCATED, "limit reached: unknown", "unknown", None)),
+        (termination(math.inf), None, (Outcome.ERRORED, "the environment's reward is inf", None, None)),
+        (truncation(math.nan), "steps", (Outcome.ERRORED, "the environment's reward is nan", None, None)),
+        (AgentError("no"), None, (Outcome.AGENT_ERROR, "no", None, None)),
+    ],
+)
+async def test_row_and_trajectory_say_the_same_of_how_an_episode_ended(
+    last: Any, limit: str | None, expected: tuple[object, ...]
+) -> None:
+    async def policy(request: Any) -> LLMResponse:
+        return LLMResponse.from_text("a")
+
+    episode = RunningEpisode(planned=PLANNED, environment=EnvironmentWrapper(Ends(last, limit)))
+    assert episode.environment is not None
+    collecting = TrajectoryCollectingEnvironment(episode.environment, MemoryTrajectoryCollector(), listener=episode)
+    failure = None
+    try:
+        await run_episode(collecting, policy, episode)
+    except AgentError as error:
+        failure = error
+    row, trajectory = episode.to_result(failure), episode.trajectory
+    assert trajectory is not None
+    assert trajectory is collecting.trajectory
+    assert (row.outcome, row.error and row.error.message, row.limit, row.reward) == expected
+    assert (trajectory.outcome, trajectory.error, trajectory.limit) == (row.outcome, row.error, row.limit)
+    assert (trajectory.total_reward, trajectory.truncated) == (row.reward, row.outcome is Outcome.TRUNCATED)
+    assert EpisodeTrajectory.from_dict(json.loads(json.dumps(trajectory.to_dict(), allow_nan=False))) == trajectory
+
+
+def test_a_row_is_encoded_once_unless_something_was_paid_for_since() -> None:
+    episode = RunningEpisode(planned=PLANNED)
+    episode.reached_last(termination(1.0), EpisodeReport(), end_time=episode.started_at + 5.0)
+    row = episode.row_of(episode.to_result(None))
+    assert episode.row_of(episode.to_result(None)) is row
+    assert json.loads(row)["finished_at"] == episode.started_at + 5.0
+    episode.usage.pay(LLMResponse.from_text("too late", usage=Usage(3, 2)))
+    assert json.loads(episode.row_of(episode.to_result(None)))["prompt_tokens"] == 3

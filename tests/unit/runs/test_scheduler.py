@@ -1,0 +1,224 @@
+"""The scheduler with episodes that are a line of code: who gets a slot, and how it comes to an end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from ares_exp.runs import scheduler as module
+from ares_exp.runs.resume.episode_plan import PlannedEpisode, plan_episodes
+from ares_exp.runs.scheduler import Retry, Scheduler
+
+LONG_SEC = 1000.0
+
+
+def planned(count: int) -> list[PlannedEpisode]:
+    return plan_episodes([f"task-{number}" for number in range(count)], attempts=1, seed=0)
+
+
+async def test_never_more_at_once_than_there_are_slots() -> None:
+    running = most = 0
+    played = []
+
+    async def play(one: PlannedEpisode) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        played.append(one.task_name)
+
+    await Scheduler(3, play).run(planned(10))
+    assert most == 3
+    assert sorted(played) == sorted(one.task_name for one in planned(10))
+
+
+async def test_nothing_is_owed() -> None:
+    await Scheduler(3, None).run([])  # type: ignore[arg-type]
+
+
+async def test_a_retry_gives_its_slot_up_while_it_waits() -> None:
+    order = []
+    others_played = asyncio.Event()
+
+    async def play(one: PlannedEpisode) -> Retry | None:
+        order.append((one.task_name, one.retry))
+        if one.task_name == "task-0" and one.retry == 0:
+            return Retry(one.anew(retry=1, seed=1), 0.05)
+        if one.task_name == "task-2":
+            others_played.set()
+        return None
+
+    scheduler = Scheduler(1, play)
+    async with asyncio.timeout(10):
+        await scheduler.run(planned(3))
+    assert others_played.is_set()
+    assert order[0] == ("task-0", 0)
+    assert sorted(order[1:]) == [("task-0", 1), ("task-1", 0), ("task-2", 0)]
+    assert order[1] == ("task-1", 0), "the slot was kept"
+
+
+async def test_what_waits_is_queued() -> None:
+    seen = []
+
+    async def play(one: PlannedEpisode) -> Retry | None:
+        await scheduler.begins(one)
+        seen.append(scheduler.queued)
+        return Retry(one.anew(retry=1, seed=1), 0.0) if one.retry == 0 else None
+
+    scheduler = Scheduler(1, play)
+    await scheduler.run(planned(2))
+    assert seen == [1, 1, 1, 0]
+    assert scheduler.queued == 0
+
+
+async def test_an_error_of_the_run_ends_it_and_whoever_plays_is_told() -> None:
+    ended = asyncio.Event()
+
+    async def play(one: PlannedEpisode) -> None:
+        if one.task_name == "task-1":
+            raise RuntimeError("the run is over")
+        try:
+            await asyncio.sleep(LONG_SEC)
+        finally:
+            ended.set()
+
+    async with asyncio.timeout(10):
+        with pytest.raises(RuntimeError, match="the run is over"):
+            await Scheduler(2, play).run(planned(3))
+        await ended.wait()
+
+
+async def test_an_interrupt_cancels_what_plays_and_starts_no_more() -> None:
+    begun, ended = [], []
+
+    async def play(one: PlannedEpisode) -> None:
+        begun.append(one.task_name)
+        if len(begun) == 2:
+            scheduler.interrupt()
+        try:
+            await asyncio.sleep(LONG_SEC)
+        except asyncio.CancelledError:
+            ended.append(one.task_name)
+
+    scheduler = Scheduler(2, play)
+    async with asyncio.timeout(10):
+        await scheduler.run(planned(5))
+    assert begun == ended == ["task-0", "task-1"]
+    assert scheduler.interrupted
+
+
+async def test_what_is_cancelled_before_it_has_begun_ends_alone() -> None:
+    """Such as a try that waits for room on a node."""
+    room, played = asyncio.Event(), []
+
+    async def play(one: PlannedEpisode) -> None:
+        if one.task_name == "task-0":
+            await room.wait()
+        played.append(one.task_name)
+
+    scheduler = Scheduler(2, play)
+    owed = planned(3)
+    asyncio.get_running_loop().call_soon(scheduler.cancel, owed[0].episode_id)
+    async with asyncio.timeout(10):
+        await scheduler.run(owed)
+    assert sorted(played) == ["task-1", "task-2"]
+    assert not scheduler.interrupted
+
+
+class Rooms:
+    """Plays tries when there is room for them.
+
+    Attributes:
+        room: Is set when there is.
+        played: Names of the tasks that were played.
+    """
+
+    def __init__(self) -> None:
+        self.room, self.waits, self.played = asyncio.Event(), 0, []  # type: tuple[asyncio.Event, int, list[str]]
+        self.scheduler = Scheduler(2, self.play)
+
+    async def play(self, one: PlannedEpisode) -> None:
+        self.waits += 1
+        await self.room.wait()
+        await self.scheduler.begins(one)
+        self.played.append(one.task_name)
+
+    async def have(self, waits: int) -> None:
+        while self.waits < waits:  # noqa: ASYNC110 - each has its turn of the loop
+            await asyncio.sleep(0)
+
+
+async def test_what_waits_for_room_is_queued_and_does_not_begin_in_a_pause() -> None:
+    rooms = Rooms()
+    scheduler = rooms.scheduler
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        group.create_task(scheduler.run(planned(3)))
+        await rooms.have(2)
+        assert (scheduler.playing, scheduler.queued) == (0, 3)
+        scheduler.pause()
+        rooms.room.set()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert (rooms.played, scheduler.playing, scheduler.queued) == ([], 0, 3)
+        scheduler.resume()
+        scheduler.pause()
+        scheduler.resume()
+    assert sorted(rooms.played) == ["task-0", "task-1", "task-2"]
+
+
+async def test_what_waits_for_room_is_taken_off_once() -> None:
+    rooms = Rooms()
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        group.create_task(rooms.scheduler.run(planned(3)))
+        await rooms.have(2)
+        dropped = [rooms.scheduler.drop(lambda one: one.task_name == "task-1") for _ in range(2)]
+        rooms.room.set()
+    assert [[one.task_name for one in some] for some in dropped] == [["task-1"], []]
+    assert sorted(rooms.played) == ["task-0", "task-2"]
+
+
+async def test_an_interrupt_before_the_begin() -> None:
+    scheduler = Scheduler(2, None)  # type: ignore[arg-type]
+    scheduler.interrupt()
+    await scheduler.run(planned(2))
+
+
+async def test_an_interrupt_does_not_wait_for_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "INTERRUPT_GRACE_SEC", LONG_SEC)
+    waits = asyncio.Event()
+
+    async def play(one: PlannedEpisode) -> Retry | None:
+        if one.task_name == "task-0":
+            waits.set()
+            return Retry(one.anew(retry=1, seed=1), LONG_SEC)
+        await waits.wait()
+        scheduler.interrupt()
+        try:
+            await asyncio.sleep(LONG_SEC)
+        except asyncio.CancelledError:
+            return None  # as the experiment does, which keeps a row of it
+        raise AssertionError
+
+    scheduler = Scheduler(2, play)
+    async with asyncio.timeout(10):
+        await scheduler.run(planned(2))
+
+
+async def test_the_interrupt_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "INTERRUPT_GRACE_SEC", 0.05)
+    release = asyncio.Event()
+
+    async def play(one: PlannedEpisode) -> None:
+        scheduler.interrupt()
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue  # it does not want to end
+
+    scheduler = Scheduler(1, play)
+    async with asyncio.timeout(10):
+        await scheduler.run(planned(1))
+    release.set()

@@ -1,0 +1,257 @@
+"""Artifacts and collect hooks in real containers: out of the agent's, into the verifier's own."""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.containers.container import Container
+from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.errors import ContainerDiedError
+from ares_exp.tasks.harbor_task import HarborTask, load_task
+from tests.unit.containers.local_containers import USER
+
+pytestmark = pytest.mark.local
+
+MakeTask = Callable[..., Path]
+SEPARATE = "[verifier]\nenvironment_mode = 'separate'\n"
+
+
+@asynccontextmanager
+async def agents(task: HarborTask) -> AsyncIterator[Container]:
+    async with LocalContainerFactory()(task.container_spec) as box:
+        await task.set_up(box)
+        yield box
+
+
+async def collected(task: HarborTask, target: Path, *commands: str) -> list[dict[str, Any]]:
+    """What the manifest says, of a container in which the commands were run."""
+    async with agents(task) as box:
+        for command in commands:
+            result = await box.exec(command)
+            assert result.exit_code == 0, result.output
+        await task.stages[0].collect(box, target)
+    manifest: list[dict[str, Any]] = json.loads((target / "manifest.json").read_text())
+    return manifest
+
+
+def statuses(manifest: list[dict[str, Any]]) -> dict[str, str]:
+    return {entry["source"]: entry["status"] for entry in manifest}
+
+
+async def test_files_directories_and_the_conventional_one(make_task: MakeTask, tmp_path: Path) -> None:
+    toml = (
+        "artifacts = ['/app/out.txt', {source = '/srv/data', destination = 'kept'}, 'here.txt', '/no/such', '/no.txt']"
+    )
+    manifest = await collected(
+        load_task(make_task(toml=toml)),
+        tmp_path / "out",
+        "echo text > /app/out.txt; echo here > /app/here.txt",
+        "mkdir -p /srv/data/sub; echo deep > /srv/data/sub/x; echo said > /logs/artifacts/log.txt",
+    )
+
+    def entry(source: str, destination: str, kind: str, status: str) -> dict[str, Any]:
+        place = f"artifacts/{destination}"
+        return {"source": source, "destination": place, "type": kind, "status": status, "service": None, "exclude": []}
+
+    assert manifest == [
+        entry("/logs/artifacts", "logs/artifacts", "directory", "ok"),
+        entry("/app/out.txt", "app/out.txt", "file", "ok"),
+        entry("/srv/data", "kept", "directory", "ok"),
+        entry("here.txt", "here.txt", "file", "ok"),
+        entry("/no/such", "no/such", "file", "failed"),
+        entry("/no.txt", "no.txt", "file", "failed"),
+    ]
+    found = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert found == {"manifest.json", "logs/artifacts/log.txt", "app/out.txt", "kept/sub/x", "here.txt"}
+    assert (tmp_path / "out" / "kept" / "sub" / "x").read_text() == "deep\n"
+
+
+async def test_nothing_but_the_convention_and_nothing_there(make_task: MakeTask, tmp_path: Path) -> None:
+    assert statuses(await collected(load_task(make_task()), tmp_path / "out")) == {"/logs/artifacts": "empty"}
+    gone = await collected(load_task(make_task("gone")), tmp_path / "gone", "rm -r /logs/artifacts")
+    assert statuses(gone) == {"/logs/artifacts": "failed"}
+
+
+async def test_patterns_of_what_is_left_out(make_task: MakeTask, tmp_path: Path) -> None:
+    toml = "artifacts = [{source = '/srv', exclude = ['*.log', './cache']}]"
+    made = "cd /srv && mkdir -p cache sub && touch a.log a.txt sub/b.log sub/b.txt cache/c.txt"
+    manifest = await collected(load_task(make_task(toml=toml)), tmp_path / "out", made)
+    assert manifest[1]["exclude"] == ["*.log", "./cache"]
+    assert manifest[1]["status"] == "ok"
+    root = tmp_path / "out" / "srv"
+    assert sorted(path.relative_to(root).as_posix() for path in root.rglob("*")) == ["a.txt", "sub", "sub/b.txt"]
+
+
+async def test_packing_leaves_nothing_behind(
+    make_task: MakeTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = load_task(make_task(toml="artifacts = [{source = '/srv', exclude = ['x']}]"))
+    async with agents(task) as box:
+        (tmp_path / "tmp").mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+        await task.stages[0].collect(box, tmp_path / "out")
+        assert (await box.exec("ls -A /tmp")).output == ""
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+async def test_what_overlaps_is_skipped(make_task: MakeTask, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    toml = "artifacts = ['/srv/a', {source = '/srv/b', destination = 'srv/a'}, '/srv', '/srv/a/x', '/manifest.json']"
+    made = "mkdir -p /srv/a /srv/b; echo a > /srv/a/x; echo b > /srv/b/x; echo '{}' > /manifest.json"
+    with caplog.at_level(logging.WARNING):
+        manifest = await collected(load_task(make_task(toml=toml)), tmp_path / "out", made)
+    assert [entry["status"] for entry in manifest] == ["empty", "ok", "skipped", "skipped", "skipped", "skipped"]
+    assert (tmp_path / "out" / "srv" / "a" / "x").read_text() == "a\n"
+    assert "The artifact /srv/b is left out: its place on the host belongs to /srv/a." in caplog.text
+
+
+async def test_what_is_there_and_cannot_be_had_is_told(
+    make_task: MakeTask, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = load_task(make_task(toml="artifacts = ['/large', '/pipe', '/missing']"))
+    with caplog.at_level(logging.WARNING):
+        manifest = await collected(task, tmp_path / "out", "truncate -s 1025M /large; mkfifo /pipe")
+    assert set(statuses(manifest).values()) == {"empty", "failed"}
+    told = [record.getMessage() for record in caplog.records]
+    assert [message.split()[2] for message in told] == ["/large", "/pipe"]
+    assert "expected at most 1073741824" in told[0]
+
+
+async def test_what_comes_out_is_not_trusted(make_task: MakeTask, tmp_path: Path) -> None:
+    toml = "artifacts = ['/srv', '/file']"
+    made = (
+        "cd /srv && mkfifo pipe && ln -s /etc/hostname absolute && ln -s ../../../../etc up && ln -s real inside && "
+        "echo x > real && chmod 6777 real && ln -s /etc/hostname /file && rmdir /logs/artifacts && "
+        "ln -s /srv /logs/artifacts"
+    )
+    manifest = await collected(load_task(make_task(toml=toml)), tmp_path / "out", made)
+    assert statuses(manifest) == {"/logs/artifacts": "ok", "/srv": "ok", "/file": "ok"}
+    root = tmp_path / "out" / "srv"
+    assert {path.name for path in root.iterdir()} == {"inside", "real"}
+    assert (root / "real").stat().st_mode & 0o7777 == 0o755
+    assert not (tmp_path / "out" / "file").is_symlink()
+
+
+async def test_a_link_that_came_out_before_leads_nowhere(make_task: MakeTask, tmp_path: Path) -> None:
+    task = load_task(make_task(toml="artifacts = ['/srv/deep/x']"))
+    (tmp_path / "out" / "srv").mkdir(parents=True)
+    (tmp_path / "out" / "srv" / "deep").symlink_to(tmp_path)
+    manifest = await collected(task, tmp_path / "out", "mkdir /srv/deep; echo evil > /srv/deep/x")
+    assert statuses(manifest)["/srv/deep/x"] == "failed"
+    assert not (tmp_path / "x").exists()
+
+
+async def test_secrets_of_the_task_are_blanked(
+    make_task: MakeTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ARES_EXP_TEST_KEY", "a-very-secret-value")
+    task = load_task(make_task(toml="[environment.env]\nJUDGE_API_KEY = '${ARES_EXP_TEST_KEY}'"))
+    await collected(task, tmp_path / "out", 'echo "key: $JUDGE_API_KEY." > /logs/artifacts/log')
+    assert (tmp_path / "out" / "logs" / "artifacts" / "log").read_text() == "key: ***.\n"
+
+
+async def test_hooks_come_first_the_tasks_then_the_steps(make_task: MakeTask, tmp_path: Path) -> None:
+    toml = """
+    [[verifier.collect]]
+    command = 'echo "$(id -u) task" >> /logs/artifacts/hooks'
+    [[steps]]
+    name = "one"
+    artifacts = ["/hooks.txt"]
+    [[steps.verifier.collect]]
+    command = 'echo "$(id -u) step" >> /logs/artifacts/hooks; cp /logs/artifacts/hooks /hooks.txt'
+    [[steps]]
+    name = "two"
+    """
+    files = {"steps/one/instruction.md": "", "steps/two/instruction.md": ""}
+    task = load_task(make_task(toml=toml, files=files))
+    await collected(task, tmp_path / "out")
+    assert (tmp_path / "out" / "hooks.txt").read_text() == "0 task\n0 step\n"
+    assert [item.source for item in task.stages[1].artifacts] == ["/logs/artifacts"]
+
+
+async def test_hooks_that_fail_are_only_told_of(
+    make_task: MakeTask, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    toml = f"""
+    [[verifier.collect]]
+    command = "echo no luck; exit 4"
+    [[verifier.collect]]
+    command = "sleep 60"
+    timeout_sec = 1
+    [[verifier.collect]]
+    command = "echo $(id -u) > /logs/artifacts/by"
+    user = {USER}
+    """
+    with caplog.at_level(logging.WARNING):
+        await collected(load_task(make_task(toml=toml)), tmp_path / "out")
+    assert (tmp_path / "out" / "logs" / "artifacts" / "by").read_text() == f"{USER}\n"
+    assert "`echo no luck; exit 4` in main gave exit code 4: no luck" in caplog.text
+    assert "`sleep 60` in main took too long" in caplog.text
+
+
+async def test_hooks_are_run_where_nothing_is_kept(make_task: MakeTask) -> None:
+    task = load_task(make_task(toml="[[verifier.collect]]\ncommand = 'touch /ran'"))
+    async with agents(task) as box:
+        await task.stages[0].collect(box, None)
+        assert (await box.exec("ls /ran")).exit_code == 0
+
+
+@pytest.mark.parametrize("toml", ["", "[[verifier.collect]]\ncommand = 'true'"])
+async def test_a_container_that_is_gone_is_an_error(make_task: MakeTask, tmp_path: Path, toml: str) -> None:
+    task = load_task(make_task(toml=toml))
+    async with agents(task) as box:
+        await box.stop()
+        with pytest.raises(ContainerDiedError):
+            await task.stages[0].collect(box, tmp_path / "out")
+
+
+async def test_a_verifier_of_its_own_has_the_artifacts_and_nothing_else(make_task: MakeTask, tmp_path: Path) -> None:
+    toml = (
+        f"artifacts = ['/srv/data', '/app/deep/x.txt', '/none', {{source = '/moved', destination = 'to'}}]\n{SEPARATE}"
+    )
+    task = load_task(
+        make_task(
+            toml=toml, files={"environment/Dockerfile": "FROM scratch\nRUN mkdir -p /srv/data; touch /srv/data/own\n"}
+        )
+    )
+    (stage,) = task.stages
+    await collected(
+        task,
+        tmp_path / "out",
+        "rm /srv/data/own; echo y > /srv/data/y; echo log > /logs/artifacts/log",
+        "mkdir -p /app/deep /moved; echo x > /app/deep/x.txt",
+        "echo m > /moved/m; echo 1 > /logs/verifier/reward.txt; touch /app/more",
+    )
+    assert stage.verifier_spec is not None
+    async with LocalContainerFactory()(stage.verifier_spec) as box:
+        await stage.prepare_verifier(box, tmp_path / "out")
+        found = await box.exec("find /srv/data /app /moved /logs /none -type f 2>/dev/null | sort")
+        modes = await box.exec("stat -c %a /srv/data /moved /app/deep /logs/artifacts /logs/verifier")
+    assert found.output.split() == ["/app/deep/x.txt", "/logs/artifacts/log", "/moved/m", "/srv/data/y"]
+    assert set(modes.output.split()) == {"777"}
+
+
+@pytest.mark.docker
+@pytest.mark.once
+async def test_in_docker(make_task: MakeTask, tmp_path: Path) -> None:
+    from ares_exp.containers.docker import DockerContainerFactory
+
+    toml = f"artifacts = [{{source = '/srv', exclude = ['*.log']}}, '/app/x.txt']\n{SEPARATE}"
+    task = load_task(make_task(toml=toml))
+    (stage,) = task.stages
+    async with DockerContainerFactory()(task.container_spec) as box:
+        await task.set_up(box)
+        await box.exec("echo a > /srv/a; echo b > /srv/b.log; echo x > /app/x.txt; echo log > /logs/artifacts/log")
+        await stage.collect(box, tmp_path / "out")
+    assert stage.verifier_spec is not None
+    async with DockerContainerFactory()(stage.verifier_spec) as box:
+        await stage.prepare_verifier(box, tmp_path / "out")
+        found = await box.exec("cd / && find srv app logs -type f | sort")
+    assert found.output.split() == ["app/x.txt", "logs/artifacts/log", "srv/a"]

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+
+from ares_exp.tasks.artifact import Artifact
+from ares_exp.tasks.verification.manifest import ManifestEntry
+from ares_exp.tasks.verification.places import Places, is_conventional, place_of, with_conventional
+
+
+def artifact(source: str, destination: str = "", **more: object) -> Artifact:
+    return Artifact.model_validate({"source": source, "destination": destination, **more})
+
+
+@pytest.mark.parametrize(
+    ("source", "destination", "place"),
+    [
+        ("/app/out.txt", "", "app/out.txt"),
+        ("/app/out/", "", "app/out"),
+        ("//app//out", "", "app/out"),
+        ("relative/x", "", "relative/x"),
+        ("/app/out.txt", "kept/report.txt", "kept/report.txt"),
+        ("/", "", "."),
+    ],
+)
+def test_places(source: str, destination: str, place: str) -> None:
+    assert str(place_of(artifact(source, destination))) == place
+
+
+def test_the_conventional_directory_comes_first_unless_it_is_named() -> None:
+    sources = [item.source for item in with_conventional([artifact("/a"), artifact("/b")])]
+    assert sources == ["/logs/artifacts", "/a", "/b"]
+    named = [artifact("/a"), artifact("/logs/artifacts/", exclude=["x"])]
+    assert with_conventional(named) == named
+    of_another = artifact("/logs/artifacts", service="db")
+    assert not is_conventional(of_another)
+    assert len(with_conventional([of_another])) == 2
+
+
+# What comes first, what comes next, and whether that still gets its place.
+CLAIMS = [
+    ("apart", artifact("/a"), artifact("/b"), True),
+    ("not by the letters", artifact("/a"), artifact("/ab"), True),
+    ("the same again", artifact("/a"), artifact("/a/"), True),
+    ("the same with other patterns", artifact("/a"), artifact("/a", exclude=["x"]), False),
+    ("the same of another service", artifact("/a"), artifact("/a", service="db"), False),
+    ("the same place", artifact("/a"), artifact("/b", "a"), False),
+    ("a part of it, which is there already", artifact("/a"), artifact("/a/b"), False),
+    ("a part of it, but of what is left out", artifact("/a", exclude=["b"]), artifact("/a/b"), False),
+    ("a part of it, elsewhere in it", artifact("/a"), artifact("/a/b", "a/c"), False),
+    ("a part of it, elsewhere", artifact("/a"), artifact("/a/b", "c"), True),
+    ("a part of what has been moved", artifact("/a", "m"), artifact("/a/b", "m/b"), False),
+    ("in its place", artifact("/a"), artifact("/b", "a/x"), False),
+    ("around it", artifact("/a/b"), artifact("/a"), False),
+    ("the manifest", artifact("/a"), artifact("/manifest.json"), False),
+    ("all of it", artifact("/a"), artifact("/"), False),
+]
+
+
+@pytest.mark.parametrize("case", CLAIMS, ids=[case[0] for case in CLAIMS])
+def test_first_come_first_served(case: tuple[str, Artifact, Artifact, bool]) -> None:
+    _, first, second, gets_it = case
+    places = Places()
+    assert places.take(first) is None
+    taken = places.take(second)
+    assert (taken is None) is gets_it
+
+
+def test_a_place_that_was_refused_is_not_taken() -> None:
+    places = Places()
+    assert places.take(artifact("/a")) is None
+    assert places.take(artifact("/x", "a/x")) == artifact("/a")
+    assert places.take(artifact("/x")) is None
+
+
+def test_entries_of_the_manifest() -> None:
+    directory = ManifestEntry.of(artifact("/a", exclude=["x"], service="main"), "a", "directory", "ok")
+    assert (directory.destination, directory.service, directory.exclude) == ("artifacts/a", "main", ("x",))
+    file = ManifestEntry.of(artifact("/", exclude=["x"]), ".", "file", "failed")
+    assert (file.destination, file.service, file.exclude) == ("artifacts", None, ())

@@ -1,0 +1,233 @@
+"""Presets: those of the config tree, those of plugins, and those that a script registers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ares_exp
+from ares_exp import EnvironmentInfo, JsonTrajectoryCollector, LLMResponse, TrajectoryCollectingEnvironment
+from ares_exp.containers.docker import DockerContainerFactory
+from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.errors import ConfigError, UnsupportedTaskError
+from ares_exp.wrappers import registry
+from ares_exp.wrappers.configured_preset import ConfiguredPreset
+from ares_exp.wrappers.registry import info, list_presets, make, register_env, register_preset
+from tests.installed_package import Site
+
+SUBMIT = LLMResponse.from_text("```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```")
+TAKE_3 = LLMResponse.from_text("3")
+
+
+@pytest.fixture(autouse=True)
+def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", {})
+
+
+class CountingSpec:
+    """A spec that knows nothing of collectors."""
+
+    def get_info(self) -> EnvironmentInfo:
+        return EnvironmentInfo("counting", "Counts", 10)
+
+    def get_env(self, *, selector: Any, container_factory: Any, tracker: Any = None) -> Any:
+        self.asked = (selector([*range(10)]), container_factory, tracker)
+        return self
+
+    async def close(self) -> None:
+        """Holds nothing."""
+
+
+def test_the_options_of_env_are_presets() -> None:
+    assert {"harbor", "swebench"} <= {*list_presets()}
+    assert "harbor-shell" not in list_presets()
+    samples = info("harbor")
+    assert (samples.name, samples.num_tasks) == ("harbor", 6)
+    assert samples.description.startswith("Harbor")
+    assert str(samples) == f"harbor (6 tasks): {samples.description}"
+    assert samples in info()
+    assert info("harbor-shell").description.endswith("; agent shell")
+
+
+@pytest.mark.parametrize(
+    ("preset_id", "expected"),
+    [
+        ("harbor:5", ["write-greeting"]),
+        ("harbor-shell:0:2", ["access-log-report", "count-records"]),
+        ("harbor@1/3", ["fix-moving-average", "monthly-revenue"]),
+    ],
+)
+def test_what_is_made_has_the_selected_tasks(preset_id: str, expected: list[str]) -> None:
+    assert [*make(preset_id).task_names] == expected  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("preset_id", "kind", "message"),
+    [
+        ("harbr", LookupError, "Did you mean `harbor`"),
+        ("harbor-shel", LookupError, "not `shel`. Did you mean `shell`"),
+        ("nothing_like_it", LookupError, "Presets: .*harbor"),
+        ("harbor:6", LookupError, "expected an index below 6, got 6"),
+        ("harbor@0/7", LookupError, "expected at least 7 items for 7 shards, got 6"),
+        ("harbor:x", ValueError, "got 'harbor:x'"),
+        (5, ValueError, "got 5"),
+        ("x" * 9000, LookupError, r"^.{,600}$"),
+    ],
+)
+def test_what_cannot_be_made(preset_id: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message) as caught:
+        make(preset_id)
+    assert isinstance(caught.value, ConfigError)
+
+
+def test_a_registered_spec_is_given_what_was_said() -> None:
+    spec, factory, tracker = CountingSpec(), DockerContainerFactory(), object()
+    register_preset("my-counting", spec)
+    assert "my-counting" in list_presets()
+    assert info("my-counting:3") == EnvironmentInfo("my-counting", "Counts", 10), "the name that make() takes"
+    assert info("my-counting") in info()
+    assert make("my-counting:2:4", container_factory=factory, tracker=tracker) is spec  # type: ignore[arg-type]
+    assert spec.asked == ([2, 3], factory, tracker)
+    make("my-counting")
+    assert isinstance(spec.asked[1], LocalContainerFactory)
+
+
+def test_a_collector_goes_around_what_a_spec_makes(tmp_path: Path) -> None:
+    register_preset("counting", CountingSpec())
+    made = make("counting", trajectory_collector=JsonTrajectoryCollector(tmp_path))
+    assert isinstance(made, TrajectoryCollectingEnvironment)
+    assert made.unwrapped.asked[0] == [*range(10)]
+
+
+def test_a_function_is_a_preset() -> None:
+    @register_env(name="halves", description="Half of it", num_tasks=4)
+    def make_halves(*, selector: Any, container_factory: Any, tracker: Any = None) -> Any:
+        return selector([*"abcd"])
+
+    @register_env()
+    def thirds(**_: Any) -> Any:
+        """A third of it.
+
+        And more.
+        """
+
+    assert make("halves@1/2") == ["c", "d"]
+    assert info("halves") == EnvironmentInfo("halves", "Half of it", 4)
+    assert info("thirds") == EnvironmentInfo("thirds", "A third of it.", None)
+    assert str(info("thirds")) == "thirds (an unknown number of tasks): A third of it."
+    assert make_halves(selector=len, container_factory=None) == 4
+
+
+@pytest.mark.parametrize("name", ["a:b", "a@b", "", " ", " a", 3, "twice", "harbor", "harbor-shell"])
+def test_a_name_that_cannot_be_registered(name: Any) -> None:
+    register_preset("twice", CountingSpec())
+    with pytest.raises(ValueError, match="preset") as caught:
+        register_preset(name, CountingSpec())
+    assert isinstance(caught.value, ConfigError)
+
+
+@pytest.mark.parametrize(
+    ("spec", "got"), [(object(), "got object"), (CountingSpec, "got the class CountingSpec"), (len, "register_env")]
+)
+def test_a_spec_that_cannot_be_registered(spec: Any, got: str) -> None:
+    with pytest.raises(ValueError, match=got):
+        register_preset("mine", spec)
+    assert "mine" not in list_presets()
+
+
+def test_a_mandatory_value_is_asked_for(site: Site) -> None:
+    env = "# Wants much\n_target_: ares_exp.environments.harbor.HarborEnvironments\npath: ???\nlimit: ???\n"
+    site.install("wanting", {"wanting": "wanting.conf"}, {"wanting/conf/env/wanting.yaml": env})
+    assert info("wanting") == EnvironmentInfo("wanting", "Wants much", None)
+    with pytest.raises(ValueError, match=r"needs a value for `env\.limit` and `env\.path`") as caught:
+        make("wanting")
+    assert 'ConfiguredPreset("wanting", overrides=("env.limit=…", "env.path=…",))' in str(caught.value)
+    register_preset("mine", ConfiguredPreset("wanting", overrides=("env.limit=2", "env.path=null")))
+    assert (info("mine").name, info("mine").num_tasks) == ("mine", 2)
+    assert len(make("mine").task_names) == 2  # type: ignore[attr-defined]
+
+
+def test_a_preset_whose_options_are_wrong_says_so(site: Site) -> None:
+    env = "_target_: ares_exp.environments.harbor.HarborEnvironments\nlimitt: 1\n"
+    site.install("wrong", {"wrong": "wrong.conf"}, {"wrong/conf/env/wrong.yaml": env, "wrong/conf/env/a-b.yaml": env})
+    assert "wrong" in list_presets()
+    assert "a-b" not in list_presets(), "it could not be told from a pair"
+    with pytest.raises(LookupError, match="`env=a-b` is no preset"):
+        make("a-b:0")
+    with pytest.raises(ConfigError, match="`env` has no argument `limitt`"):
+        make("wrong")
+
+
+def test_a_class_that_cannot_be_used_is_told_once_and_in_one_line(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    options = {"raising": "_target_: raising.Source\n", "foreign": "_target_: builtins.dict\n"}
+    files = {f"raising/conf/env/{name}.yaml": text for name, text in options.items()}
+    files["raising/__init__.py"] = "raise RuntimeError('no luck')\n"
+    site.install("raising", {"raising": "raising.conf"}, files)
+    with pytest.raises(ConfigError, match=r"^`env` cannot be made: .*no luck.*$"):
+        make("raising")
+    with pytest.raises(ConfigError, match="an environment source, got dict, which has no `path`, `load`"):
+        make("foreign")
+    assert info("raising").num_tasks is None
+    assert caplog.records == []
+
+
+@pytest.mark.usefixtures("nim")
+async def test_a_preset_of_a_plugin_is_played_and_collected(tmp_path: Path) -> None:
+    collector = JsonTrajectoryCollector(tmp_path)
+    async with make("nim:0", trajectory_collector=collector) as env:
+        await env.reset()
+        last = await env.step(TAKE_3)
+    assert (last.step_type, last.reward) == ("LAST", 1.0)
+    [path] = tmp_path.glob("*.json")
+    assert ares_exp.EpisodeTrajectory.load(path).task_name == "nim_3"
+
+
+@pytest.mark.local
+async def test_a_snapshot_of_what_was_made(tmp_path: Path) -> None:
+    async with make("harbor-shell:5") as env:
+        await env.reset(seed=1)  # type: ignore[call-arg]
+        await env.step(LLMResponse.from_text("```bash\ntouch /half\n```"))
+        snapshot = await env.export_state(tmp_path / "store")  # type: ignore[attr-defined]
+        assert (await env.step(SUBMIT)).reward == 0.0
+    again = await ares_exp.CodeEnvironment.load_from_state(snapshot)
+    async with again:
+        assert again.current_task is not None
+        assert (again.current_task.name, again.step_count) == ("write-greeting", 1)
+        assert (await again.step(SUBMIT)).reward == 0.0
+
+
+@pytest.mark.local
+async def test_a_task_that_cannot_be_played_is_in_nobodys_way_who_does_not_play_it(tmp_path: Path) -> None:
+    for name, toml in (("fine", ""), ("foreign", '[environment]\nos = "windows"\n')):
+        (tmp_path / name / "environment").mkdir(parents=True)
+        (tmp_path / name / "tests").mkdir()
+        (tmp_path / name / "environment" / "Dockerfile").write_text("FROM debian:bookworm-slim\n")
+        for script in ("test.sh", "test.bat"):
+            (tmp_path / name / "tests" / script).write_text("echo 1 > /logs/verifier/reward.txt\n")
+        (tmp_path / name / "instruction.md").write_text("Do nothing.\n")
+        (tmp_path / name / "task.toml").write_text(toml)
+    register_preset("mine", ConfiguredPreset("harbor", overrides=(f"env.path={tmp_path}",)))
+    async with make("mine:0") as env:
+        await env.reset()
+        assert (await env.step(SUBMIT)).reward == 1.0
+    async with make("mine") as env:
+        with pytest.raises(UnsupportedTaskError, match="foreign"):
+            await env.reset()
+
+
+def test_tasks_that_a_repository_has_are_not_fetched_to_be_counted() -> None:
+    assert ConfiguredPreset("harbor", overrides=("env.repo=nobody/nothing",)).get_info().num_tasks is None
+
+
+@pytest.mark.local
+def test_as_gymnasium(tmp_path: Path) -> None:
+    collector = JsonTrajectoryCollector(tmp_path)
+    with ares_exp.wrap_as_gym(make("harbor", trajectory_collector=collector)) as env:
+        _, info = env.reset(seed=2, options={"task": "write-greeting"})
+        assert info["time_step"].step_type == "FIRST"
+        _, reward, terminated, truncated, _ = env.step(SUBMIT)
+    assert (reward, terminated, truncated) == (0.0, True, False)
+    [path] = tmp_path.glob("*.json")
+    assert ares_exp.EpisodeTrajectory.load(path).task_name == "write-greeting"
