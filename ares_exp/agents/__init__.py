@@ -1,4 +1,4 @@
-"""Code agents: the scaffolds that talk to an LLM and work in a container.
+"""Code agents: scaffolds that ask an LLM and work in a container, and third-party agents.
 
-Imports llms, containers and tasks; imported by environments and by whatever makes one.
+Imports llms, containers and tasks; imported by environments, runs and testing.
 """

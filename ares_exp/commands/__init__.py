@@ -1,1 +1,4 @@
-"""Commands of `ares-exp`, one file each."""
+"""Commands of `ares-exp`, one file each.
+
+Imports every other folder; imported only by `ares_exp.__main__`.
+"""

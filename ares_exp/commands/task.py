@@ -14,7 +14,6 @@ from datetime import datetime
 from itertools import groupby
 from pathlib import Path
 
-import ares_exp.commands
 from ares_exp.commands.cli.run_command import EXIT_OK, CommandParser
 from ares_exp.commands.task_candidates import find_candidates, with_problems
 from ares_exp.commands.task_runs import NOTHING, SOLUTION, PlayedRun, play_both
@@ -62,7 +61,7 @@ Examples:
 Exit codes: 0 the tests of all tasks do; 1 the tests of some do not, or a task is invalid; 2 the command line is wrong,
 or nothing can be run here; 130 interrupted.
 """
-TEMPLATE = Path(ares_exp.commands.__file__).parent / "template"
+TEMPLATE = Path(__file__).parent / "task_template"
 FILES = {
     "instruction.md": "what the agent is told",
     "task.toml": "time limits, resources, network",

@@ -1,4 +1,4 @@
 """Containers that code agents work in: one contract, and the backends local, Docker (with Podman) and Daytona.
 
-Imports filesystem and records; imported by everything that records or plays an episode, never by policies.
+Imports records and config; imported by every folder that records or runs an episode, except policies.
 """

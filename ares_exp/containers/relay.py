@@ -1,4 +1,20 @@
-"""The relay in Python, of 3.6 or newer: sent to a container as source, never imported."""
+"""The relay in Python 3.6 or newer. It is sent to a container as source and never imported.
+
+`relay.pl` and `relay.mjs` are the same program for perl and node. A relay takes the ports to try as its arguments and
+prints `door PORT`, `taken` or `failed REASON` as its first line. Then it speaks frames on stdin and stdout: the number
+of a connection and a word (32 bits each, big-endian), and the data.
+
+| word | meaning | sent by |
+|---|---|---|
+| 1 to 32768 | this number of bytes of data follows | both |
+| 0 | end of this direction; for connection 0: end of the relay | both |
+| 0x80000000 + n | the receiver has taken n bytes of the connection, so n more may be sent | both |
+| 0xfffffffe | the connection is broken | both |
+| 0xffffffff | a connection was accepted | the relay |
+
+Each side sends at most 256 KiB of one connection ahead of what the other side allowed, so that an unread connection
+does not stop the others. A relay ends when its stdin does.
+"""
 
 import contextlib
 import errno

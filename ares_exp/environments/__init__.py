@@ -1,4 +1,4 @@
-"""Environments: task + container + code agent behind reset, step and close.
+"""Environments: task, container and code agent behind reset, step and close.
 
-Imports agents, journal, tasks, snapshots and what is below them; imported by running, presets, wrappers and cli.
+Imports agents, tasks, snapshots and the folders below them; imported by runs, wrappers and testing.
 """

@@ -1,4 +1,4 @@
 """LLM requests and responses, and their wire formats.
 
-Imports errors alone; everything may import it.
+Imports only errors; imported by every other folder.
 """

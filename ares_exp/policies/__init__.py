@@ -1,4 +1,4 @@
-"""Policies: they answer the LLM requests of code agents.
+"""Policies, which respond to the LLM requests of code agents, and how they are asked.
 
-Imports llms and trajectories; imported by resume, environments with models of their own, running and cli.
+Imports llms, records and trajectories; imported by rollout, environments, runs and testing.
 """

@@ -1,4 +1,4 @@
-"""The files of a run directory: rows, totals, logs. Secrets are masked on the way to them.
+"""The files of a run directory: rows, totals, logs and orders. Secrets are masked before they are written.
 
-Imports errors and llms; everything may import it.
+Imports errors and llms; imported by every folder above.
 """

@@ -1,4 +1,4 @@
-"""Pages: what a run and its episodes show to people, as one JSON payload, and the HTML page that draws it.
+"""A run for people: the table after a run, the payload of the pages, and the HTML page that draws it.
 
-Imports trajectories, snapshots and statistics; imported by trackers, report and view.
+Imports trajectories, snapshots and records; imported by trackers, runs and commands.
 """

@@ -1,4 +1,4 @@
-"""One run: the planned episodes played concurrently, with retries, budgets, progress and monitoring.
+"""Runs: the planned episodes, scheduled with retries and budgets, from the command line and from Python.
 
-Imports environments, resume, trackers and what is below them; imported by presets and cli.
+Imports environments, trackers and the folders below them; imported by wrappers, training and commands.
 """

@@ -1,4 +1,4 @@
 """Snapshots: an episode on disk, to be restored, forked, replayed and branched.
 
-Imports filesystem and the environment contract; imported by environments, resume and running.
+Imports containers, trajectories and the environment contract; imported by environments and runs.
 """

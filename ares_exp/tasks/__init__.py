@@ -1,4 +1,4 @@
 """Tasks: an instruction, a container, a verifier; their formats, sources and scores.
 
-Imports containers and trajectories; imported by agents, environments, trackers, resume and what is above them.
+Imports containers and trajectories; imported by agents, environments, runs and trackers.
 """

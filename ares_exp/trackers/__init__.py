@@ -1,4 +1,4 @@
 """Trackers: where a run's metrics go.
 
-Imports statistics, tasks and trajectories; imported by running and presets.
+Imports reports, records and tasks; imported by runs and wrappers.
 """

@@ -1,5 +1,5 @@
-"""Training on episodes: trainers, the driver that plays what they ask for, and rows of the tokens that were sampled.
+"""Training on episodes: trainers, the driver that runs the episodes they ask for, and rows of sampled tokens.
 
-Imports scripting and what is below; nothing imports it, as commands and options are named and imported when they are
-used. Libraries of trainers are imported where they are used.
+Imports runs and the folders below it; imported by no other folder, because commands and options are imported by name
+when they are used. Libraries of trainers are imported where they are used.
 """

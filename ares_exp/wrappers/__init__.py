@@ -1,6 +1,6 @@
-"""Gymnasium wrappers of an environment.
+"""Gymnasium wrappers of an environment, and environments by name (presets).
 
-Imports presets and environments; imported by user code and `ares_exp.gym`.
+Imports runs and environments; imported by `ares_exp.gym`, commands and user code.
 
 Each name is imported when it is first used: most of them import gymnasium.
 """

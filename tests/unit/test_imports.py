@@ -13,26 +13,21 @@ PACKAGE = Path(__file__).parents[2] / "ares_exp"
 
 FLOORS = (
     ("errors", "cancellation", "backoff"),
-    ("terminal",),
     ("llms",),
     ("records",),
-    ("config", "filesystem", "statistics"),
+    ("config",),
     ("containers",),
     ("environment",),
-    ("asking",),
-    ("rollout", "snapshots"),
     ("trajectories",),
-    ("journal", "policies", "tasks", "interception", "pages"),
-    ("agents", "resume", "trackers"),
-    ("environments", "reporting", "sweeps"),
-    ("scoring",),
-    ("executors",),
-    ("running", "harbor_export", "testing", "report"),
-    ("presets",),
-    ("wrappers", "authoring"),
-    ("gym", "cli"),
-    ("scripting",),
-    ("training",),
+    ("snapshots", "policies"),
+    ("rollout",),
+    ("tasks",),
+    ("reports", "agents"),
+    ("trackers",),
+    ("environments",),
+    ("runs",),
+    ("wrappers",),
+    ("gym", "training", "testing"),
     ("commands",),
     ("__main__",),
 )
@@ -129,4 +124,4 @@ def test_few_modules_lie_loose() -> None:
 )
 def test_every_folder_says_what_it_holds_and_who_imports_it(folder: Path) -> None:
     said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
-    assert folder.name == "commands" or any(part.startswith("Imports ") for part in said.split("\n\n")[1:])
+    assert any(part.startswith("Imports ") for part in said.split("\n\n")[1:])

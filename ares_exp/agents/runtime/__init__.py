@@ -1,4 +1,1 @@
-"""The episode journal: an agent's calls and their completions, in order, from which the agent can be run again.
-
-Imports llms, containers and trajectories; imported by environments and testing.
-"""
+"""The runtime of an agent: its event loop, and the journal of calls from which the agent can be run again."""

@@ -1,4 +1,1 @@
-"""The command line: argv becomes a composed config, a job, an exit code.
-
-Imports everything; imported by nothing but the entry points.
-"""
+"""The command line: argv becomes a composed config, a job and an exit code."""

@@ -1,4 +1,1 @@
-"""Changes of a file system: a delta of entries, with their contents in a content-addressed object store.
-
-Imports errors and records; imported by containers, snapshots and environments.
-"""
+"""Changes of a file system: a delta of entries, with their contents in a content-addressed object store."""

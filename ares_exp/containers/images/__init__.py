@@ -1,1 +1,1 @@
-"""Dockerfiles without an engine: parsed into steps, which are applied in a running container."""
+"""Images of containers: reading Dockerfiles, building images, and locks between builds."""

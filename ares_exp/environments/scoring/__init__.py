@@ -1,4 +1,1 @@
-"""Scorers: rewards of finished episodes from functions and judges of your own, beside the verifier's.
-
-Imports environments and what is below them; imported by running, presets and testing.
-"""
+"""Scorers: rewards of finished episodes from functions and judges, in addition to the verifier's."""

@@ -1,1 +1,1 @@
-"""Control of a running run by files in its directory: orders to it, and its state."""
+"""Control and monitoring of a running run: orders and its status as files in its directory, and stalls."""

@@ -1,4 +1,1 @@
-"""Resuming an earlier run: its answer log, its sessions, and the episodes that are still to be played.
-
-Imports policies, trajectories and snapshots; imported by running, sweeps, reporting and cli.
-"""
+"""Resuming, replaying and branching: what an earlier run recorded, and the episodes that are left to run."""

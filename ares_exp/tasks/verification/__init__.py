@@ -1,1 +1,1 @@
-"""Artifacts: files taken out of an agent's container when the agent is done, and given to its verifier."""
+"""Verification of a task: commands before and after the agent, the verifier, its rewards, and artifacts."""

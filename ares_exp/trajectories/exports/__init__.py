@@ -1,1 +1,1 @@
-"""Exports of trajectories for trainers."""
+"""Export formats of trajectories."""

@@ -1,7 +1,7 @@
 """Small agents, one for each thing that asyncio can do, and the world that they run in.
 
-Also the program of a process that runs them again: `python -m tests.unit.agents.runtime.programs` reads recordings from its
-standard input, and prints what came of them.
+Also the program of a process that runs them again: `python -m tests.unit.agents.runtime.programs` reads recordings from
+its standard input and prints the results.
 """
 
 from __future__ import annotations
