@@ -138,7 +138,7 @@ class MinimalEnvironment(Protocol):
     """
 
     async def reset(self) -> TimeStep[Any, Any, Any]:
-        """Starts an episode (abandoning one under way) and returns its FIRST step."""
+        """Starts an episode (abandoning one in progress) and returns its FIRST step."""
         ...
 
     async def step(self, action: Any) -> TimeStep[Any, Any, Any]:
@@ -164,7 +164,7 @@ class Environment(MinimalEnvironment, Protocol[ActionT, ObservationT, RewardT, D
     """
 
     async def reset(self) -> TimeStep[ObservationT, RewardT, DiscountT]:
-        """Starts an episode (abandoning one under way) and returns its FIRST step."""
+        """Starts an episode (abandoning one in progress) and returns its FIRST step."""
         ...
 
     async def step(self, action: ActionT) -> TimeStep[ObservationT, RewardT, DiscountT]:
@@ -263,17 +263,17 @@ class PendingRequest(NamedTuple):
 
     Attributes:
         call_id: Number of the call, unique within its stage of the episode.
-        lane: The conversation that the request belongs to.
+        conversation: The conversation that the request belongs to.
         request: The request as the policy will see it.
     """
 
     call_id: int
-    lane: str
+    conversation: str
     request: Any
 
 
-MAIN_LANE = "main"
-"""The lane of an agent that has one conversation, or does not tell several apart."""
+MAIN_CONVERSATION = "main"
+"""The conversation of an agent that has one conversation, or does not tell several apart."""
 
 
 class EnvironmentBase:
@@ -665,25 +665,25 @@ class OneCallAtATime:
     """Refuses a call of an environment while another call is running.
 
     Attributes:
-        under_way: Name of the running call; empty when there is none.
+        in_progress: Name of the running call; empty when there is none.
     """
 
     def __init__(self) -> None:
-        self.under_way = ""
+        self.in_progress = ""
 
     def during(self, what: str) -> Self:
         """Marks `what` as the running call inside the block. Raises `EpisodeStateError` when another one is running."""
-        if self.under_way:
-            raise EpisodeStateError(f"{what} while {self.under_way} is under way: await that one first.")
-        self.under_way = what
+        if self.in_progress:
+            raise EpisodeStateError(f"{what} while {self.in_progress} is running: await that one first.")
+        self.in_progress = what
         return self
 
     def __enter__(self) -> None:
-        """Begins the block of `during`."""
+        """Starts the block of `during`."""
 
     def __exit__(self, *exc_info: object) -> None:
         """Ends the running call."""
-        self.under_way = ""
+        self.in_progress = ""
 
 
 def no_episode(*, ended: bool) -> EpisodeStateError:

@@ -40,7 +40,7 @@ AresExpError
 │   │   ├── ContainerDiedError
 │   │   │   ├── ContainerLostError      it was killed from outside, or its engine is gone: nothing in it is the cause
 │   │   │   └── HostsLostError          its attempt was lost with several hosts, and may be what ends them
-│   │   ├── DoorUnavailableError      agents of others cannot be served in this container
+│   │   ├── PortForwardingError      agents of others cannot be served in this container
 │   │   ├── EndpointLostError         the way from the agent to its LLM broke for good
 │   │   ├── HealthcheckError          a health check of the task did not succeed
 │   │   ├── StepSetupError            the setup.sh of a step failed
@@ -80,7 +80,7 @@ AresExpError
 │   └── RestoreError              the container could not be given its files back
 ├── BudgetExhaustedError          the run may spend no more; its episodes are cancelled
 ├── StorageError                  the run can no longer be recorded; its episodes are cancelled
-├── EpisodeStateError (RuntimeError)  step() before reset(), after LAST, or while another call is under way
+├── EpisodeStateError (RuntimeError)  step() before reset(), after LAST, or while another call is running
 ├── TrajectoryFormatError (ValueError) a trajectory file cannot be read
 │   └── TrajectoryVersionError
 └── UntrainableError (ValueError)  an episode's calls are no tokens sampled from the policy
@@ -308,8 +308,8 @@ class ContainerDiedError(ContainerError):
     """The container ended, or no longer answers, while it was needed."""
 
 
-class DoorUnavailableError(ContainerError):
-    """A container cannot be given a door: what that takes is not there."""
+class PortForwardingError(ContainerError):
+    """A container cannot be given a forwarded port: what that takes is not there."""
 
 
 class EndpointLostError(ContainerError):

@@ -88,7 +88,7 @@ def _pending(env: EnvironmentBase, time_step: TimeStep[Any]) -> tuple[PendingReq
 
 
 def _watching(env: EnvironmentBase, client: ForesightedClient, first: TimeStep[Any]) -> asyncio.Task[None] | None:
-    """Begins to tell the client what the agent asks meanwhile; `None` where the client makes no use of it."""
+    """Starts to tell the client what the agent asks meanwhile; `None` where the client makes no use of it."""
     pending = _pending(env, first) if client.looks_ahead else ()
     return asyncio.create_task(_watch(env, client, pending)) if pending else None
 
@@ -105,7 +105,7 @@ async def _ask(
 ) -> LLMResponse | None:
     """Returns the policy's answer; `None` when the environment's time is up first."""
     events.deadline = deadline = AnswerDeadline(limit_sec, left_sec)
-    began = time.perf_counter()
+    started = time.perf_counter()
     try:
         async with deadline.timer:
             response = await policy(request)
@@ -123,6 +123,6 @@ async def _ask(
         raise PolicyError(f"The policy raised {type(error).__name__}: {error}") from error
     finally:
         events.deadline = None
-        events.policy_sec += time.perf_counter() - began
+        events.policy_sec += time.perf_counter() - started
     events.usage.num_steps += 1
     return response

@@ -64,7 +64,7 @@ MARKED = {
     "train": re.compile(r"\bmark\.train\b"),
     "nightly": re.compile(r"\bmark\.nightly\b|\bby_night\b"),
 }
-"""How a file says that tests of it may be asked for, by how the question begins."""
+"""How a file says that tests of it may be asked for, by how the question starts."""
 
 WITHOUT_SLOW = re.compile(r"not slow($| and )")
 
@@ -100,7 +100,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     if WITHOUT_SLOW.match(asked) and is_slow(collection_path):
         return True
-    marked = [says for begins, says in MARKED.items() if asked.startswith(begins)]
+    marked = [says for starts, says in MARKED.items() if asked.startswith(starts)]
     if not marked or collection_path.name == "conftest.py" or (asked.startswith("slow") and is_slow(collection_path)):
         return None
     return None if marked[0].search(collection_path.read_text(encoding="utf-8")) else True

@@ -109,7 +109,7 @@ def streamed(written: bytes, *, then_silent: bool = False) -> Behaviour:
 
 
 def drop(after: bytes = b"", content_type: str = "application/json") -> Behaviour:
-    """Closes the connection without an answer, or in the middle of one that begins with `after`."""
+    """Closes the connection without an answer, or in the middle of one that starts with `after`."""
 
     async def behave(request: web.Request, received: Received) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Length": "100000", "Content-Type": content_type})
@@ -182,7 +182,7 @@ class LoopbackEndpoint:
         others: All other requests (`GET /v1/models`).
         otherwise: What to do with a request when nothing was queued by `then()`.
         models: What to do with `GET /v1/models`.
-        in_flight, max_in_flight: Chat requests under way now, and at most so far.
+        in_flight, max_in_flight: Chat requests in progress now, and at most so far.
         gone: Chat requests whose client went away before it had its answer.
         arrived, left: Set when a chat request arrives, and when a client goes away.
     """

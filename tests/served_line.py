@@ -1,4 +1,4 @@
-"""A line behind a real TCP port, as a door in a container serves it, and the HTTP requests of an agent's client."""
+"""A line behind a real TCP port, as a forwarded port serves it, and the HTTP requests of an agent's client."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class Recorder:
         return LLMResponse.from_text(f"answer {number} " + "x" * 2000)
 
     @property
-    def lanes(self) -> list[str]:
-        """The lane of each call."""
-        return [request.origin.lane if request.origin is not None else "" for request in self.calls]
+    def conversations(self) -> list[str]:
+        """The conversation of each call."""
+        return [request.origin.conversation if request.origin is not None else "" for request in self.calls]
 
 
 class Port:

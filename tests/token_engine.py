@@ -22,7 +22,7 @@ from tests.loopback_endpoint import Received, completion
 from tests.unit.training.sampled_episodes import Call
 
 ROLES = ("system", "user", "assistant", "tool")
-BEGIN, END, OWN = 300, 299, 1000
+START, END, OWN = 300, 299, 1000
 """Ids: BEGIN and the number of a role, the end of a message, OWN and a byte."""
 
 
@@ -77,7 +77,7 @@ class TokenEngine:
         messages = received.body["messages"]
         text = self._replies[sum(message["role"] == "assistant" for message in messages) % len(self._replies)]
         prompt = [token for message in messages for token in self._message(message)]
-        call = Call([*prompt, BEGIN + ROLES.index("assistant")], self._sampled(text), version=self.version)
+        call = Call([*prompt, START + ROLES.index("assistant")], self._sampled(text), version=self.version)
         self.calls.append(call)
         asked = {name: received.body.get(name) for name in self._defaults}
         self.sampled_with.append({**self._defaults, **{k: value for k, value in asked.items() if value is not None}})
@@ -87,7 +87,7 @@ class TokenEngine:
         role, text = message["role"], message["content"]
         text = text if isinstance(text, str) else "".join(part["text"] for part in text)
         kept = role == "assistant" and self._continues
-        return [BEGIN + ROLES.index(role), *(self._sampled(text) if kept else [*text.encode(), END])]
+        return [START + ROLES.index(role), *(self._sampled(text) if kept else [*text.encode(), END])]
 
     def _sampled(self, text: str) -> list[int]:
         return [*(OWN + byte if self._own else byte for byte in text.encode()), END]

@@ -201,13 +201,13 @@ class AgentFactoryBase(CodeAgentFactory):
         return False
 
     @property
-    def needs_door(self) -> bool:
-        """Whether its agents open doors into the container (`ServingContainer`). Default: no."""
+    def needs_forwarded_port(self) -> bool:
+        """Whether its agents open forwarded ports into the container (`ServingContainer`). Default: no."""
         return False
 
     @property
-    def answers_side_calls(self) -> bool:
-        """Whether its agents mark calls that are to be answered beside the steps (`Origin.is_aside`). Default: no."""
+    def answers_background_requests(self) -> bool:
+        """Whether its agents mark calls that are answered without a step (`Origin.is_background`). Default: no."""
         return False
 
     @property

@@ -72,26 +72,26 @@ class Conversation:
     def __init__(
         self,
         llm_client: LLMClient,
-        beginning: Sequence[Message],
+        start: Sequence[Message],
         *,
         compaction: Compaction,
         system_prompt: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         state: Callable[[], str] = str,
     ) -> None:
-        """Begins it.
+        """Starts it.
 
         Args:
             llm_client: Who is asked.
-            beginning: What is never left out; its last message is the task, a user's.
+            start: What is never left out; its last message is the task, a user's.
             compaction: How it is shortened.
             system_prompt: The system text.
             tools: Definitions of the tools that the LLM may call.
             state: Returns what is to be said after a summary of how things stand; empty for nothing.
         """
         self._llm = llm_client
-        self._task = tuple(beginning)
-        self._beginning = list(beginning)
+        self._task = tuple(start)
+        self._start = list(start)
         self._rest: list[Message] = []
         self._compaction = compaction
         self._system_prompt = system_prompt
@@ -109,7 +109,7 @@ class Conversation:
         """Asks for the next reply, which is not appended; before that the conversation may be shortened."""
         if self._compaction.kind != "none" and self._tokens() > self._compaction.at_tokens:
             await self._shorten()
-        answer = await self._llm(self._request([*self._beginning, *self._rest]))
+        answer = await self._llm(self._request([*self._start, *self._rest]))
         if answer.usage.total_tokens:
             self._answered_tokens = answer.usage.total_tokens
             self._chars_since = -len(answer.text)  # it is added as a message, and counted already
@@ -121,7 +121,7 @@ class Conversation:
     def _tokens(self) -> int:
         if self._answered_tokens:
             return self._answered_tokens + max(0, self._chars_since) // CHARS_PER_TOKEN
-        messages = [*self._beginning, *self._rest]
+        messages = [*self._start, *self._rest]
         return (len(self._system_prompt or "") + sum(map(_chars, messages))) // CHARS_PER_TOKEN
 
     async def _shorten(self) -> None:
@@ -130,19 +130,19 @@ class Conversation:
         self._answered_tokens = 0  # what the engine counted is of another conversation
 
     async def _summarise(self) -> bool:
-        """Puts a summary in the place of all but the beginning. Returns whether there was one."""
+        """Puts a summary in the place of all but the start. Returns whether there was one."""
         if len(self._rest) < LEAST_MESSAGES:
             return True
         assert self._compaction.summarise is not None
         assert self._compaction.handoff is not None
         question = self._compaction.summarise.render()
-        asked = _with_user_text([*self._beginning, *self._rest], question)
+        asked = _with_user_text([*self._start, *self._rest], question)
         reply = await self._llm(self._request(asked, tool_choice=None if self._tools is None else "none"))
         summary = reply.text.strip()
         if summary:
             handoff = self._compaction.handoff.render(summary=summary)
             self._rest = []
-            self._beginning = _with_user_text(self._task, "\n\n".join(filter(None, (handoff, self._state()))))
+            self._start = _with_user_text(self._task, "\n\n".join(filter(None, (handoff, self._state()))))
         return bool(summary)
 
     def _drop_outputs(self) -> None:

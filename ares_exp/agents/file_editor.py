@@ -163,7 +163,7 @@ def _places(text: str, part: str) -> list[int]:
 
 
 def _inserted(text: str, new: str, line: int, path: str) -> tuple[int, str]:
-    """Returns where the line after `line` begins, and the text with `new` as lines of their own there."""
+    """Returns where the line after `line` starts, and the text with `new` as lines of their own there."""
     lines = _lines(text)
     if line > len(lines):
         raise EditError(f"Expected insert_line to be from 0 to {len(lines)}, the lines of {path}, got {line}.")

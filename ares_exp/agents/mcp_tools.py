@@ -118,7 +118,7 @@ class McpTools:
                     "none, because what it sends is on record."
                 )
             try:
-                await self._begin(server)
+                await self._start(server)
                 await self._list(server)
             except (McpError, WireFormatError) as error:
                 raise AgentError(f"The MCP server {about.name!r} of the task cannot be used: {error}") from None
@@ -147,13 +147,13 @@ class McpTools:
             try:
                 return _result(await self._ask(server, "tools/call", asked))
             except ServerGoneError:
-                await self._begin(server)
+                await self._start(server)
                 again = _result(await self._ask(server, "tools/call", asked))
                 return f"(The server was started again; what it kept in memory is gone.)\n{again}"
         except WireFormatError as error:
             raise McpError(f"The MCP server {server.about.name} answers what is no answer: {error}") from None
 
-    async def _begin(self, server: _Server) -> None:
+    async def _start(self, server: _Server) -> None:
         """Starts a server, or a session with it."""
         server.session = None
         if server.about.transport == "stdio":

@@ -157,15 +157,15 @@ class ShellAgent:
         self._context = context
 
     async def run(self, task: str) -> None:
-        """Works on `task` until a command's output begins with the submit line.
+        """Works on `task` until a command's output starts with the submit line.
 
         Raises:
             RepeatedFormatError: Too many replies in a row had no command, or several.
         """
-        beginning = as_plain_chat(self._context.messages)
-        beginning.append(Message(role="user", content=await self._told(task)))
+        start = as_plain_chat(self._context.messages)
+        start.append(Message(role="user", content=await self._told(task)))
         conversation = Conversation(
-            self._llm, beginning, compaction=self._compaction, system_prompt=self._templates.system.render()
+            self._llm, start, compaction=self._compaction, system_prompt=self._templates.system.render()
         )
         while True:
             reply = (await conversation.ask()).text

@@ -53,7 +53,7 @@ async def find_skills(container: AgentContainer, folder: str, *, timeout_sec: fl
 
 
 def read_skill(text: str, path: str) -> Skill:
-    """Reads the skill whose `SKILL.md`, at `path`, begins with `text`."""
+    """Reads the skill whose `SKILL.md`, at `path`, starts with `text`."""
     fields = _front_matter(text)
     name = fields.get("name") or posixpath.basename(posixpath.dirname(path))
     return Skill(name[:100], fields.get("description", "")[:MAX_DESCRIPTION_CHARS], path)

@@ -14,7 +14,7 @@ def playing_agent(agents: AgentFactoryBase, *, plays_solutions: bool) -> AgentFa
         agents: The agent that was chosen.
         plays_solutions: Whether the policy plays the tasks' solutions.
     """
-    return _solver() if plays_solutions and agents.needs_door else agents
+    return _solver() if plays_solutions and agents.needs_forwarded_port else agents
 
 
 @functools.cache

@@ -175,9 +175,9 @@ class TerminalAgent:
         skills = await self._skills()
         await self._type("", FIRST_SECONDS)
         told = instance.render(task=task, skills=skills, screen=self._news(), **self._limits)
-        beginning = [*as_plain_chat(self._context.messages), Message(role="user", content=told)]
+        start = [*as_plain_chat(self._context.messages), Message(role="user", content=told)]
         conversation = Conversation(
-            self._llm, beginning, compaction=self._options.shortening, state=lambda: self._told_of_screen()
+            self._llm, start, compaction=self._options.shortening, state=lambda: self._told_of_screen()
         )
         while True:
             text = (await conversation.ask()).text

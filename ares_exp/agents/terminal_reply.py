@@ -105,18 +105,18 @@ def _read(text: str) -> TerminalReply:
 
 def _find_object(text: str) -> slice | None:
     """Finds the first `{…}` whose braces balance; those in quotes do not count."""
-    depth, begin, quoted, escaped = 0, -1, False, False
+    depth, start, quoted, escaped = 0, -1, False, False
     for place, char in enumerate(text):
         if escaped or char == "\\":
             escaped = not escaped
         elif char == '"':
             quoted = not quoted
         elif char == "{" and not quoted:
-            begin, depth = (place if depth == 0 else begin), depth + 1
+            start, depth = (place if depth == 0 else start), depth + 1
         elif char == "}" and not quoted:
             depth -= 1
-            if depth == 0 and begin >= 0:
-                return slice(begin, place + 1)
+            if depth == 0 and start >= 0:
+                return slice(start, place + 1)
     return None
 
 

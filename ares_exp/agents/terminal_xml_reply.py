@@ -46,10 +46,10 @@ def read_xml_reply(text: str) -> TerminalReply:
 
 
 def _around(text: str) -> Iterator[str]:
-    begin, end = text.find(_OPEN), text.find(_CLOSE)
-    if begin < 0:
+    start, end = text.find(_OPEN), text.find(_CLOSE)
+    if start < 0:
         return
-    if text[:begin].strip():
+    if text[:start].strip():
         yield "Extra text detected before <response> tag"
     if end >= 0 and text[end + len(_CLOSE) :].strip():
         yield "Extra text detected after </response> tag"
@@ -68,10 +68,10 @@ def _content(text: str) -> str:
 
 def _section(content: str, name: str) -> str | None:
     """Returns what is within the first tag of that name; `None` if there is no such tag."""
-    begin = content.find(f"<{name}>")
-    end = content.find(f"</{name}>", begin)
-    if begin >= 0 and end >= 0:
-        return content[begin + len(name) + 2 : end].strip()
+    start = content.find(f"<{name}>")
+    end = content.find(f"</{name}>", start)
+    if start >= 0 and end >= 0:
+        return content[start + len(name) + 2 : end].strip()
     return "" if re.search(rf"<{name}\s*/>", content) else None
 
 
@@ -97,9 +97,9 @@ def _misplaced(content: str) -> Iterator[str]:
 
 def _top_level_tags(content: str) -> Iterator[str]:
     """Yields the names of the tags that stand in no other one."""
-    depth, begin = 0, content.find("<")
-    while begin >= 0 and (end := content.find(">", begin)) >= 0:
-        tag = content[begin + 1 : end]
+    depth, start = 0, content.find("<")
+    while start >= 0 and (end := content.find(">", start)) >= 0:
+        tag = content[start + 1 : end]
         if tag.startswith("/"):
             depth -= 1
         elif not tag.startswith(("!", "?")):
@@ -107,7 +107,7 @@ def _top_level_tags(content: str) -> Iterator[str]:
                 words = tag.split() if " " in tag else [tag]
                 yield (words[0] if words else tag).removesuffix("/")
             depth += not tag.endswith("/")
-        begin = content.find("<", end)
+        start = content.find("<", end)
 
 
 def _commands(content: str, warnings: list[str]) -> Iterator[Keys]:
@@ -132,12 +132,12 @@ def _commands(content: str, warnings: list[str]) -> Iterator[Keys]:
 def _keystrokes(content: str) -> Iterator[tuple[str, str]]:
     """Yields attributes and content of each `<keystrokes>`, in one pass: a pattern would take long for odd replies."""
     tag, close, place = "<keystrokes", "</keystrokes>", 0
-    while (begin := content.find(tag, place)) >= 0:
-        inner = content.find(">", begin)
+    while (start := content.find(tag, place)) >= 0:
+        inner = content.find(">", start)
         end = content.find(close, inner)
         if inner < 0 or end < 0:
             return
-        yield content[begin + len(tag) : inner], content[inner + 1 : end]
+        yield content[start + len(tag) : inner], content[inner + 1 : end]
         place = end + len(close)
 
 

@@ -45,7 +45,7 @@ _DEFINITIONS: Mapping[ToolName, tuple[str, Mapping[str, Any], Sequence[str]]] = 
             "file_text": {"type": "string", "description": "For `create`: the content."},
             "old_str": {"type": "string", "description": "For `str_replace`: what is replaced."},
             "new_str": {"type": "string", "description": "For `str_replace`: what is put there; nothing if left out."},
-            "insert_line": {"type": "integer", "description": "For `insert`: the line, 0 for the file's beginning."},
+            "insert_line": {"type": "integer", "description": "For `insert`: the line, 0 for the file's start."},
             "insert_text": {"type": "string", "description": "For `insert`: the text."},
         },
         ["command", "path"],

@@ -159,11 +159,11 @@ class ToolsAgent:
                 self._container, self._context.mcp_servers, timeout_sec=options.max_command_timeout_sec
             )
             await self._mcp.open()
-        beginning = as_plain_chat(self._context.messages)
-        beginning.append(Message(role="user", content=await self._told(task)))
+        start = as_plain_chat(self._context.messages)
+        start.append(Message(role="user", content=await self._told(task)))
         conversation = Conversation(
             self._llm,
-            beginning,
+            start,
             compaction=self._options.shortening,
             system_prompt=self._templates.system.render(tools=tools),
             tools=[*definitions(tools), *(self._mcp.definitions if self._mcp is not None else ())],

@@ -108,11 +108,11 @@ def _runs_in(path: Path) -> list[Path]:
     if not is_sweep:
         return [RecordedRun(path).path]  # raises an error that names what the path is
     jobs.sort(key=lambda job: (int(job.name) if job.name.isdecimal() else 0, job.name))
-    begun = [job for job in jobs if RunDir(job).episodes.stat().st_size]
-    if left_out := ", ".join(job.name for job in jobs if job not in begun):
+    started = [job for job in jobs if RunDir(job).episodes.stat().st_size]
+    if left_out := ", ".join(job.name for job in jobs if job not in started):
         said = f"No episode has ended in these jobs of {path}, they are left out: {left_out}"
         sys.stderr.write(f"warning: {one_line(said, 500)}\n")
-    return begun
+    return started
 
 
 def _read(path: Path, *, letter: str, threshold: float, level: float) -> ChosenRun:
@@ -124,7 +124,7 @@ def _read(path: Path, *, letter: str, threshold: float, level: float) -> ChosenR
         notes.append("the last line of its episodes.jsonl is torn, and left out")
     planned = _record(place.summary).get("planned")
     if not isinstance(planned, int):
-        notes.append("it has no summary: it is under way, or was killed")
+        notes.append("it has no summary: it is running, or was killed")
         planned = None
     statistics = RunStatistics.of(
         recorded.results, planned=planned or len(recorded.results), threshold=threshold, level=level

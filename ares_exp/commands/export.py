@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ares_exp.commands.cli.run_command import EXIT_OK
-from ares_exp.environment import MAIN_LANE
+from ares_exp.environment import MAIN_CONVERSATION
 from ares_exp.errors import UserError
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.results import Outcome
@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                       help="keep reasoning: as `reasoning_content`, or in the text as <think>…</think>")  # fmt: skip
     tokens = parser.add_argument_group("tokens")
     tokens.add_argument("--conversation", action="append", metavar="PATTERN",
-                        help=f"conversations to train on: e.g. 'sub-*'; repeatable [{MAIN_LANE}]")  # fmt: skip
+                        help=f"conversations to train on: e.g. 'sub-*'; repeatable [{MAIN_CONVERSATION}]")  # fmt: skip
     tokens.add_argument("--realign-tokens", type=int, metavar="N",
                         help="sampled tokens at a call's end that may go untrained to avoid a fork [0]")  # fmt: skip
     tokens.add_argument("--temperature", metavar="T", help="required sampling temperature, or `any` [1]")
@@ -192,7 +192,7 @@ def _write_tokens(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> 
         raise UserError(f"Expected `--realign-tokens` to be at least 0, got {realign_tokens}.")
     recorded = RecordedSequences(
         arguments.run,
-        lanes=arguments.conversation or [MAIN_LANE],
+        conversations=arguments.conversation or [MAIN_CONVERSATION],
         realign_tokens=realign_tokens,
         temperature=expected,
         altered_sampling=arguments.altered_sampling,

@@ -139,7 +139,7 @@ def _read_shards(paths: Sequence[Path], *, allowed: Sequence[str] = ()) -> Shard
 
     Args:
         paths: The run directories.
-        allowed: Keys of the config, or beginnings of keys, that may differ.
+        allowed: Keys of the config, or starts of keys, that may differ.
 
     Raises:
         ConfigError: One is no run directory, or cannot be read; or they are not shards of one run.

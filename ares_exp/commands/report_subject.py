@@ -76,10 +76,10 @@ def _counts(task: TaskPair) -> dict[str, int]:
 
 def _sweep(path: Path) -> Subject:
     report = SweepReport.read(path)
-    begun = [row.job for row in report.rows if is_run(path / row.job)][:MOST_RUNS]
-    numbers = {job: number for number, job in enumerate(begun)}
+    started = [row.job for row in report.rows if is_run(path / row.job)][:MOST_RUNS]
+    numbers = {job: number for number, job in enumerate(started)}
     keys = list(dict.fromkeys(key for row in report.rows for key in row.overrides))
     jobs = [{**asdict(row), "run": numbers.get(row.job)} for row in report.rows]
     sweep = {**report.to_dict(), "path": str(path), "keys": keys, "jobs": json_ready(jobs)}
     names = {row.job: " ".join(f"{key}={value}" for key, value in row.overrides.items()) for row in report.rows}
-    return Subject(path, {f"{job}: {names[job]}": ShownRun(path / job) for job in begun}, {"sweep": sweep})
+    return Subject(path, {f"{job}: {names[job]}": ShownRun(path / job) for job in started}, {"sweep": sweep})

@@ -19,7 +19,7 @@ from ares_exp.trajectories.stored_episodes import StoredEpisode, StoredEpisodes
 
 SHOWN_PROBLEMS = 5
 LEFT_OUT_WHERE_NARROW = ("started", "task", "seconds", "steps")
-"""Columns that a terminal too narrow for all goes without, one after the other: an id begins with the task mostly."""
+"""Columns that a terminal too narrow for all goes without, one after the other: an id starts with the task mostly."""
 
 DESCRIPTION = """\
 Prints an episode: of each step the reply of the policy, the commands that ran, and what was added to the conversation

@@ -28,7 +28,7 @@ from ares_exp.records.run_dir import fresh_dir
 from ares_exp.records.terminal_text import count_of, draw, format_number, one_line, printable, write
 from ares_exp.records.text_table import make_table
 
-DESCRIPTION = "Makes a task to begin with, and checks whether the tests of tasks test."
+DESCRIPTION = "Makes a task to start with, and checks whether the tests of tasks test."
 EPILOG = """\
 Examples:
   %(prog)s new tasks/my-task
@@ -82,7 +82,7 @@ def add_arguments(parser: CommandParser) -> None:
     """Declares the arguments of the command."""
     command = parser.add_command("new", _new, about="make a small task to edit", description=NEW, epilog=NEW_EXAMPLES)
     command.add_argument("folder", type=Path, metavar="PATH", help="the task's folder; its last part is the name")
-    command.add_argument("--image", default=IMAGE, help="the image that the Dockerfile begins with (%(default)s)")
+    command.add_argument("--image", default=IMAGE, help="the image that the Dockerfile starts with (%(default)s)")
     command = parser.add_command(
         "check", _check, about="check whether the tests of tasks test", description=CHECK, epilog=CHECK_EXAMPLES
     )
@@ -108,7 +108,7 @@ def make_task(folder: Path, *, image: str = IMAGE) -> None:
 
     Args:
         folder: Its last part is the name of the task.
-        image: What its Dockerfile begins with.
+        image: What its Dockerfile starts with.
 
     Raises:
         ConfigError: There is something in the folder, or a name is none.

@@ -81,7 +81,7 @@ def play_both(
             _play([*words, f"policy={POLICIES[name]}", f"hydra.run.dir={quoted(str(run))}"])
             played[name] = PlayedRun(run, _attempts(run))
     except BaseException:
-        if not (folder / SOLUTION).exists():  # refused, or interrupted before it began
+        if not (folder / SOLUTION).exists():  # refused, or interrupted before it started
             listed.unlink()
             with suppress(OSError):  # somebody else's folder
                 folder.rmdir()

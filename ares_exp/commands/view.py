@@ -343,7 +343,7 @@ def _summary(path: Path) -> dict[str, Any]:
     except (ConfigError, OSError) as error:
         return {"state": f"unreadable: {error}"}
     kept = {name: totals[name] for name in ("planned", "finished", "mean_reward", "cost", "wall_sec")}
-    return {**kept, "state": state.name, "began": state.began}
+    return {**kept, "state": state.name, "started": state.started}
 
 
 def _signature(path: Path, *, steps: bool) -> Signature:

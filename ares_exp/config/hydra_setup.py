@@ -22,7 +22,7 @@ RECORDED_CONFIG = "recorded_run"
 """Name of the root config that the record of a run is stored as."""
 NOTHING_TO_RESUME = (
     "`resume=true` goes on with what is in the {what}'s directory, and names none: it would be a new one. Name the "
-    "{what}: `resume=<{what}>`, or `{key}=<{what}> resume=true` for one that may not have begun."
+    "{what}: `resume=<{what}>`, or `{key}=<{what}> resume=true` for one that may not have started."
 )
 ONE_AT_A_TIME = threading.Lock()
 """Serializes composition: Hydra keeps its state in one global place."""
@@ -71,8 +71,8 @@ def is_fresh_dir(node: Any) -> bool:
 
 def hydra_records(resume: bool, run_dir: str | None) -> str | None:
     """Names the folder for Hydra's records of a run; `None` where a resumed run has them: they stay as they were."""
-    begun = resume and run_dir is not None and RunDir(Path(run_dir)).has_run
-    return None if begun else HYDRA_RECORDS
+    started = resume and run_dir is not None and RunDir(Path(run_dir)).has_run
+    return None if started else HYDRA_RECORDS
 
 
 def store_recorded_config(values: Mapping[str, Any], choices: Mapping[str, str]) -> str:

@@ -60,7 +60,7 @@ class OptionFiles(ConfigSource):
 
     @staticmethod
     def scheme() -> str:
-        """Returns what the folder's address begins with."""
+        """Returns what the folder's address starts with."""
         return SCHEME
 
     def load_config(self, config_path: str) -> ConfigResult:

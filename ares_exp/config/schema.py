@@ -58,7 +58,7 @@ class Timeouts:
 
 @dataclass
 class Branch:
-    """`branch`: how the branches of `branch_from` begin."""
+    """`branch`: how the branches of `branch_from` start."""
 
     inject: str | None = _key(None, "a user message after those of the pending request")
     edit: str | None = _key(None, "new text for the pending request's last message")
@@ -99,7 +99,7 @@ class ExperimentConfig:
     replay: str | None = _key(None, "RUN or RUN/EPISODE: run what it recorded again, and compare")
     branch_from: str | None = _key(None, "RUN/EPISODE@STEP: continue from there")
     branches: int = _key(1, "number of branches", least=1)
-    branch: Branch = field(default_factory=Branch, metadata={"prose": "how branches begin"})
+    branch: Branch = field(default_factory=Branch, metadata={"prose": "how branches start"})
 
 
 KEYS = tuple(item.name for item in fields(ExperimentConfig) if item.name not in (*GROUPS, TRAINER))

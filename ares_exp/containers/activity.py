@@ -30,7 +30,7 @@ class CommandRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
+class BackgroundRequest:
     """A call of the agent that the policy answered without a step."""
 
     request: LLMRequest
@@ -45,17 +45,17 @@ class Activity:
         container_sec: Wall seconds of calls of the container: its start and set-up, the agent's commands and transfers,
             the verifier. Concurrent calls are added up.
         commands: The agent's finished commands, in the order in which they ended.
-        asides: The agent's calls that were answered without a step, in the order of the answers.
+        background requests: The agent's calls that were answered without a step, in the order of the answers.
     """
 
     container_sec: float = 0.0
     commands: list[CommandRecord] = field(default_factory=list)
-    asides: list[Aside] = field(default_factory=list)
+    background_requests: list[BackgroundRequest] = field(default_factory=list)
 
     def take(self) -> Activity:
         """Returns the counts so far as a new object and resets this one."""
-        taken = Activity(self.container_sec, self.commands, self.asides)
-        self.container_sec, self.commands, self.asides = 0.0, [], []
+        taken = Activity(self.container_sec, self.commands, self.background_requests)
+        self.container_sec, self.commands, self.background_requests = 0.0, [], []
         return taken
 
     def add_command(self, command: CommandRecord) -> None:
@@ -66,8 +66,8 @@ class Activity:
     @contextmanager
     def timed(self) -> Iterator[None]:
         """Counts the time of the `with` block as container time."""
-        began = time.perf_counter()
+        started = time.perf_counter()
         try:
             yield
         finally:
-            self.container_sec += time.perf_counter() - began
+            self.container_sec += time.perf_counter() - started

@@ -75,7 +75,7 @@ def unpack_directory(
     Args:
         stream: Only its `read(size)` is used.
         target: Host directory.
-        strip_root: The names in the archive begin with the directory's own name, which is dropped.
+        strip_root: The names in the archive start with the directory's own name, which is dropped.
         max_bytes: Bound on the unpacked size.
         max_members: Bound on the number of members.
 
@@ -199,7 +199,7 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) ->
 
 
 def _make_symlink(member: tarfile.TarInfo, target: Path) -> bool:
-    """Creates a symlink if it cannot leave `target`: relative, with `..` only at its beginning and not beyond the top.
+    """Creates a symlink if it cannot leave `target`: relative, with `..` only at its start and not beyond the top.
 
     The directory that it lies in is a real one, not a link, so counting `..` against its depth is exact; what follows
     can only pass through links that obey the same rule.

@@ -49,7 +49,7 @@ class CommandKiller:
         """
         if self._shells.is_closed:
             return
-        root = run.pid or channel.shell.pid  # the latter has the script, and might still begin it
+        root = run.pid or channel.shell.pid  # the latter has the script, and might still start it
         if not run.pid:
             channel.close()  # else the kill could hit the channel's next command
         try:
@@ -102,7 +102,7 @@ class CommandKiller:
         """Returns the script's exit code; empty when no shell answered."""
         for take in (partial(self._shells.take, urgent=True), self._shells.open):
             channel = await take(user)
-            run = channel.begin(BoundedOutput(0))
+            run = channel.start(BoundedOutput(0))
             await channel.play(run, lambda key, _: kill_script(exec_ids, pids, key=key), _KILL_SEC)
             if run.word:
                 return run.word

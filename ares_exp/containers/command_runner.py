@@ -23,8 +23,8 @@ from ares_exp.containers.shell_pool import MAX_IDLE, OpenStream, ShellPool
 from ares_exp.containers.shell_script import check_arguments, command_script, end_of_sink, sink_script
 from ares_exp.errors import ContainerDiedError
 
-# A ready channel begins within milliseconds. One that has not begun by then was probably stopped by a signal.
-_BEGIN_SEC = 10.0
+# A ready channel starts within milliseconds. One that has not started by then was probably stopped by a signal.
+_START_SEC = 10.0
 # Interval between questions to a channel whose connection is slow.
 _DOUBT_SEC = 1.0
 # The output of an ended command arrives within milliseconds; the rest is for a loaded machine.
@@ -125,10 +125,10 @@ class CommandRunner:
         deadline = None if timeout_sec is None else time.monotonic() + timeout_sec
         for _ in range(MAX_IDLE + 2):
             channel = await self._shells.take(user)
-            run = channel.begin(output)
+            run = channel.start(output)
             self._shells.keep_spare(user)
             try:
-                await channel.play(run, script, _until(deadline, at_most=_BEGIN_SEC))
+                await channel.play(run, script, _until(deadline, at_most=_START_SEC))
                 while not (run.pid or run.answered.is_set()) and channel.in_doubt and _until(deadline) != 0:
                     await _answered(run, _until(deadline, at_most=_DOUBT_SEC))
                 if run.pid and not run.answered.is_set():
@@ -155,10 +155,10 @@ class CommandRunner:
         """
         for take in (self._shells.take, self._shells.open):  # the first may have died or been stopped while idle
             channel = await take(user)
-            run = channel.begin(errors)
+            run = channel.start(errors)
             try:
                 await channel.send(lambda key, _: sink_script(key=key))
-                await asyncio.wait({run.sink}, timeout=_BEGIN_SEC)
+                await asyncio.wait({run.sink}, timeout=_START_SEC)
             except BaseException:
                 channel.close()
                 raise

@@ -335,13 +335,13 @@ class ContainerFactoryBase(ContainerFactory):
         harmless_options: Names of the constructor's options that a snapshot may set. A snapshot can come from anywhere:
             with any other option set, it is restored only with a factory that the user gives. Default: empty.
         has_terminals: Whether its containers are `TerminalContainer`s. Default: no.
-        has_doors: Whether its containers are `ServingContainer`s, which installed agents need. Default: no.
+        forwards_ports: Whether its containers are `ServingContainer`s, which installed agents need. Default: no.
         harbor_name: The backend's name in Harbor, for exported jobs. `None`, the default: the class is named instead.
     """
 
     harmless_options: ClassVar[frozenset[str]] = frozenset()
     has_terminals: ClassVar[bool] = False
-    has_doors: ClassVar[bool] = False
+    forwards_ports: ClassVar[bool] = False
     harbor_name: ClassVar[str | None] = None
 
     @property
@@ -395,16 +395,16 @@ def as_container_factory(factory: ContainerFactory) -> ContainerFactoryBase:
     return completed(factory, ContainerFactoryBase)
 
 
-def refuse_second_start(*, begun: bool) -> None:
+def refuse_second_start(*, started: bool) -> None:
     """Refuses the second start of a container.
 
     Args:
-        begun: Whether the container has been started or stopped before.
+        started: Whether the container has been started or stopped before.
 
     Raises:
-        ContainerStartError: `begun` is true.
+        ContainerStartError: `started` is true.
     """
-    if begun:
+    if started:
         raise ContainerStartError("A container can be started once; this one has been started or stopped before.")
 
 

@@ -140,7 +140,7 @@ class ScriptRun:
 
     Attributes:
         output: Receives what the script printed until its exit code.
-        pid: The process of the script, which becomes the command; 0 before it begins.
+        pid: The process of the script, which becomes the command; 0 before it starts.
         sink: The process named by the script's mark `sink`, whose stdout may be written to.
         answered: Set when the exit code is known, or will never be known.
         word: The exit code in decimal; empty while unknown.
@@ -168,7 +168,7 @@ class Channel:
         user: Who runs it.
         shell: The pid and bash that the shell reported.
         ready: Done when a script may be run, or when the channel has closed (see `is_open`).
-        run: The current script, until the next one may begin; `None` when ready.
+        run: The current script, until the next one may start; `None` when ready.
         settling_until: `time.monotonic()` until which it is expected to become ready.
     """
 
@@ -198,10 +198,10 @@ class Channel:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether a sent script may have begun although no mark has arrived yet."""
+        """Whether a sent script may have started although no mark has arrived yet."""
         return self._stream.in_doubt
 
-    def begin(self, output: BoundedOutput) -> ScriptRun:
+    def start(self, output: BoundedOutput) -> ScriptRun:
         """Prepares a ready channel for the script that is sent next.
 
         Args:

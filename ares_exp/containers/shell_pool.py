@@ -109,7 +109,7 @@ class ShellPool:
             raise
 
     async def _open_while_waited_for(self, user: User | None) -> None:
-        """Opens channels one after the other; why one could not be opened is told whoever waited when that began."""
+        """Opens channels one after the other; why one could not be opened is told whoever waited when that started."""
         try:
             while (first := self._next_waiting(user)) is not None:
                 try:

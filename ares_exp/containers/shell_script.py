@@ -43,7 +43,7 @@ def server(key: str) -> str:
     becomes the command: the command's shell replaces it, with the environment (`BASH_ENV` too), line numbers and traces
     of a manual start. `cat` orders the exit code after all output of the command itself, while the server continues
     only when no process holds the pipe any more, background processes included. It forks the next process when it then
-    reads a line that is the key, which may be sent as soon as the script has begun.
+    reads a line that is the key, which may be sent as soon as the script has started.
     """
     return _SERVER.replace("KEY", key)
 
@@ -178,11 +178,11 @@ def kill_script(exec_ids: Collection[str], pids: Collection[int], *, key: str) -
 
 
 def _script(key: str, body: str) -> str:
-    """Returns one compound command, so that the shell has read all of it when it begins."""
+    """Returns one compound command, so that the shell has read all of it when it starts."""
     return f"{{ printf '\\036{key} start %d\\036' $$ >&3; exec 3>&-; {body}\nexit; }}\n"
 
 
-# Names begin with "_" so as not to overwrite a variable of the container.
+# Names start with "_" so as not to overwrite a variable of the container.
 _KILL = r"""{
 _owned() {
   while IFS= read -r _line || [ -n "$_line" ]; do

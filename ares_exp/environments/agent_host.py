@@ -1,4 +1,4 @@
-"""The agent host: runs one code agent and is the only door between it and the world.
+"""The agent host: runs one code agent and is the only forwarded port between it and the world.
 
 Whatever the agent asks of the LLM or the container passes the runtime's journal. An LLM call becomes a pending
 observation and waits for its action.
@@ -67,9 +67,9 @@ class AgentHost:
         limit_commands: bool = True,
         activity: Activity | None = None,
         on_requests: Callable[[], None] = lambda: None,
-        side_calls: LLMClient | None = None,
+        background_client: LLMClient | None = None,
     ) -> None:
-        """Prepares the door.
+        """Prepares the forwarded port.
 
         Args:
             container: The started container.
@@ -81,10 +81,11 @@ class AgentHost:
                 the limit of the whole agent phase only.
             activity: Is told of every call of the container.
             on_requests: Is called when there is an LLM call behind another one, and when one may have been given up.
-            side_calls: Answers the calls that are no observations (`Origin.is_aside`); `None`: all are observations.
+            background_client: Answers the calls that are no observations (`Origin.is_background`); `None`: all are
+                observations.
         """
-        self._side_calls = side_calls
-        self._asides: set[asyncio.Task[None]] = set()
+        self._background_client = background_client
+        self._background_requests: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
         self._on_requests = on_requests
         self.agent: CodeAgent | None = None
@@ -295,15 +296,15 @@ class AgentHost:
         self.runtime.hold()
 
     async def cancel(self) -> None:
-        """Closes the door, cancels what still runs of the agent and waits, bounded, for its commands to be dead."""
+        """Closes the forwarded port, cancels the agent, and waits with a bound until its commands are dead."""
         if self._timer is not None:
             self._timer.cancel()
-        for aside in self._asides:
-            aside.cancel()
+        for background_request in self._background_requests:
+            background_request.cancel()
         await self.runtime.cancel(CANCEL_GRACE_SEC)
-        if self._asides:
-            await finish(asyncio.wait(self._asides, timeout=CANCEL_GRACE_SEC))
-        self._side_calls = None
+        if self._background_requests:
+            await finish(asyncio.wait(self._background_requests, timeout=CANCEL_GRACE_SEC))
+        self._background_client = None
         await self._hosted.close_terminal()
 
     def _raise_if_failed(self, task: asyncio.Task[None]) -> None:
@@ -322,20 +323,22 @@ class AgentHost:
 
     def _asked(self, call: Call) -> None:
         request = call.arguments
-        if self._side_calls is not None and request.origin is not None and request.origin.is_aside:
-            aside = asyncio.create_task(self._answer_aside(self._side_calls, call), name="side call of an agent")
-            self._asides.add(aside)
-            aside.add_done_callback(self._asides.discard)
+        if self._background_client is not None and request.origin is not None and request.origin.is_background:
+            background_request = asyncio.create_task(
+                self._respond_in_background(self._background_client, call), name="background request of an agent"
+            )
+            self._background_requests.add(background_request)
+            background_request.add_done_callback(self._background_requests.discard)
             return
         self._requests += 1
         self._pending.append(call)
         if len(self._pending) > 1:
             self._on_requests()
 
-    async def _answer_aside(self, side_calls: LLMClient, call: Call) -> None:
+    async def _respond_in_background(self, background_client: LLMClient, call: Call) -> None:
         """Has a call answered that is no observation. Where that fails, so does the episode."""
         try:
-            answer = await side_calls(call.arguments)
+            answer = await background_client(call.arguments)
         except UnansweredError:
             return  # as in the earlier try: it waits until the agent's time is up
         except Exception as error:

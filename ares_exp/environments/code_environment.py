@@ -20,7 +20,7 @@ from ares_exp.agents.code_agent import CodeAgentFactory, as_agent_factory
 from ares_exp.agents.runtime.encoding import JournalEncoder
 from ares_exp.agents.runtime.journal import Journal, StepEntry
 from ares_exp.cancellation import finish
-from ares_exp.containers.activity import Activity, Aside
+from ares_exp.containers.activity import Activity, BackgroundRequest
 from ares_exp.containers.container import (
     Container,
     ContainerFactory,
@@ -31,7 +31,7 @@ from ares_exp.containers.container import (
 from ares_exp.containers.filesystem.delta import StoredChanges
 from ares_exp.containers.network_policy import PUBLIC
 from ares_exp.environment import (
-    MAIN_LANE,
+    MAIN_CONVERSATION,
     EnvironmentBase,
     EpisodeReport,
     LimitName,
@@ -121,7 +121,7 @@ class CodeEnvironment(EnvironmentBase):
         provide_solution: bool = False,
         output_dir: Path | None = None,
         start_from: EpisodeStart | None = None,
-        side_calls: LLMClient | None = None,
+        background_client: LLMClient | None = None,
     ) -> None:
         """Touches nothing yet.
 
@@ -135,7 +135,7 @@ class CodeEnvironment(EnvironmentBase):
                 commands: for the oracle.
             output_dir: Where the verifier's own files are kept, or `None`.
             start_from: What the first `reset()` goes on with, instead of starting an episode.
-            side_calls: As of `EpisodeParts`.
+            background_client: As of `EpisodeParts`.
         """
         if not tasks:
             raise ConfigError("Expected at least one task for the environment, got none.")
@@ -147,7 +147,7 @@ class CodeEnvironment(EnvironmentBase):
             seed=seed,
             provide_solution=provide_solution,
             output_dir=output_dir,
-            side_calls=side_calls,
+            background_client=background_client,
         )
         self._random = random.Random(seed)
         self._env_seed = seed
@@ -198,11 +198,11 @@ class CodeEnvironment(EnvironmentBase):
             provide_solution=parts.provide_solution,
             output_dir=parts.output_dir,
             start_from=parts.start_from,
-            side_calls=parts.side_calls,
+            background_client=parts.background_client,
         )
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[LLMRequest]:
-        """Starts an episode; one under way is abandoned.
+        """Starts an episode; one in progress is abandoned.
 
         Args:
             seed: Reseeds the choice of tasks.
@@ -234,7 +234,7 @@ class CodeEnvironment(EnvironmentBase):
                     self._episodes += 1
                     digest = hashlib.sha256(f"{self._env_seed}/{self._episodes}".encode()).digest()
                     self.seed = int.from_bytes(digest[:8], "big")
-                    self.time_step = await self.begin()
+                    self.time_step = await self.start()
             except BaseException:
                 await self._release()
                 raise
@@ -252,7 +252,7 @@ class CodeEnvironment(EnvironmentBase):
             (truncation). Finishing on the very step that also reaches a limit is termination.
 
         Raises:
-            EpisodeStateError: Before `reset()`, after LAST, or while another call is under way.
+            EpisodeStateError: Before `reset()`, after LAST, or while another call is running.
             AgentError, ContainerError, VerifierError: As the class says; nothing is left running.
             TypeError: `action` is something else than an `LLMResponse`; the episode goes on.
         """
@@ -348,7 +348,7 @@ class CodeEnvironment(EnvironmentBase):
             limits: When episodes are truncated; by default as recorded.
             output_dir: Where the verifier's own files are kept, or `None`.
             start: Whether it is restored now. If not, its first `reset()` does that, on the event loop where it is
-                called, and returns the pending time step: for wrappers, whose users begin with `reset()`.
+                called, and returns the pending time step: for wrappers, whose users start with `reset()`.
 
         Raises:
             SnapshotError: It cannot be read, does not fit, or the agent did not come to the same point; nothing is
@@ -431,7 +431,9 @@ class CodeEnvironment(EnvironmentBase):
             return ()
         shown = [(call.call_id, edited(call.arguments, self.edits, self.step_count)) for call in self.host.pending]
         return tuple(
-            PendingRequest(call_id, MAIN_LANE if request.origin is None else request.origin.lane, request)
+            PendingRequest(
+                call_id, MAIN_CONVERSATION if request.origin is None else request.origin.conversation, request
+            )
             for call_id, request in shown
         )
 
@@ -479,7 +481,7 @@ class CodeEnvironment(EnvironmentBase):
 
     @property
     def time_left_sec(self) -> float | None:
-        """Seconds that the agent's time limit leaves; `None` without a limit, or with no episode under way."""
+        """Seconds that the agent's time limit leaves; `None` without a limit, or with no episode in progress."""
         return self.host.time_left_sec if self.host is not None else None
 
     def grant_time(self, seconds: float) -> None:
@@ -504,10 +506,10 @@ class CodeEnvironment(EnvironmentBase):
     @contextmanager
     def _waiting_for_an_action(self, what: str) -> Iterator[TimeStep[LLMRequest]]:
         """The pending time step, with every other call refused meanwhile."""
-        time_step, busy = self.time_step, self._calls.under_way
+        time_step, busy = self.time_step, self._calls.in_progress
         if busy or self.host is None or time_step is None or time_step.last():
             state = (
-                f"{busy} is under way"
+                f"{busy} is running"
                 if busy
                 else "it has not been reset"
                 if self.current_task is None
@@ -523,36 +525,36 @@ class CodeEnvironment(EnvironmentBase):
 
     @property
     def task(self) -> Task:
-        """The task of the episode, which has begun."""
+        """The task of the episode, which has started."""
         assert self.current_task is not None
         return self.current_task
 
-    async def begin(self) -> TimeStep[LLMRequest]:
+    async def start(self) -> TimeStep[LLMRequest]:
         """Starts container and agent, up to the agent's first request; returns the FIRST step.
 
         Raises:
             AgentError, ContainerError: As the class says. Not released then.
         """
-        began = time.perf_counter()
+        started = time.perf_counter()
         container = await self._start_container()
         with self.clock.during("start"), self.seen.timed():
             await self.task.set_up(container)
-        host = await self._begin_stage(container)
+        host = await self._start_stage(container)
         time_step = restart(self._shown(host))
-        self._note_step(time_step, None, began)
+        self._note_step(time_step, None, started)
         return time_step
 
     @property
     def stage(self) -> Stage:
-        """The stage under way, or the last one."""
+        """The stage in progress, or the last one."""
         return self.task.stages[min(len(self.past_stages), len(self.task.stages) - 1)]
 
-    async def _begin_stage(self, container: Container) -> AgentHost:
+    async def _start_stage(self, container: Container) -> AgentHost:
         """Prepares the container for the stage, and starts its agent, up to its first request."""
         self._refuse_if_released()
         self._scoring, stage = None, self.stage
         with self.clock.during("start"), self.seen.timed():
-            await stage.begin(container)
+            await stage.start(container)
             self._refuse_if_released()
             if self.setup.provide_solution:
                 self._solution_env = await stage.upload_solution(container)
@@ -576,7 +578,7 @@ class CodeEnvironment(EnvironmentBase):
     def _context(self, stage: int) -> AgentContext:
         """What the agent of that stage is given besides its instruction; the oracle needs none of it.
 
-        The conversation that a task begins with is for the agent of its first stage.
+        The conversation that a task starts with is for the agent of its first stage.
         """
         context = AgentContext() if self.setup.provide_solution else self.task.context
         return replace(context, messages=()) if stage else context
@@ -628,8 +630,8 @@ class CodeEnvironment(EnvironmentBase):
 
     async def apply(self, action: LLMResponse | None) -> TimeStep[LLMRequest]:
         """Hands `action` to the agent; see `step`. Not released when it raises."""
-        began = time.perf_counter()
-        policy_sec = began - self._stepped_at
+        started = time.perf_counter()
+        policy_sec = started - self._stepped_at
         host, container, is_over = self.host, self.container, True
         assert host is not None
         assert container is not None
@@ -652,9 +654,9 @@ class CodeEnvironment(EnvironmentBase):
             last = await self._end_stage()
             if last is not None:
                 return last
-            host = await self._begin_stage(container)
+            host = await self._start_stage(container)
         time_step = transition(self._shown(host))
-        self._note_step(time_step, policy_sec, began)
+        self._note_step(time_step, policy_sec, started)
         return time_step
 
     async def _release(self) -> None:
@@ -707,7 +709,7 @@ class CodeEnvironment(EnvironmentBase):
     def _refuse_if_released(self) -> None:
         """Raises when somebody has closed the environment while this episode was in the middle of something."""
         if self._is_released:
-            raise EpisodeStateError("The environment was closed while its episode was under way.")
+            raise EpisodeStateError("The environment was closed while its episode was running.")
 
     def _make_host(self, container: Container, journal: Journal | None) -> AgentHost:
         host = AgentHost(
@@ -719,17 +721,17 @@ class CodeEnvironment(EnvironmentBase):
             limit_commands=not self.setup.provide_solution,
             activity=self.seen,
             on_requests=self._requests_changed.set,
-            side_calls=self._answer_aside if self.setup.side_calls is not None else None,
+            background_client=self._respond_in_background if self.setup.background_client is not None else None,
         )
         self._hosts.append(host)
         return host
 
-    async def _answer_aside(self, request: LLMRequest) -> LLMResponse:
+    async def _respond_in_background(self, request: LLMRequest) -> LLMResponse:
         """Answers a call that takes no step; it counts towards the limits on tokens and cost."""
-        assert self.setup.side_calls is not None
-        answer = await self.setup.side_calls(request)
+        assert self.setup.background_client is not None
+        answer = await self.setup.background_client(request)
         self.usage.pay(answer)
-        self.seen.asides.append(Aside(request, answer))
+        self.seen.background_requests.append(BackgroundRequest(request, answer))
         return answer
 
     @contextmanager
@@ -754,7 +756,7 @@ class CodeEnvironment(EnvironmentBase):
         assert self.host is not None
         return self._shown(self.host)
 
-    def _note_step(self, time_step: TimeStep[Any], policy_sec: float | None, began: float) -> None:
+    def _note_step(self, time_step: TimeStep[Any], policy_sec: float | None, started: float) -> None:
         """Writes the time step into the journal, so that a restored episode knows its past."""
         host = self.host
         assert host is not None
@@ -767,7 +769,7 @@ class CodeEnvironment(EnvironmentBase):
                     timestamp=time.time(),
                     reward=time_step.reward,
                     policy_sec=policy_sec,
-                    environment_sec=self._stepped_at - began,
+                    environment_sec=self._stepped_at - started,
                     container_sec=self.seen.container_sec,
                     commands=tuple(self.seen.commands),
                 )

@@ -30,7 +30,7 @@ async def collect_on_abort(
     A failure, or reaching the bound, is logged, no more. A further cancellation ends it.
 
     Args:
-        stage: The stage under way.
+        stage: The stage in progress.
         host: Host of its agent.
         container: Container of its agent.
         output_dir: The directory of the episode on the host.

@@ -75,7 +75,7 @@ class EpisodeFacts:
 
     @property
     def stage_seed(self) -> int:
-        """Seed of what the agent draws that is under way."""
+        """Seed of what the agent draws that is running."""
         return self.integer("stage_seed") if "stage_seed" in self._data else self.integer("seed")
 
     @property

@@ -1,4 +1,4 @@
-"""The export of an episode under way to a snapshot store."""
+"""The export of an episode in progress to a snapshot store."""
 
 from __future__ import annotations
 

@@ -12,19 +12,19 @@ from ares_exp.agents.runtime.agent_runtime import AgentRuntime
 from ares_exp.agents.runtime.host_files import HostFiles, digest_of
 from ares_exp.containers.activity import Activity, CommandRecord
 from ares_exp.containers.container import Container, ExecOptions, ExecResult, Shell, User
-from ares_exp.containers.door import DOOR_PORT, Door, Serve, ServingContainer
+from ares_exp.containers.forwarded_port import FORWARDED_PORT_PORT, ForwardedPort, Serve, ServingContainer
 from ares_exp.containers.terminal import TerminalContainer, TerminalOutput, TerminalSession
 from ares_exp.errors import (
     ContainerDiedError,
     ContainerError,
     DivergenceError,
-    DoorUnavailableError,
     EpisodeStateError,
+    PortForwardingError,
 )
 
 
 class HostedContainer:
-    """An `AgentContainer`, in which an agent that is not deterministic can open doors (`ServingContainer`).
+    """An `AgentContainer`, in which an agent that is not deterministic can open forwarded ports (`ServingContainer`).
 
     Attributes:
         died: What the container died of, if a call of the agent met that.
@@ -119,26 +119,26 @@ class HostedContainer:
             self.died = error
             raise
 
-    async def open_door(self, serve: Serve, *, port: int = DOOR_PORT) -> Door:
-        """As `ServingContainer.open_door`. Neither journalled nor counted: what comes in by it is the agent's own.
+    async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT_PORT) -> ForwardedPort:
+        """As `ServingContainer.forward_port`. Neither journalled nor counted: what comes in by it is the agent's own.
 
         Raises:
-            DoorUnavailableError: As the backend's container, or it cannot have doors.
+            PortForwardingError: As the backend's container, or it cannot have forwarded ports.
             EpisodeStateError: The agent is deterministic.
             ContainerDiedError: The container is gone.
         """
         if self._runtime.journal is not None:
             raise EpisodeStateError(
-                "A deterministic agent cannot open a door: what comes in by it is not in the journal, so it could not "
+                "A deterministic agent cannot open a forwarded port: its requests are not in the journal, so it could not "
                 "be run again. Set `deterministic = False` on its factory."
             )
         if not isinstance(self._container, ServingContainer):
-            raise DoorUnavailableError(
-                f"Doors cannot be opened in a {type(self._container).__name__} (it has no `open_door`). Use "
+            raise PortForwardingError(
+                f"A {type(self._container).__name__} cannot forward ports (it has no `forward_port`). Use "
                 "container=local, container=docker or container=daytona."
             )
         try:
-            return await self._container.open_door(serve, port=port)
+            return await self._container.forward_port(serve, port=port)
         except ContainerDiedError as error:
             self.died = error
             raise
@@ -152,7 +152,7 @@ class HostedContainer:
         if not self._limit_commands:
             options["timeout_sec"] = None
         result: ExecResult | None = None
-        began = time.perf_counter()
+        started = time.perf_counter()
         try:
             result = await self._container.exec(command, **options)
         except ContainerDiedError as error:
@@ -163,7 +163,7 @@ class HostedContainer:
                 CommandRecord(
                     command,
                     exit_code=result.exit_code if result is not None else None,
-                    duration_sec=time.perf_counter() - began,
+                    duration_sec=time.perf_counter() - started,
                     timed_out=result is not None and result.timed_out,
                 )
             )

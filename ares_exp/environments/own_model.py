@@ -292,7 +292,7 @@ class EpisodeModel:
         if (known := await self._known(question, reading)) is not None:
             return known
         responses: list[LLMResponse] = []
-        answer, began = None, time.perf_counter()
+        answer, started = None, time.perf_counter()
         try:
             async with asyncio.timeout(self._model.timeout_sec) as limit:
                 answer = await self._ask(request, reading, responses)
@@ -306,7 +306,7 @@ class EpisodeModel:
         finally:
             recorded = reading.to_record(answer) if answer is not None else None
             try:
-                await self._write(question, responses, recorded, time.perf_counter() - began)
+                await self._write(question, responses, recorded, time.perf_counter() - started)
             except (OSError, StorageError) as error:
                 if answer is not None:
                     raise

@@ -29,7 +29,7 @@ class PastStage:
         name: Of the stage.
         verdict: What its verifier said; `None`: it was not run.
         truncated_by: The limit that ended its agent, if one did.
-        step_count: Time steps up to its end, since the episode began.
+        step_count: Time steps up to its end, since the episode started.
         journal: What its agent did; `None` for an agent that is not deterministic.
         encoder: Of the journal.
     """
@@ -41,14 +41,14 @@ class PastStage:
     journal: Journal | None
     encoder: JournalEncoder = field(default_factory=JournalEncoder)
 
-    def result(self, *, began_at: int) -> StageResult:
-        """As it is recorded; `began_at`: the time steps before it."""
+    def result(self, *, started_at: int) -> StageResult:
+        """As it is recorded; `started_at`: the time steps before it."""
         return StageResult(
             name=self.name,
             reward=self.verdict.reward if self.verdict is not None else None,
             rewards=dict(self.verdict.rewards) if self.verdict is not None else {},
             truncated_by=self.truncated_by,
-            num_steps=self.step_count - began_at,
+            num_steps=self.step_count - started_at,
         )
 
 
@@ -57,7 +57,7 @@ def results_of(task: Task, past_stages: Sequence[PastStage]) -> tuple[StageResul
     if len(task.stages) == 1:
         return ()
     ends = [0, *(past.step_count for past in past_stages)]
-    return tuple(past.result(began_at=began) for past, began in zip(past_stages, ends, strict=False))
+    return tuple(past.result(started_at=started) for past, started in zip(past_stages, ends, strict=False))
 
 
 def verdict_of(task: Task, past_stages: Sequence[PastStage], truncated_by: LimitName | None) -> Verdict | None:

@@ -11,7 +11,7 @@ class PhaseClock:
     """Measures the phases of an episode, one at a time.
 
     Attributes:
-        phase: The phase under way: `start`, `agent` or `verify`; `None` between two.
+        phase: The phase in progress: `start`, `agent` or `verify`; `None` between two.
         seconds: Wall seconds by phase.
     """
 
@@ -22,10 +22,10 @@ class PhaseClock:
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
         """Adds the wall seconds spent inside."""
-        began = time.perf_counter()
+        started = time.perf_counter()
         self.phase = phase
         try:
             yield
         finally:
             self.phase = None
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - began
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - started

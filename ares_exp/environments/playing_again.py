@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class EpisodeStart(Protocol):
-    """Where an episode goes on instead of beginning: a snapshot (`Continuation`), or `PlayedAgain`."""
+    """Where an episode goes on instead of start: a snapshot (`Continuation`), or `PlayedAgain`."""
 
     def prepare(self, episode: CodeEnvironment, tasks: Sequence[Task]) -> None:
         """Gives an environment its task and the recorded state of the episode; starts nothing.
@@ -48,7 +48,7 @@ class EpisodeStart(Protocol):
 
 
 class PlayedAgain:
-    """An episode that gets recorded responses up to a step, from its beginning or from a snapshot."""
+    """An episode that gets recorded responses up to a step, from its start or from a snapshot."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class PlayedAgain:
             seed: The recorded seed.
             lineage: The origin, for its trajectory.
             edits: Edits of the conversation that the policy sees, recorded and new ones. A snapshot knows its own.
-            snapshot: A snapshot of an earlier step to continue from; by default the episode starts from its beginning.
+            snapshot: A snapshot of an earlier step to continue from; by default the episode starts from its start.
             report: Receives a message for the user if requests differ from the recorded ones.
         """
         self._task_name = task_name
@@ -110,13 +110,13 @@ class PlayedAgain:
             DivergenceError: It ends before that step, or requests more than was recorded.
             AgentError, ContainerError, SnapshotError: As the class says.
         """
-        began = time.perf_counter()
-        time_step = await (episode.begin() if self._snapshot is None else self._snapshot.go_on(episode))
+        started = time.perf_counter()
+        time_step = await (episode.start() if self._snapshot is None else self._snapshot.go_on(episode))
         first = episode.usage.step_count
         recorded = RecordedResponses(
             self._exchanges, used=first, normalisers=with_own(episode.setup.code_agent_factory.normalisers)
         )
-        played = [_past_step(episode, time_step, None, began)]
+        played = [_past_step(episode, time_step, None, started)]
         differing: list[int] = []
         for step in range(first, self._step + 1):
             assert time_step.observation is not None
@@ -130,11 +130,11 @@ class PlayedAgain:
             if exchange is None or exchange.is_pending:
                 raise self._diverged(step, "it asks more than was recorded of that conversation")
             recorded.use(asked)
-            began = time.perf_counter()
+            started = time.perf_counter()
             time_step = await episode.apply(exchange.answer)
             if time_step.last():
                 raise self._diverged(step + 1, "it ended")
-            played.append(_past_step(episode, time_step, exchange.answer, began))
+            played.append(_past_step(episode, time_step, exchange.answer, started))
         episode.played = tuple(played)
         if differing:
             self._report(
@@ -153,13 +153,13 @@ class PlayedAgain:
 
 
 def _past_step(
-    episode: CodeEnvironment, time_step: TimeStep[LLMRequest], action: LLMResponse | None, began: float
+    episode: CodeEnvironment, time_step: TimeStep[LLMRequest], action: LLMResponse | None, started: float
 ) -> PastStep:
     return PastStep(
         time_step=time_step,
         action=action,
         timestamp=time.time(),
         policy_sec=None if action is None else 0.0,
-        environment_sec=time.perf_counter() - began,
+        environment_sec=time.perf_counter() - started,
         activity=episode.seen.take(),
     )

@@ -67,7 +67,7 @@ def _recorded_container_factory(snapshot: EnvironmentSnapshot) -> Any:
     if backend is not None and reached:
         raise SnapshotUnsupportedError(
             f"{snapshot.snapshot_dir}: its container was made with {reached[0]}={options[reached[0]]!r:.100}. What a "
-            "container may reach or begin with is not taken from a file: give `container_factory`."
+            "container may reach or start with is not taken from a file: give `container_factory`."
         )
     return _made(snapshot, name, backend, options, "container_factory")
 

@@ -222,7 +222,7 @@ def _check_agent(snapshot: EnvironmentSnapshot, factory: AgentFactoryBase) -> No
         key = changed[0]
         raise SnapshotMismatchError(
             f"{snapshot.snapshot_dir}: the agent's option `{key}` was {was.get(key)!r:.80}, is "
-            f"{options.get(key)!r:.80}. An agent goes on with the options that it began with."
+            f"{options.get(key)!r:.80}. An agent goes on with the options that it started with."
         )
 
 

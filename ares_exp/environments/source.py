@@ -37,10 +37,10 @@ class EpisodeParts:
         provide_solution: Whether the task's solution goes into the container, or, of an environment without one, into
             its requests as `metadata["solution"]` (the oracle).
         output_dir: Where files of the episode are kept (`verifier/`, `artifacts/`), or `None`.
-        start_from: Where the episode goes on, instead of beginning; only for a source that `exports_state`.
+        start_from: Where the episode goes on, instead of start; only for a source that `exports_state`.
         episode_id: Id of the episode in its run; `None` where it is not played in one.
         attempt: Number of the attempt at the task, from 0.
-        side_calls: Answers what the agent asks beside its work, without a step; `None`: these are observations.
+        background_client: Answers what the agent asks beside its work, without a step; `None`: these are observations.
     """
 
     container_factory: ContainerFactoryBase
@@ -52,7 +52,7 @@ class EpisodeParts:
     start_from: EpisodeStart | None = None
     episode_id: str | None = None
     attempt: int = 0
-    side_calls: LLMClient | None = None
+    background_client: LLMClient | None = None
 
     def container_specs(self, task: Task) -> list[ContainerSpec]:
         """Lists every container that a task needs: the agent's, with what that brings along, then the verifiers'."""

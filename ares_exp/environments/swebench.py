@@ -75,7 +75,7 @@ class SweBenchEnvironments(SourceBase):
             image_template: Names of images, with `{id}` in them; `None`: the row's, or
                 `swebench/sweb.eval.x86_64.{id}:latest`.
             build: Whether images are built here instead, from the options that follow.
-            base_image: What images that are built here begin with.
+            base_image: What images that are built here start with.
             repository: Where the repositories are: an address, with `{repo}` in it for `owner/name`, or a folder, with
                 each at `owner/name` or with the only one.
             setup: Shell commands before the repository is there; git has to be in the image after them.

@@ -7,9 +7,9 @@ carry is a `WireFormatError` that names it, or with `strict=False` left out with
 | here | on the wire |
 |---|---|
 | `system_prompt` | `system`; blocks are joined by an empty line |
-| messages of role system | the same within `messages`; those at the beginning go to `system` |
+| messages of role system | the same within `messages`; those at the start go to `system` |
 | `tool_calls` | `tool_use`; arguments that are no JSON object as `{"invalid_arguments": TEXT}` |
-| messages of role tool | `tool_result` blocks at the beginning of a user message |
+| messages of role tool | `tool_result` blocks at the start of a user message |
 | reasoning with a signature | `thinking`; redacted: `redacted_thinking`. Without one it gets a seal of ours in \
 answers (see `sealed_reasoning`), and is not sent to the provider |
 | images | `image`, of base64 data or a URL |

@@ -53,12 +53,12 @@ class Canonical:
         return _digest([self.settings.hex(), *(one.hex() for one in self.messages)]).hex()
 
     def shared(self, other: Canonical) -> int:
-        """Counts the messages at the beginning that both have."""
+        """Counts the messages at the start that both have."""
         pairs = zip(self.messages, other.messages, strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     def continues(self, earlier: Canonical) -> bool:
-        """Tells whether this conversation begins with all of an earlier one."""
+        """Tells whether this conversation starts with all of an earlier one."""
         return self.shared(earlier) == len(earlier.messages)
 
 

@@ -64,20 +64,21 @@ class Origin:
 
     Attributes:
         wire: The wire format that it came by: `"chat_completions"`, `"responses"` or `"messages"`.
-        lane: The conversation that it belongs to: `"main"`, or the name of a sub-agent's or a side call's.
+        conversation: The conversation that it belongs to: `"main"`, or the name of a sub-agent's or a background
+            request's.
         model: The name of the model that was asked for.
         sampling: What the agent's client asked of the engine (bounds, temperature, effort), by names on the wire. The
             request itself has them only where they are forwarded.
         dropped: Names of what could not be carried.
-        is_aside: Whether it is answered beside the steps of its episode, where somebody is there for that.
+        is_background: Whether it is answered beside the steps of its episode, where somebody is there for that.
     """
 
     wire: str
-    lane: str = "main"
+    conversation: str = "main"
     model: str = ""
     sampling: Mapping[str, Any] = field(default_factory=Message)
     dropped: tuple[str, ...] = ()
-    is_aside: bool = False
+    is_background: bool = False
 
 
 def origin_to_dict(origin: Origin) -> Mapping[str, Any]:
@@ -93,14 +94,16 @@ def origin_from_dict(data: Mapping[str, Any]) -> Origin:
     Raises:
         ValueError: It is none.
     """
-    texts = {name: data[name] for name in ("wire", "lane", "model") if name in data}
+    texts = {name: data[name] for name in ("wire", "conversation", "model") if name in data}
     dropped, sampling = data.get("dropped", ()), data.get("sampling", Message())
-    is_aside = data.get("is_aside", False)
+    is_background = data.get("is_background", False)
     are_names = isinstance(dropped, list | tuple) and all(isinstance(name, str) for name in dropped)
-    is_origin = are_names and isinstance(sampling, Mapping) and isinstance(is_aside, bool)
+    is_origin = are_names and isinstance(sampling, Mapping) and isinstance(is_background, bool)
     if not is_origin or not all(isinstance(text, str) for text in texts.values()):
         raise ValueError(f"Expected the origin of a request, got {data!r:.80}")
-    return Origin(**{"wire": "", **texts}, sampling=freeze(sampling), dropped=tuple(dropped), is_aside=is_aside)
+    return Origin(
+        **{"wire": "", **texts}, sampling=freeze(sampling), dropped=tuple(dropped), is_background=is_background
+    )
 
 
 @dataclass(frozen=True, slots=True)

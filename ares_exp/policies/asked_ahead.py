@@ -11,7 +11,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar, runtime_checkable
 
 from ares_exp.cancellation import finish
 from ares_exp.config.parts import has_members
-from ares_exp.environment import MAIN_LANE, PendingRequest
+from ares_exp.environment import MAIN_CONVERSATION, PendingRequest
 from ares_exp.errors import EpisodeStateError, PolicyError
 from ares_exp.llms.request import LLMClient, LLMRequest
 
@@ -29,8 +29,8 @@ class ConcurrentClient(LLMClient, Protocol):
     """A client of one episode that may be asked for several answers at once: none depends on what was asked before.
 
     Attributes:
-        max_concurrency_per_episode: Bound on requests of one episode under way at once; 1: one after the other, in the
-            order of the observations.
+        max_concurrency_per_episode: Bound on requests of one episode in progress at once; 1: one after the other, in
+            the order of the observations.
     """
 
     max_concurrency_per_episode: int
@@ -58,7 +58,7 @@ class ForesightedClient(LLMClient, Protocol):
         ...
 
     async def close(self) -> None:
-        """Cancels what is under way: the episode has ended. Bounded, and idempotent."""
+        """Cancels what is running: the episode has ended. Bounded, and idempotent."""
         ...
 
 
@@ -120,7 +120,7 @@ class AskedAhead(Generic[T]):
         Args:
             ask: Asks the policy for one response, and is passed whether that is ahead of its turn. Raises the policy's
                 errors.
-            concurrency: Bound on requests under way at once; 1: nothing is asked ahead.
+            concurrency: Bound on requests in progress at once; 1: nothing is asked ahead.
             has_room: Whether the limits of the episode let so many answers be applied, and another one after them.
             on_wait: Is told of the seconds that a request, asked ahead, still waits when the episode comes to it.
         """
@@ -152,7 +152,7 @@ class AskedAhead(Generic[T]):
         """Returns the response to the observation. A request that was asked ahead is not asked again."""
         call = self._pending[0] if self._pending else None
         if call is None or call.request != request:
-            call = PendingRequest(NO_CALL, MAIN_LANE, request)
+            call = PendingRequest(NO_CALL, MAIN_CONVERSATION, request)
         self.awaited = call.call_id
         try:
             ask = self._asks.pop(call.call_id, None)
@@ -178,7 +178,7 @@ class AskedAhead(Generic[T]):
             await finish(asyncio.wait(self._ending, timeout=UNWIND_SEC))
 
     def _ask_ahead(self) -> None:
-        """Asks for the next answers after the first, as many as may be under way."""
+        """Asks for the next answers after the first, as many as may be in progress."""
         first, *others = self._pending
         free = (
             self._concurrency

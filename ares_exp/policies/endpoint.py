@@ -97,7 +97,7 @@ class Endpoint:
             wire: Where and how requests are posted.
             base_url: URL up to and with the version, such as `https://api.openai.com/v1`.
             api_key_env: Environment variable that holds the key; `None` for an endpoint that needs none.
-            max_concurrency: Bound on requests under way at once.
+            max_concurrency: Bound on requests in progress at once.
             max_answer_bytes: Bound on the size of an answer.
             stream_idle_sec: Bound on the silence within a streamed one.
         """
@@ -124,7 +124,7 @@ class Endpoint:
 
     @property
     def slots(self) -> RequestSlots:
-        """Bounds the requests under way at once: hold one while trying."""
+        """Bounds the requests in progress at once: hold one while trying."""
         return self._connect().slots
 
     def check_size(self, max_concurrency: int) -> None:
@@ -136,7 +136,7 @@ class Endpoint:
             )
 
     def resize(self, max_concurrency: int) -> None:
-        """Changes the bound on requests under way at once, which `check_size` took."""
+        """Changes the bound on requests in progress at once, which `check_size` took."""
         self._max_concurrency = max_concurrency
         if self._connection is not None:
             self._connection.slots.resize(max_concurrency)

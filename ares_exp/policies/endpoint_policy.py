@@ -132,9 +132,9 @@ class EndpointPolicy(Policy):
             timeout.
         retry_base_sec: Wait before the first retry in seconds; doubled for each further one, with jitter.
         max_retry_wait_sec: Longest wait between tries; a `Retry-After` beyond it is an error.
-        max_concurrency: Bound on requests under way at once. One that waits for a retry leaves its place to others,
+        max_concurrency: Bound on requests in progress at once. One that waits for a retry leaves its place to others,
             unless the endpoint said for how long (`Retry-After`): then all wait.
-        max_concurrency_per_episode: Bound on requests of one episode under way at once, where its agent waits for
+        max_concurrency_per_episode: Bound on requests of one episode in progress at once, where its agent waits for
             several answers; 1 asks for one after the other.
         max_answer_bytes: Bound on the size of an answer.
         preflight_timeout_sec: Bound on the check before the run, in seconds.
@@ -342,16 +342,16 @@ class EndpointPolicy(Policy):
     async def _post(
         self, body: Mapping[str, Any], on_wait: OnWait, may_ask: Callable[[], Awaitable[None]] | None
     ) -> tuple[Any, float]:
-        """Returns the parsed answer and the seconds since the first try began."""
-        slots, began = self._endpoint.slots, 0.0
+        """Returns the parsed answer and the seconds since the first try started."""
+        slots, started = self._endpoint.slots, 0.0
         for tries in itertools.count(1):
             try:
                 async with slots.one(on_wait):
                     if may_ask is not None:
                         await may_ask()
-                    began = began or time.perf_counter()
+                    started = started or time.perf_counter()
                     answer = await self._endpoint.post(body, timeout_sec=self.timeout_sec)
-                return answer, time.perf_counter() - began
+                return answer, time.perf_counter() - started
             except EndpointError as error:
                 wait_sec = self._backoff.wait_sec(tries, error)
                 if error.retry_after_sec is not None:

@@ -150,12 +150,12 @@ class UpdatablePolicy(Protocol):
     async def update(self, version: str, weights: Weights | None = None) -> None:
         """Takes new weights, and returns when requests that come from now on are answered by them.
 
-        Answers under way are finished with the weights that they began with; requests that wait are answered by the
+        Answers in progress are finished with the weights that they started with; requests that wait are answered by the
         new ones. Updates are taken one after the other, in the order of the calls.
 
         Args:
             version: Name of the new weights, in answers from now on.
-            weights: The weights. `None`: they are in place already, and no answer was under way when they came there
+            weights: The weights. `None`: they are in place already, and no answer was running when they came there
                 (a trainer that owns the module has stepped between two rollouts; an engine was sent them by its own
                 way).
 

@@ -25,7 +25,7 @@ from ares_exp.trajectories.recorded_responses import (
 )
 from ares_exp.trajectories.records import (
     EpisodeTrajectory,
-    lane_of,
+    conversation_of,
     serialize_llm_request,
 )
 from ares_exp.trajectories.request_diff import (
@@ -169,8 +169,8 @@ def _number(found: StoredEpisode, name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _is_aside(request: LLMRequest) -> bool:
-    return request.origin is not None and request.origin.is_aside
+def _is_background_request(request: LLMRequest) -> bool:
+    return request.origin is not None and request.origin.is_background
 
 
 class _Replayed:
@@ -191,8 +191,8 @@ class _Replayed:
         self._background = RecordedResponses(background_exchanges(episode), normalisers=normalisers)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        if _is_aside(request):
-            return self._answer_aside(request)
+        if _is_background_request(request):
+            return self._respond_in_background(request)
         recorded, asked = self._compare(request)
         if recorded is None or recorded.is_pending:
             raise ReplayDivergenceError(
@@ -211,24 +211,24 @@ class _Replayed:
 
     def advance(self, request: LLMRequest, answer: LLMResponse | None) -> None:
         """Compares a request that was answered in its stead, and goes past it."""
-        if _is_aside(request):
-            self._next_aside(serialize_llm_request(request))
+        if _is_background_request(request):
+            self._next_background_request(serialize_llm_request(request))
         else:
             self._compare(request)
 
-    def _answer_aside(self, request: LLMRequest) -> LLMResponse:
+    def _respond_in_background(self, request: LLMRequest) -> LLMResponse:
         """Gives the recorded answer to a call that takes no step, whatever `strict` says: it is no observation."""
         asked = serialize_llm_request(request)
-        if (recorded := self._next_aside(asked)) is None:
+        if (recorded := self._next_background_request(asked)) is None:
             raise ReplayDivergenceError(
                 f"Recorded episode {self._episode.episode_id} has no answer for what the agent asks beside its work "
-                f"({lane_of(asked)}). Play it with `agent.side_calls=observe`.",
+                f"({conversation_of(asked)}). Play it with `agent.background_requests=observe`.",
                 step=len(self.steps),
                 why="the agent asks for more beside its work than recorded",
             )
         return recorded
 
-    def _next_aside(self, asked: Mapping[str, Any]) -> LLMResponse | None:
+    def _next_background_request(self, asked: Mapping[str, Any]) -> LLMResponse | None:
         """Takes the response to the next recorded background request of a conversation."""
         recorded = self._background.next_for(asked)
         if recorded is None:

@@ -58,7 +58,7 @@ class _Places:
 
 
 class RequestSlots:
-    """Bounds the requests under way at once. When the endpoint asks one of them to wait, all wait."""
+    """Bounds the requests in progress at once. When the endpoint asks one of them to wait, all wait."""
 
     def __init__(self, count: int, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         self._free = _Places(count)
@@ -66,7 +66,7 @@ class RequestSlots:
         self._paused_until = 0.0
 
     def resize(self, count: int) -> None:
-        """Changes the bound; what is under way above a smaller one goes on."""
+        """Changes the bound; what is running above a smaller one goes on."""
         self._free.resize(count)
 
     def pause(self, seconds: float) -> None:

@@ -123,7 +123,7 @@ class TokenEndpointPolicy(OpenAIPolicy):
         """
         raise ConfigError(
             f"policy={self.option} cannot send weights to its engine. Send them by the trainer's own way while no "
-            f"answer is under way, and call update({version!r}) then."
+            f"answer is running, and call update({version!r}) then."
         )
 
     async def answer_to(

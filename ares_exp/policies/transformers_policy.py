@@ -145,7 +145,7 @@ class TransformersPolicy(Policy):
     def of(cls, model: Any, tokenizer: Any, *, name: str = "in memory", **settings: Any) -> Self:
         """Makes the policy of a module in memory, which stays the caller's: `close` does not touch it.
 
-        While answers are under way, the module is in evaluation mode, and nobody else may change it: hand changes to
+        While answers are running, the module is in evaluation mode, and nobody else may change it: hand changes to
         `update`.
 
         Args:
@@ -183,7 +183,7 @@ class TransformersPolicy(Policy):
     async def in_memory(self) -> tuple[Any, Any]:
         """Returns the module and its tokenizer, for a trainer in this process.
 
-        It may change the weights while no answer is under way, and tells of it by `update`, without weights.
+        It may change the weights while no answer is running, and tells of it by `update`, without weights.
         """
         _, loaded = await self._running()
         return loaded.model, loaded.tokenizer
@@ -194,7 +194,7 @@ class TransformersPolicy(Policy):
         await thread.update(version, lambda loaded: _take(loaded.model, weights))
 
     async def close(self) -> None:
-        """Ends answers under way, and gives the memory of a model that it has loaded back. Idempotent."""
+        """Ends answers in progress, and gives the memory of a model that it has loaded back. Idempotent."""
         thread, self._thread = self._thread, None
         self._without_episode = None
         if thread is not None:
@@ -204,7 +204,7 @@ class TransformersPolicy(Policy):
 
     async def answer(self, request: LLMRequest, episode: _Episode) -> LLMResponse:
         """Answers one request of an episode. Raises what calling the policy does."""
-        began = time.perf_counter()
+        started = time.perf_counter()
         thread, loaded = await self._running()
         template = ChatTemplate(loaded.tokenizer)
         request = self._with_own_settings(request)
@@ -230,7 +230,7 @@ class TransformersPolicy(Policy):
             logprobs=row.logprobs,
             finish_reason="tool_calls" if any(isinstance(one, ToolCallData) for one in pieces) else row.finish,
             model=self.model_name,
-            latency_sec=time.perf_counter() - began,
+            latency_sec=time.perf_counter() - started,
             sampling=sampling.to_dict() | ({} if seed is None else {"seed": seed}),
             policy_version=ended.version,
             activations=ended.kept,

@@ -111,11 +111,11 @@ def read_asked(files: Path) -> list[Asked] | None:
 
 
 def copy_answers(earlier: Path, own: Path, *, of_scorers: bool = False) -> None:
-    """Begins the record in the directory `own` with the answers in that of an earlier try. Blocking.
+    """Starts the record in the directory `own` with the answers in that of an earlier try. Blocking.
 
     Args:
         earlier: Directory of the earlier try's files.
-        own: Directory of the files of the try that begins.
+        own: Directory of the files of the try that starts.
         of_scorers: Whether only answers to scorers are copied: those of a game decide how it goes on.
     """
     asked = [one for one in read_asked(earlier) or () if one.answer is not None and (one.scorer or not of_scorers)]

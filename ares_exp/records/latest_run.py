@@ -1,9 +1,9 @@
 """The name `latest` in the place of a run directory.
 
-It is the run or the sweep below `outputs/` of the current directory that was begun last: by the first `began` in its
-`sessions.jsonl`, so that a resume, a look or a copy makes none newer. A sweep counts as one, its folder, begun when the
-first of its jobs was. What was never begun here, as a merged run, does not count, nor does what `ares-exp task check`
-played.
+It is the run or the sweep below `outputs/` of the current directory that was started last: by the first `started` in
+its `sessions.jsonl`, so that a resume, a look or a copy makes none newer. A sweep counts as one, its folder, started
+when the first of its jobs was. What was never started here, as a merged run, does not count, nor does what `ares-exp
+task check` played.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ LATEST = "latest"
 OUTPUTS = Path("outputs")
 CHECKS = OUTPUTS / "task-check"
 """Where the runs of `ares-exp task check` go."""
-MEANING = f"`{LATEST}` is the one under {OUTPUTS}/ that was begun last"
+MEANING = f"`{LATEST}` is the one under {OUTPUTS}/ that was started last"
 MAX_DEPTH = 4
 """How far below `outputs` runs are looked for."""
 MAX_LINE = 1 << 20
 
 
 def run_path(text: str | Path) -> Path:
-    """Returns the path that was typed; if it begins with `latest`, that of this run, and says on stderr which it is.
+    """Returns the path that was typed; if it starts with `latest`, that of this run, and says on stderr which it is.
 
     A directory or a file that is called `latest` itself goes first.
 
@@ -41,13 +41,13 @@ def run_path(text: str | Path) -> Path:
     if path.parts[:1] != (LATEST,) or os.path.lexists(LATEST):
         return path
     places = (place for place in _below(OUTPUTS, MAX_DEPTH) if CHECKS not in place.parents)
-    begun = [(time, place) for place in places if (time := _began(place)) is not None]
-    if not begun:
+    started = [(time, place) for place in places if (time := _started(place)) is not None]
+    if not started:
         raise ConfigError(
             f"Expected a run or a sweep under {OUTPUTS}/ in {Path.cwd()}, as {MEANING}; found none, without "
             "those of `task check`. Name a run directory, or go to the folder where it was started."
         )
-    _, found = max(begun)
+    _, found = max(started)
     sys.stderr.write(f"`{LATEST}` is {printable(str(found))}\n")
     return found.joinpath(*path.parts[1:])
 
@@ -65,13 +65,13 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
             yield from _below(path, depth - 1)
 
 
-def _began(place: Path) -> float | None:
-    """Returns when a run, or the first job of a sweep, was begun, in epoch seconds; `None` if that is not recorded."""
+def _started(place: Path) -> float | None:
+    """Returns the start of a run, or of the first job of a sweep, in epoch seconds; `None` if it is not recorded."""
     if (place / SWEEP_RECORD).is_file():
-        return min((time for job in _below(place, MAX_DEPTH) if (time := _began(job)) is not None), default=None)
+        return min((time for job in _below(place, MAX_DEPTH) if (time := _started(job)) is not None), default=None)
     try:
         with open_regular(RunDir(place).sessions) as lines:
-            began = float(json.loads(lines.readline(MAX_LINE))["began"])
+            started = float(json.loads(lines.readline(MAX_LINE))["started"])
     except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):  # anybody may have written it
         return None
-    return began if math.isfinite(began) else None
+    return started if math.isfinite(started) else None

@@ -1,4 +1,4 @@
-"""The totals of a run as its files tell them: of one that has ended, was killed, or is under way."""
+"""The totals of a run as its files tell them: of one that has ended, was killed, or is running."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ares_exp.records.run_summary import RunSummary
 
 
 def recorded_summary(run_dir: RunDir) -> RunSummary | None:
-    """Reads the totals of a run so far; `None` if none was begun.
+    """Reads the totals of a run so far; `None` if none was started.
 
     Raises:
         ConfigError: A record is broken.

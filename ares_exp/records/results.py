@@ -60,7 +60,7 @@ UNFINISHED = frozenset({Outcome.CANCELLED, Outcome.LOST, Outcome.ABANDONED, Outc
 """Outcomes that say nothing about the attempt."""
 
 ANSWERS_USED_UP = frozenset({Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.ABANDONED})
-"""Outcomes after which the answer log may be deleted: the attempt has a result, or starts from the beginning."""
+"""Outcomes after which the answer log may be deleted: the attempt has a result, or starts from the start."""
 
 
 HOST_IMAGE = "host"
@@ -116,7 +116,7 @@ class Replayed:
         episode_id: The earlier one, of the same attempt.
         steps: How many of its answers were given again; those before a snapshot that was restored included.
         prompt_tokens, generated_tokens, cost: Sums over those answers: they are in the earlier episode's totals, too.
-        from_snapshot: The step at which a snapshot was restored; `None`: it was played again from the beginning.
+        from_snapshot: The step at which a snapshot was restored; `None`: it was played again from the start.
         diverged_at: The first step whose request differs from the recorded one; `None`: all are the same.
     """
 
@@ -176,18 +176,18 @@ class AgentFacts:
         version: Its version, where it is pinned; of `agent=command` the digest of the files that the container gets.
         requests: HTTP requests for an answer, retries included.
         retries: Those of them that asked for an answer once more; they cost none.
-        lanes: Names of its conversations, in the order in which they began.
+        conversations: Names of its conversations, in the order in which they started.
         dropped: What its requests had that could not be carried.
-        asides: Calls beside its work that the policy answered without a step.
+        background requests: Calls beside its work that the policy answered without a step.
     """
 
     name: str
     version: str | None = None
     requests: int = 0
     retries: int = 0
-    lanes: tuple[str, ...] = ()
+    conversations: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
-    asides: int = 0
+    background_requests: int = 0
 
     def __add__(self, other: AgentFacts) -> AgentFacts:
         """Adds those of a later stage."""
@@ -196,9 +196,9 @@ class AgentFacts:
             self.version,
             self.requests + other.requests,
             self.retries + other.retries,
-            tuple(dict.fromkeys((*self.lanes, *other.lanes))),
+            tuple(dict.fromkeys((*self.conversations, *other.conversations))),
             tuple(sorted({*self.dropped, *other.dropped})),
-            self.asides + other.asides,
+            self.background_requests + other.background_requests,
         )
 
 

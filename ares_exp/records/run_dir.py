@@ -164,7 +164,7 @@ def _commit(group: Sequence[_Append]) -> None:
                     descriptors[path] = _open_to_append(path, texts[0].flags)
                     opened.callback(os.close, descriptors[path])
                     _write_whole(descriptors[path], b"".join(one.data for one in texts), path)
-                    _begin_sync(descriptors[path])
+                    _start_sync(descriptors[path])
             for path, texts in files.items():
                 if texts[0].failure is None:
                     with _failing(texts):
@@ -194,7 +194,7 @@ def _failing(texts: Sequence[_Append]) -> Iterator[None]:
             one.failure = error
 
 
-def _begin_sync(descriptor: int) -> None:
+def _start_sync(descriptor: int) -> None:
     """Starts to write a file to disk. Files that start together need one entry in the journal of the file system."""
     with suppress(OSError, AttributeError):  # a hint, which not every system takes
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -220,7 +220,7 @@ def _write_whole(descriptor: int, data: bytes, path: Path | str) -> None:
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from None
         if written != len(data):
-            os.ftruncate(descriptor, os.lseek(descriptor, -written, os.SEEK_CUR))  # where it began
+            os.ftruncate(descriptor, os.lseek(descriptor, -written, os.SEEK_CUR))  # where it started
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
@@ -236,7 +236,7 @@ def _open_to_append(path: Path | str, flags: int) -> int:
 
 
 def open_regular(path: Path) -> IO[bytes]:
-    """Opens a file for reading: not a pipe or a device, which might never end, or never begin.
+    """Opens a file for reading: not a pipe or a device, which might never end, or never start.
 
     Raises:
         OSError: It cannot be opened, or is something else.
@@ -322,7 +322,7 @@ def lock(descriptor: int, path: Path, *, what: str = "run") -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise ConfigError(
-            f"The {what} in {path} is under way: another process plays it. Wait until it has ended."
+            f"The {what} in {path} is running: another process plays it. Wait until it has ended."
         ) from None
     except OSError:  # a file system without such locks
         return
@@ -356,7 +356,7 @@ class RunDir:
 
     @property
     def has_run(self) -> bool:
-        """Whether a run was begun here: one that was killed before its config was written was not."""
+        """Whether a run was started here: one that was killed before its config was written was not."""
         return self.config.exists()
 
     @contextmanager
@@ -401,7 +401,7 @@ class RunDir:
             )
 
     def discard(self) -> None:
-        """Removes what Hydra wrote for a run that was refused before it began; anything else stays."""
+        """Removes what Hydra wrote for a run that was refused before it started; anything else stays."""
         if self.episodes.exists() or self.config.exists():
             return
         for name in ("config.yaml", "hydra.yaml", "overrides.yaml"):

@@ -23,7 +23,7 @@ LEAST_CHARS = 8
 """Length from which on a secret is masked wherever it stands: a shorter one would mask ordinary words."""
 
 EPISODE_KEY_PREFIX = "ares-key-"
-"""What the keys begin with that agents of others are given. Each is of one episode, and is masked by its form."""
+"""What the keys start with that agents of others are given. Each is of one episode, and is masked by its form."""
 _EPISODE_KEY = re.compile(rf"{EPISODE_KEY_PREFIX}[0-9a-f]{{48}}")
 _EPISODE_KEY_BYTES = re.compile(_EPISODE_KEY.pattern.encode())
 

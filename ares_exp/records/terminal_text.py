@@ -43,7 +43,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str, limit: int = 100) -> str:
-    """Returns the beginning of `text` on one line."""
+    """Returns the start of `text` on one line."""
     flat = printable(" ".join(text[: 4 * limit].split()))
     return flat if len(flat) <= limit else f"{flat[: limit - 1]}…"
 

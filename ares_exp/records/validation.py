@@ -77,7 +77,7 @@ _adapters: dict[type, TypeAdapter[Any]] = {}
 
 
 def briefly(value: object) -> str:
-    """Returns the beginning of a value from a file, without anything that a terminal would obey."""
+    """Returns the start of a value from a file, without anything that a terminal would obey."""
     return ascii(value) if isinstance(value, float) else _REPR.repr(value)[:80]
 
 

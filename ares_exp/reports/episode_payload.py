@@ -1,6 +1,6 @@
 """The payload of an episode: its steps with what is new in each, its messages once, its commands, times and files.
 
-Texts are whole here; the page shortens what it shows. Times are seconds since the episode began.
+Texts are whole here; the page shortens what it shows. Times are seconds since the episode started.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ares_exp.environment import MAIN_LANE
+from ares_exp.environment import MAIN_CONVERSATION
 from ares_exp.trajectories.divergence import step_marks
 from ares_exp.trajectories.episode_printer import (
     as_text,
@@ -18,7 +18,7 @@ from ares_exp.trajectories.episode_printer import (
     message_text,
     piece_text,
 )
-from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, command_to_dict, lane_of
+from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, command_to_dict, conversation_of
 from ares_exp.trajectories.request_change import is_request, request_change
 
 NOT_SHOWN = ("origin", "metadata")
@@ -50,7 +50,7 @@ def episode_payload(
         "reward": trajectory.total_reward,
         "rewards": trajectory.rewards,
         "error": trajectory.error.to_dict() if trajectory.error is not None and not is_played else None,
-        "began": trajectory.start_time,
+        "started": trajectory.start_time,
         "seconds": trajectory.end_time - trajectory.start_time,
         "metadata": {key: as_text(value) for key, value in trajectory.metadata.items()},
         "steps": [steps.shown(position) for position in range(len(trajectory.steps))],
@@ -76,8 +76,8 @@ class _Steps:
         observation = step.observation
         if is_request(observation):
             data |= self._request(position)
-            if (lane := lane_of(observation or {})) not in (MAIN_LANE, ""):
-                data["lane"] = lane
+            if (conversation := conversation_of(observation or {})) not in (MAIN_CONVERSATION, ""):
+                data["conversation"] = conversation
         elif observation is not None:
             data["observation"] = as_text(observation, indent=2)
         return data
@@ -101,10 +101,10 @@ class _Steps:
             data["reply"] = _reply(step.action)
         if step.commands:
             data["commands"] = [command_to_dict(command) for command in step.commands]
-        if step.asides:
-            data["asides"] = [
-                {"lane": lane_of(one.request), "asked": asked_in(one), "reply": _reply(one.answer)}
-                for one in step.asides
+        if step.background_requests:
+            data["background_requests"] = [
+                {"conversation": conversation_of(one.request), "asked": asked_in(one), "reply": _reply(one.answer)}
+                for one in step.background_requests
             ]
         return data
 

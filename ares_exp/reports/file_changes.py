@@ -25,7 +25,7 @@ MAX_DIFFS = 400
 
 
 def file_changes(run_dir: Path, episode_id: str) -> dict[int, dict[str, Any]]:
-    """Compares each snapshot of an episode with the one before it; the first one with what the container began with.
+    """Compares each snapshot of an episode with the one before it; the first one with what the container started with.
 
     Returns:
         By step: `paths`, each with `path`, `change` (added, changed, removed, permissions), `kind`, `size`, maybe

@@ -66,7 +66,7 @@ def policy(*, connect: str = "'none'") -> str:
 
 
 def page_head(title: str, *, connect: str = "'none'") -> str:
-    """Returns the beginning of a page; blocks of data and `page_foot` follow."""
+    """Returns the start of a page; blocks of data and `page_foot` follow."""
     shown = " ".join("".join(char if char.isprintable() else " " for char in title).split())[:200]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'

@@ -1,4 +1,4 @@
-"""The payload of a run: of one that has ended, was killed, or is under way.
+"""The payload of a run: of one that has ended, was killed, or is running.
 
 Numbers are those of `results.json`: read from there while it is of these episodes, else computed by what computes it.
 Everything else that shows a run (the report, the live page, W&B) takes what is made here.
@@ -52,12 +52,12 @@ class RunState:
 
     Attributes:
         name: `finished`, `incomplete` (it ended before all was played), `interrupted`, `killed` or `running`.
-        began, ended: Epoch seconds; `None` where not recorded.
+        started, ended: Epoch seconds; `None` where not recorded.
         sessions: How many processes played it.
     """
 
     name: str
-    began: float | None
+    started: float | None
     ended: float | None
     sessions: int
 
@@ -90,7 +90,7 @@ class ShownRun:
 
     @cached_property
     def stored(self) -> Mapping[str, StoredEpisode]:
-        """Its recorded trajectories by id, those under way included; their steps stay on disk."""
+        """Its recorded trajectories by id, those in progress included; their steps stay on disk."""
         return {one.episode_id: one for one in self._loaded}
 
     @cached_property
@@ -106,7 +106,7 @@ class ShownRun:
     def state(self) -> RunState:
         """How far it is."""
         lines = _lines(self.dir.sessions)
-        began = [one["began"] for one in lines if isinstance(one.get("began"), int | float)]
+        started = [one["started"] for one in lines if isinstance(one.get("started"), int | float)]
         ends = [one for one in lines if isinstance(one.get("ended"), int | float)]
         has_end = bool(lines) and "ended" in lines[-1]
         name = "finished"
@@ -116,7 +116,7 @@ class ShownRun:
             name = "interrupted"
         elif len(self.summary.finished) < self.summary.planned:
             name = "incomplete"
-        return RunState(name, min(began, default=None), ends[-1]["ended"] if has_end else None, len(began))
+        return RunState(name, min(started, default=None), ends[-1]["ended"] if has_end else None, len(started))
 
     @property
     def is_written(self) -> bool:
@@ -127,7 +127,7 @@ class ShownRun:
             newest = max(path.stat().st_mtime for path in (self.path, *self.path.iterdir()))
         except OSError:
             return False
-        hosts = [one.get("hostname") for one in _lines(self.dir.sessions) if "began" in one]
+        hosts = [one.get("hostname") for one in _lines(self.dir.sessions) if "started" in one]
         return hosts[-1:] != [socket.gethostname()] and time.time() - newest < QUIET_SEC
 
     def payload(self, *, name: str | None = None) -> dict[str, Any]:
@@ -194,27 +194,27 @@ class ShownRun:
 
     def _rows(self) -> list[dict[str, Any]]:
         last = {id(one) for one in self.summary.final}
-        began = self._began
-        return [self._row(one, is_last=id(one) in last, began=began) for one in self.summary.results]
+        started = self._started
+        return [self._row(one, is_last=id(one) in last, started=started) for one in self.summary.results]
 
     @cached_property
-    def _began(self) -> float:
+    def _started(self) -> float:
         times = [one.started_at for one in self.summary.results] + [one.start_time for one in self.stored.values()]
         return min(times, default=0.0)
 
-    def _row(self, result: EpisodeResult, *, is_last: bool, began: float) -> dict[str, Any]:
+    def _row(self, result: EpisodeResult, *, is_last: bool, started: float) -> dict[str, Any]:
         data = result.to_dict()
         return {
             **{name: data[name] for name in OF_THE_ROW if data[name] not in (None, (), {}) or name == "reward"},
             "outcome": result.outcome.value,
             "is_last": is_last,
-            "from": round(result.started_at - began, 3),
+            "from": round(result.started_at - started, 3),
             "seconds": round(result.duration_sec, 3),
             **self._of_the_trajectory(result.episode_id),
         }
 
     def _without_a_row(self) -> list[dict[str, Any]]:
-        """Returns the episodes that are under way, or were when the run was killed."""
+        """Returns the episodes that are running, or were when the run was killed."""
         known = {one.episode_id for one in self.summary.results}
         return [
             {
@@ -225,7 +225,7 @@ class ShownRun:
                 "reward": one.total_reward,
                 "num_steps": one.step_count,
                 "is_last": True,
-                "from": round(one.start_time - self._began, 3),
+                "from": round(one.start_time - self._started, 3),
                 "seconds": round(one.end_time - one.start_time, 3),
                 **self._of_the_trajectory(one.episode_id),
             }

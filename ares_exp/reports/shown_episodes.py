@@ -11,7 +11,7 @@ WHICH = ("failed", "all", "none")
 
 
 def in_order(summary: RunSummary, recorded: Collection[str], *, first_tasks: Collection[str] = ()) -> list[str]:
-    """Returns the ids of a run's recorded episodes: errors and those under way, failures, a pass of each flaky task,
+    """Returns the ids of a run's recorded episodes: errors and those in progress, failures, a pass of each flaky task,
     then the others, the longest first; superseded tries last. Of equal ones, the first attempts at each task go first.
 
     Args:

@@ -257,8 +257,8 @@ def _quoted(path: Path) -> str:
 def _unscored(summary: RunSummary) -> Iterator[str]:
     results = [result for result in summary.final if result.reward is None]
     failed = [result for result in results if result.outcome not in UNFINISHED]
-    never_begun = summary.planned - len(summary.final)
-    if not results and never_begun <= 0:
+    never_started = summary.planned - len(summary.final)
+    if not results and never_started <= 0:
         return
     yield ""
     yield "Without a reward:"
@@ -272,8 +272,8 @@ def _unscored(summary: RunSummary) -> Iterator[str]:
         yield f"  and {hidden} more, in episodes.jsonl"
     if cut_short := len(results) - len(failed):
         yield f"  {count_of(cut_short, 'attempt')} cut short"
-    if never_begun > 0:
-        yield f"  {count_of(never_begun, 'attempt')} never begun"
+    if never_started > 0:
+        yield f"  {count_of(never_started, 'attempt')} never started"
 
 
 def _why(result: EpisodeResult) -> str:

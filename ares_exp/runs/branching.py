@@ -1,7 +1,7 @@
 """`branch_from=<run>/<episode>@<step>`: several episodes that continue from one step of a recorded one.
 
 If the recorded run has a snapshot of that step, the branches start from it. Otherwise the episode is played again up to
-that step, from its last earlier snapshot or from its beginning, with the recorded answers; then a snapshot is taken, so
+that step, from its last earlier snapshot or from its start, with the recorded answers; then a snapshot is taken, so
 that all branches start from the same state. Where the agent cannot go on from a snapshot, each branch is played again
 by itself, in a container of its own.
 """
@@ -68,7 +68,7 @@ class BranchOptions:
 
 
 class Branching:
-    """The point at which the episodes of a run begin."""
+    """The point at which the episodes of a run start."""
 
     def __init__(self, reference: str, options: BranchOptions) -> None:
         """Finds the recorded episode.
@@ -94,7 +94,7 @@ class Branching:
 
     @property
     def step(self) -> int:
-        """The step at which the branches begin."""
+        """The step at which the branches start."""
         return self._step
 
     @property
@@ -124,7 +124,7 @@ class Branching:
         """
         try:
             if not agents.can_be_restored:
-                self._start_from_beginning(await asyncio.to_thread(self._recorded, agents), report)
+                self._start_from_start(await asyncio.to_thread(self._recorded, agents), report)
                 return
             snapshot = await asyncio.to_thread(self._nearest, store)
             if snapshot is None or snapshot.step_count != self._step:
@@ -149,8 +149,8 @@ class Branching:
         self._earlier_answers = _answers_in(snapshot)
         self._start = lambda lineage, edits: Continuation(snapshot, lineage=lineage, edits=edits)
 
-    def _start_from_beginning(self, recorded: EpisodeTrajectory, report: Report) -> None:
-        """Starts each branch from its beginning, with the recorded responses."""
+    def _start_from_start(self, recorded: EpisodeTrajectory, report: Report) -> None:
+        """Starts each branch from its start, with the recorded responses."""
         pending = recorded.steps[self._step].observation or {}
         new = self._options.edits(len(pending.get("messages", ())), self._step)
         self._edits = (*recorded_edits(recorded.metadata), *new)

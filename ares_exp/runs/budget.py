@@ -128,10 +128,10 @@ class BudgetMeter:
         self._budget = budget
         self._is_unlimited = budget == Budget()
         self._clock = clock
-        self._began = clock()
+        self._started = clock()
         self._since = since
         self._spent = sum((paid(result) for result in earlier), Spent(wall_sec=earlier_wall_sec))
-        self._under_way: dict[str, Spent] = {}
+        self._in_progress: dict[str, Spent] = {}
         self._by_environments: dict[str, Spent] = {}
         self._row = _Row()
         self._run_dir = run_dir
@@ -162,13 +162,13 @@ class BudgetMeter:
         self._add(episode_id, total.tokens - known.tokens, total.cost - known.cost)
 
     def _add(self, episode_id: str, tokens: int, cost: float) -> None:
-        known, spent = self._under_way.get(episode_id, _NOTHING), self._spent
-        self._under_way[episode_id] = Spent(tokens=known.tokens + tokens, cost=known.cost + cost)
+        known, spent = self._in_progress.get(episode_id, _NOTHING), self._spent
+        self._in_progress[episode_id] = Spent(tokens=known.tokens + tokens, cost=known.cost + cost)
         self._spent = Spent(spent.wall_sec, spent.tokens + tokens, spent.cost + cost)
 
     def add(self, result: EpisodeResult) -> None:
         """Counts a finished try, without counting twice what was counted while it was running."""
-        total, known = paid(result), self._under_way.pop(result.episode_id, _NOTHING)
+        total, known = paid(result), self._in_progress.pop(result.episode_id, _NOTHING)
         self._by_environments.pop(result.episode_id, None)
         self._spent += Spent(tokens=max(0, total.tokens - known.tokens), cost=max(0.0, total.cost - known.cost))
         self._row.add(result)
@@ -205,7 +205,7 @@ class BudgetMeter:
     @property
     def spent(self) -> Spent:
         """Total spent by the run so far, over all its sessions."""
-        wall_sec = self._spent.wall_sec + self._clock() - self._began
+        wall_sec = self._spent.wall_sec + self._clock() - self._started
         return replace(self._spent, wall_sec=wall_sec, errors_in_a_row=self._row.length())
 
     @property
@@ -284,8 +284,8 @@ class _Job:
 def _busy_sec(results: Iterable[EpisodeResult]) -> float:
     """Returns the seconds in which at least one episode was running; time between two sessions does not count."""
     total, until = 0.0, 0.0
-    for began, ended in sorted((result.started_at, result.finished_at) for result in results):
-        total += max(0.0, ended - max(began, until))
+    for started, ended in sorted((result.started_at, result.finished_at) for result in results):
+        total += max(0.0, ended - max(started, until))
         until = max(until, ended)
     return total
 
@@ -299,7 +299,7 @@ def _in_words(whose: str, prefix: str, name: str, bound: float, spent: float) ->
         remedy = "the same one when their cause is gone"
     return (
         f"The {whose}'s budget is used up: {_amount(spent)} {_NAMES[name]}, {prefix}.{name}={_number(bound)}. "
-        f"Nothing more is started, and what was under way is ended; resume with {remedy}."
+        f"Nothing more is started, and what was running is ended; resume with {remedy}."
     )
 
 

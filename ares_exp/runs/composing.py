@@ -64,7 +64,7 @@ def compose_job(
 
         before = OptionSearchPath.config_dirs
         set_up_hydra(config_dirs)
-        fresh_dir.cache_clear()  # a run of before may have begun in the same second
+        fresh_dir.cache_clear()  # a run of before may have started in the same second
         try:
             return _compose(overrides, config_dirs, partial(Run.of, quiet=quiet, given=given))
         finally:

@@ -18,9 +18,9 @@ from ares_exp.environments.source import EpisodeParts
 from ares_exp.errors import SnapshotError
 from ares_exp.llms.request import LLMClient
 from ares_exp.policies.asked_ahead import counted_when_awaited
+from ares_exp.policies.background_client import BackgroundClient, PaidBackgroundRequests
 from ares_exp.policies.gate import Gate
 from ares_exp.policies.policy import EpisodeSpec
-from ares_exp.policies.side_calls import AsidesPaid, SideCalls
 from ares_exp.records.environment_answers import copy_answers
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_storage import RunStorage
@@ -65,11 +65,14 @@ class EpisodeMaker:
         Raises:
             EpisodeError: Something cannot be made.
         """
-        side_calls = self._side_calls()
-        environment, client = self._make_environment(episode, side_calls=side_calls), self._make_client(episode)
-        if side_calls is not None:
-            client = AsidesPaid(client, episode.pay)
-            side_calls.answered_by(client.answer_aside)
+        background_client = self._background_client()
+        environment, client = (
+            self._make_environment(episode, background_client=background_client),
+            self._make_client(episode),
+        )
+        if background_client is not None:
+            client = PaidBackgroundRequests(client, episode.pay)
+            background_client.answered_by(client.respond_in_background)
         return self._parts.wrapper(environment), client
 
     async def run(
@@ -104,7 +107,7 @@ class EpisodeMaker:
         output_dir: Path | None = None,
         start_from: EpisodeStart | None = None,
         planned: PlannedEpisode | None = None,
-        side_calls: SideCalls | None = None,
+        background_client: BackgroundClient | None = None,
     ) -> EpisodeParts:
         """Returns the parts that an environment of this run is made from."""
         return EpisodeParts(
@@ -117,13 +120,13 @@ class EpisodeMaker:
             start_from=start_from,
             episode_id=planned.episode_id if planned is not None else None,
             attempt=planned.attempt if planned is not None else 0,
-            side_calls=side_calls,
+            background_client=background_client,
         )
 
-    def _side_calls(self) -> SideCalls | None:
-        """Makes what answers the side calls of an episode, where its agent has some answered without a step."""
-        is_asked = self._parts.source.needs_container and self._parts.playing_agent.answers_side_calls
-        return SideCalls(self._settings.policy_timeout_sec) if is_asked else None
+    def _background_client(self) -> BackgroundClient | None:
+        """Makes the client for background requests, if the agent of the episode has any."""
+        is_asked = self._parts.source.needs_container and self._parts.playing_agent.answers_background_requests
+        return BackgroundClient(self._settings.policy_timeout_sec) if is_asked else None
 
     def _make_environment(
         self,
@@ -131,11 +134,15 @@ class EpisodeMaker:
         start_from: EpisodeStart | None = None,
         *,
         output_dir: Path | None = None,
-        side_calls: SideCalls | None = None,
+        background_client: BackgroundClient | None = None,
     ) -> TrajectoryCollectingEnvironment:
         planned = episode.planned
         parts = self.episode_parts(
-            planned.seed, output_dir=output_dir, start_from=start_from, planned=planned, side_calls=side_calls
+            planned.seed,
+            output_dir=output_dir,
+            start_from=start_from,
+            planned=planned,
+            background_client=background_client,
         )
         made = episode.place.make(self._parts.source, planned.task_name, parts)
         environment = limited(made, self._settings.limits, episode.usage)
@@ -219,18 +226,20 @@ class ResumableEpisodeMaker(EpisodeMaker):
             start_from = await asyncio.to_thread(self._start, episode)
         output_dir = self._run_dir.files / episode.planned.episode_id
         await self._take_over_answers(episode.planned, output_dir)
-        side_calls = self._side_calls()
-        environment = self._make_environment(episode, start_from, output_dir=output_dir, side_calls=side_calls)
+        background_client = self._background_client()
+        environment = self._make_environment(
+            episode, start_from, output_dir=output_dir, background_client=background_client
+        )
         if episode.planned.earlier is None:  # its log is a line, written as the steps are
             policy = self._make_policy(episode)
         else:
             policy = await in_thread(lambda: self._make_policy(episode))
-        if side_calls is not None:
-            side_calls.answered_by(policy.answer_aside)
+        if background_client is not None:
+            background_client.answered_by(policy.respond_in_background)
         return self._parts.wrapper(environment), policy
 
     async def _take_over_answers(self, planned: PlannedEpisode, own: Path) -> None:
-        """Begins the record of the environment's own model calls with the answers that are paid for already."""
+        """Starts the record of the environment's own model calls with the answers that are paid for already."""
         recorded = self._parts.policy.recorded_files(planned.task_name, planned.attempt)
         if (earlier := planned.earlier) is not None:  # before that try's log is deleted
             await in_thread(lambda: copy_answers(self._run_dir.files / earlier.episode_id, own))
@@ -238,7 +247,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
             await in_thread(lambda: copy_answers(recorded, own, of_scorers=True))
 
     def _start(self, episode: RunningEpisode) -> EpisodeStart | None:
-        """Returns the start: a snapshot of the earlier try, or the branching point; `None` for the beginning."""
+        """Returns the start: a snapshot of the earlier try, or the branching point; `None` for the start."""
         from ares_exp.environments.restoring import Continuation
 
         planned, branching = episode.planned, self._parts.branching
@@ -249,7 +258,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
             try:
                 found = SnapshotStore(store).nearest(planned.earlier.episode_id, last)
             except SnapshotError as error:
-                logger.warning("Episode %s is played again from its beginning: %s", planned.episode_id, error)
+                logger.warning("Episode %s is played again from its start: %s", planned.episode_id, error)
                 found = None
             if found is not None:
                 episode.from_snapshot = max(0, found.step_count - first)
@@ -260,13 +269,13 @@ class ResumableEpisodeMaker(EpisodeMaker):
 
     def _make_policy(self, episode: RunningEpisode) -> ResumablePolicy:
         planned, earlier = episode.planned, episode.planned.earlier
-        episode.log = self.begin_log(planned, started_at=episode.started_at)
+        episode.log = self.start_log(planned, started_at=episode.started_at)
         policy = ResumablePolicy(
             self._make_client(episode),
             episode.log,
             earlier=earlier.exchanges if earlier is not None else (),
             ahead=earlier.ahead if earlier is not None else (),
-            begin_at=episode.from_snapshot or 0,
+            start_at=episode.from_snapshot or 0,
             events=episode,
             may_ask=self._may_ask(episode),
             normalisers=self._normalisers,
@@ -290,14 +299,14 @@ class ResumableEpisodeMaker(EpisodeMaker):
         """What may differ between two requests that are the same."""
         return with_own(self._parts.playing_agent.normalisers)
 
-    def begin_log(self, planned: PlannedEpisode, *, started_at: float = 0.0) -> AnswerLog:
+    def start_log(self, planned: PlannedEpisode, *, started_at: float = 0.0) -> AnswerLog:
         """Creates the answer log of an episode, in place of the log of the try that it continues. Blocking.
 
         Raises:
             StorageError: The new log could not be written. The log of the earlier try is kept.
         """
         earlier = planned.earlier
-        begun = LoggedEpisode(
+        started = LoggedEpisode(
             episode_id=planned.episode_id,
             task_name=planned.task_name,
             attempt=planned.attempt,
@@ -306,10 +315,10 @@ class ResumableEpisodeMaker(EpisodeMaker):
             started_at=started_at,
             parent=earlier.episode_id if earlier is not None else None,
         )
-        log = AnswerLog(self._run_dir.answers, begun, self._storage)
+        log = AnswerLog(self._run_dir.answers, started, self._storage)
         if earlier is None:
-            log.begin(())
+            log.start(())
         else:
-            log.begin(earlier.exchanges, earlier.ahead)
+            log.start(earlier.exchanges, earlier.ahead)
             AnswerLog(self._run_dir.answers, earlier, self._storage).discard()
         return log

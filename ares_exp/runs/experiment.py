@@ -81,7 +81,7 @@ class Experiment:
         self._gate = Gate()
         self._storage = RunStorage(run_dir, self._cannot_record)
         self._maker = ResumableEpisodeMaker(components, settings, run_dir, self._gate, self._storage)
-        self._recorder = Recorder(components, run_dir, self._storage, self._maker.begin_log)
+        self._recorder = Recorder(components, run_dir, self._storage, self._maker.start_log)
         self.spending = Spending(
             components, settings, running=lambda: list(self._running.values()), end=self._end, warn=self._warn
         )
@@ -136,7 +136,7 @@ class Experiment:
         Raises:
             ConfigError: The disk has no space for the records; no episode was started.
         """
-        began, self._loop = time.monotonic(), asyncio.get_running_loop()
+        started, self._loop = time.monotonic(), asyncio.get_running_loop()
         await asyncio.to_thread(self._storage.open, concurrency=self._settings.concurrency)
         for model in self._parts.source.own_models:
             model.record_in(self._storage)
@@ -152,7 +152,7 @@ class Experiment:
                 slot = result.task_name, result.attempt
                 self._tries[slot] = self._tries.get(slot, 0) + 1
         owed = earlier.owed(planned, run_seed=self._settings.seed, redo=redo)
-        await asyncio.to_thread(self.spending.begin, earlier, self._run_dir.path)
+        await asyncio.to_thread(self.spending.start, earlier, self._run_dir.path)
         self._progress = Progress(self._live.read, is_kept=self._settings.sweep_dir is None)
         self._live.planned, self._live.budget = len(planned), self.spending.budget
         self._live.expected, self._live.done_before = len(owed), len(planned) - len(owed)
@@ -174,7 +174,7 @@ class Experiment:
         finally:
             self._storage.close()
             self._progress.stop()
-        summary = self._summarise(self._num_planned(), earlier.wall_sec + time.monotonic() - began)
+        summary = self._summarise(self._num_planned(), earlier.wall_sec + time.monotonic() - started)
         await asyncio.to_thread(self._recorder.write_totals, summary, self.warnings)
         return summary
 
@@ -327,7 +327,7 @@ class Experiment:
     async def _play_try(self, planned: PlannedEpisode) -> Retry | None:
         losses = self._losses.get(planned.slot, 0)
         async with self._parts.executor.room(planned.task_name, losses=losses) as place:
-            await self._scheduler.begins(planned)
+            await self._scheduler.starts(planned)
             episode = self._running[planned.episode_id] = RunningEpisode(
                 planned=planned, place=place, recorder=self, limits=self._settings.limits
             )
@@ -356,9 +356,7 @@ class Experiment:
             self._losses[planned.slot] = self._losses.get(planned.slot, 0) + 1
             return Retry(self._gone_on(episode, retry), 0.0, is_first=True)
         if isinstance(failure, SnapshotError) and episode.from_snapshot is not None and planned.earlier is not None:
-            self._warn(
-                f"An episode could not go on with its snapshot, and is played again from its beginning: {failure}"
-            )
+            self._warn(f"An episode could not go on with its snapshot, and is played again from its start: {failure}")
             earlier = replace(planned.earlier, episode_id=planned.episode_id)  # its log has replaced the earlier one
             return Retry(planned.going_on(earlier, retry=retry, use_snapshots=False), 0.0)
         tries = self._tries[planned.slot] = self._tries.get(planned.slot, 0) + 1
@@ -369,7 +367,7 @@ class Experiment:
         return Retry(planned.anew(retry=retry, seed=seed), wait_sec)
 
     def _gone_on(self, episode: RunningEpisode, retry: int) -> PlannedEpisode:
-        """Plans the try that goes on with the answers of one that was lost; without any, it begins again."""
+        """Plans the try that goes on with the answers of one that was lost; without any, it starts again."""
         planned = episode.planned
         earlier = episode.log.read() if episode.log is not None else planned.earlier
         if earlier is None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 INTERRUPT_LIMIT_SEC = 60.0
 """Seconds that an interrupted run has to release everything before its caller goes on without it."""
 
-_under_way = threading.Lock()
+_in_progress = threading.Lock()
 
 
 def run(overrides: Sequence[str] = (), *, config_dirs: Sequence[str | Path] = (), quiet: bool = False) -> RunResults:
@@ -43,7 +43,7 @@ def run(overrides: Sequence[str] = (), *, config_dirs: Sequence[str | Path] = ()
     Raises:
         UserError: Something is wrong with the overrides or with what they name; no container was started.
         ConfigError: Likewise: a flag, such as `-m` (a sweep is a loop over runs in Python); or another run of this
-            process is under way.
+            process is running.
         KeyboardInterrupt: Ctrl-C. Its episodes have ended, and the rows of those that had a result are kept.
     """
     playing = _Playing(overrides, config_dirs, quiet=quiet)
@@ -91,7 +91,7 @@ class _Playing:
     """
 
     def __init__(self, overrides: Sequence[str], config_dirs: Sequence[str | Path], *, quiet: bool) -> None:
-        """Starts the thread. Raises `ConfigError` when another run of this process is under way."""
+        """Starts the thread. Raises `ConfigError` when another run of this process is running."""
         self.results: Future[RunResults] = Future()
         self._overrides = checked_overrides(overrides)
         self._config_dirs = [Path(folder) for folder in config_dirs]
@@ -118,10 +118,10 @@ class _Playing:
         try:
             results = asyncio.run(self._play_run())
         except BaseException as error:
-            _under_way.release()
+            _in_progress.release()
             self.results.set_exception(error)
         else:
-            _under_way.release()
+            _in_progress.release()
             self.results.set_result(results)
 
     async def _play_run(self) -> RunResults:
@@ -144,18 +144,18 @@ class _Playing:
 
 @contextmanager
 def only_run() -> Iterator[None]:
-    """Claims this process for a run inside the block. Raises `ConfigError` when another one is under way."""
+    """Claims this process for a run inside the block. Raises `ConfigError` when another one is running."""
     _claim()
     try:
         yield
     finally:
-        _under_way.release()
+        _in_progress.release()
 
 
 def _claim() -> None:
-    if not _under_way.acquire(blocking=False):
+    if not _in_progress.acquire(blocking=False):
         raise ConfigError(
-            "Expected one run at a time in a process, and another one is under way: wait for it first, or play "
+            "Expected one run at a time in a process, and another one is running: wait for it first, or play "
             "several at once as a sweep, `python -m ares_exp -m hydra/launcher=joblib …`."
         )
 

@@ -50,7 +50,7 @@ async def prepare(
             "`export_state`. Play the task anew, or its recorded answers again with `replay=<run>/<episode>`."
         )
     _check_terminals(parts)
-    _check_doors(parts)
+    _check_forwarded_ports(parts)
     check_snapshots(parts)
     checks = [_load(parts.source, warn), parts.policy.preflight()]
     checks += parts.executor.checks(parts.source, maker.episode_parts(settings.seed))
@@ -126,13 +126,13 @@ def _check_terminals(parts: Components) -> None:
         )
 
 
-def _check_doors(parts: Components) -> None:
-    """Refuses an agent that is reached through a door on a backend without."""
+def _check_forwarded_ports(parts: Components) -> None:
+    """Refuses an agent that is reached through a forwarded port on a backend without."""
     containers, agents = parts.container_factory, parts.playing_agent
-    if parts.source.needs_container and agents.needs_door and not containers.has_doors:
+    if parts.source.needs_container and agents.needs_forwarded_port and not containers.forwards_ports:
         raise ConfigError(
-            f"agent={agents.name} is a program in the container, whose LLM calls come out by a door, and "
-            f"container={containers.name} does not say that it has doors (`has_doors = True` beside `open_door`). Use "
+            f"agent={agents.name} is a program in the container, whose LLM calls come out by a forwarded port, and "
+            f"container={containers.name} cannot forward ports (`forwards_ports = True` is missing). Use "
             "container=local, container=docker or container=daytona, or agent=tools or agent=shell."
         )
 

@@ -41,7 +41,7 @@ class Recorder:
         parts: Components,
         run_dir: RunDir,
         storage: RunStorage,
-        begin_log: Callable[[PlannedEpisode], AnswerLog],
+        start_log: Callable[[PlannedEpisode], AnswerLog],
     ) -> None:
         """Does no I/O.
 
@@ -49,7 +49,7 @@ class Recorder:
             parts: The components of the run.
             run_dir: The run directory.
             storage: Ends the run at the first failed write.
-            begin_log: Creates the answer log of an episode that has not started. Blocking.
+            start_log: Creates the answer log of an episode that has not started. Blocking.
         """
         self.results: list[EpisodeResult] = []
         self.failures = 0
@@ -57,7 +57,7 @@ class Recorder:
         self._parts = parts
         self._run_dir = run_dir
         self._storage = storage
-        self._begin_log = begin_log
+        self._start_log = start_log
 
     def start_tracker(self, info: RunInfo, earlier: PreviousSessions) -> None:
         """Starts the tracker with the results of earlier sessions; episodes lost there are logged as new retries."""
@@ -98,14 +98,14 @@ class Recorder:
         """
         row = episode.row_of(result)
         try:
-            if episode.begins_anew:
+            if episode.starts_anew:
                 assert episode.retry is not None
-                self._begin_log(episode.retry.planned)
+                self._start_log(episode.retry.planned)
             self._storage.write(lambda: self._run_dir.append_episodes(row), self._run_dir.episodes)
         except StorageError as failure:
             episode.result = episode.to_unrecorded(failure)
             return False
-        if episode.log is not None and (episode.begins_anew or result.outcome in ANSWERS_USED_UP):
+        if episode.log is not None and (episode.starts_anew or result.outcome in ANSWERS_USED_UP):
             with suppress(OSError):  # a resume deletes it
                 episode.log.discard()
         return True

@@ -82,7 +82,7 @@ class RunningEpisode(EpisodeEvents):
         return self.environment.num_stages if self.environment is not None else 0
 
     @property
-    def begins_anew(self) -> bool:
+    def starts_anew(self) -> bool:
         """Whether a retry follows that takes nothing over from this try."""
         return self.retry is not None and self.retry.planned.earlier is None
 

@@ -33,7 +33,7 @@ class Scheduler:
 
         Args:
             concurrency: Maximum number of episodes at once.
-            play: Plays one, once `begins` has returned, and returns a retry, if one is due. It raises only errors that
+            play: Plays one, once `starts` has returned, and returns a retry, if one is due. It raises only errors that
                 are to end the run.
         """
         self._concurrency = concurrency
@@ -43,7 +43,7 @@ class Scheduler:
         self._playing: dict[_Playing, PlannedEpisode] = {}
         self._ended: deque[_Playing] = deque()
         self._cancelled: set[_Playing] = set()
-        self._begun: set[str] = set()
+        self._started: set[str] = set()
         self._resumed = asyncio.Event()
         self._resumed.set()
         self._changed = asyncio.Event()
@@ -56,7 +56,7 @@ class Scheduler:
 
     @property
     def paused(self) -> bool:
-        """Whether nothing new begins."""
+        """Whether nothing new starts."""
         return self._paused
 
     @property
@@ -66,13 +66,13 @@ class Scheduler:
 
     @property
     def playing(self) -> int:
-        """Number of episodes that have begun and have not released everything."""
-        return len(self._begun)
+        """Number of episodes that have started and have not released everything."""
+        return len(self._started)
 
     @property
     def queued(self) -> int:
         """Number of tries that wait for a slot, for their time, or with a slot for room."""
-        return len(self._ready) + len(self._waiting) + len(self._playing) - len(self._begun)
+        return len(self._ready) + len(self._waiting) + len(self._playing) - len(self._started)
 
     def interrupt(self) -> None:
         """Ends running episodes as cancelled and starts no more. A second call changes nothing."""
@@ -82,21 +82,21 @@ class Scheduler:
             self._changed.set()
 
     def pause(self) -> None:
-        """Begins nothing new; what plays goes on to its end."""
+        """Starts nothing new; what plays goes on to its end."""
         self._paused = True
         self._resumed.clear()
 
     def resume(self) -> None:
-        """Begins new episodes again."""
+        """Starts new episodes again."""
         self._paused = False
         self._resumed.set()
         self._changed.set()
 
-    async def begins(self, planned: PlannedEpisode) -> None:
-        """Called by `play` when there is room for a try: returns when it may begin, which nothing does in a pause."""
+    async def starts(self, planned: PlannedEpisode) -> None:
+        """Called by `play` when there is room for a try: returns when it may start, which nothing does in a pause."""
         while self._paused:  # it may be paused again before the waiting task runs
             await self._resumed.wait()
-        self._begun.add(planned.episode_id)
+        self._started.add(planned.episode_id)
 
     def resize(self, concurrency: int) -> None:
         """Changes the maximum number of episodes at once; those above a smaller one end as they would."""
@@ -111,7 +111,7 @@ class Scheduler:
                 task.cancel()
 
     def drop(self, is_unwanted: Callable[[PlannedEpisode], bool]) -> list[PlannedEpisode]:
-        """Takes tries that have not begun off the queue, those that wait for their time or for room included.
+        """Takes tries that have not started off the queue, those that wait for their time or for room included.
 
         Returns:
             What was taken off.
@@ -123,7 +123,7 @@ class Scheduler:
                 timer.cancel()
                 dropped.append(self._waiting.pop(planned.episode_id)[0])
         for task, planned in self._playing.items():
-            if is_unwanted(planned) and planned.episode_id not in self._begun and task not in self._cancelled:
+            if is_unwanted(planned) and planned.episode_id not in self._started and task not in self._cancelled:
                 self._cancelled.add(task)
                 task.cancel()
                 dropped.append(planned)
@@ -154,7 +154,7 @@ class Scheduler:
         self._waits_for_more = waits_for_more
         try:
             while not self.interrupted and (self._waits_for_more or self._playing or self._ready or self._waiting):
-                self._begin()
+                self._start()
                 await self._changed.wait()
                 self._changed.clear()
                 self._settle()
@@ -168,7 +168,7 @@ class Scheduler:
                 if self._playing:
                     await asyncio.wait(self._playing, timeout=INTERRUPT_GRACE_SEC)
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         """Fills the free slots."""
         while self._ready and not self._paused and len(self._playing) < self._concurrency:
             planned = self._ready.popleft()
@@ -184,7 +184,7 @@ class Scheduler:
         """Frees the slots of episodes that have ended; their retries wait."""
         while self._ended:
             task = self._ended.popleft()
-            self._begun.discard(self._playing.pop(task).episode_id)
+            self._started.discard(self._playing.pop(task).episode_id)
             is_ordered = self.interrupted or task in self._cancelled
             self._cancelled.discard(task)
             if not (task.cancelled() and is_ordered) and (retry := task.result()) is not None:

@@ -59,7 +59,7 @@ class Spending:
             bound is not None for bound in (limits.tokens, budget.tokens, sweep.tokens)
         )
 
-    def begin(self, earlier: PreviousSessions, run_dir: Path) -> None:
+    def start(self, earlier: PreviousSessions, run_dir: Path) -> None:
         """Starts to count, with what earlier sessions and the other jobs of the sweep have spent. Blocking."""
         self._meter = BudgetMeter(
             self.budget,

@@ -57,7 +57,7 @@ class PlayedOnRequest(TrainedRun):
         self._on_play()
 
     def cancel(self, slot: Slot) -> None:
-        """Ends an attempt as cancelled; one that has not begun is never played."""
+        """Ends an attempt as cancelled; one that has not started is never played."""
         if slot not in self._on_end:
             return
         self._cancelled.add(slot)

@@ -39,12 +39,12 @@ class TrainedRun(Protocol):
         Args:
             planned: The attempt; no other of the run has its task and number.
             on_end: Called once, with the last try, when its row is written: after a result, an error that is not
-                retried, `cancel` or an interrupt. With `None` for an attempt that was cancelled before it began.
+                retried, `cancel` or an interrupt. With `None` for an attempt that was cancelled before it started.
         """
         ...
 
     def cancel(self, slot: tuple[str, int]) -> None:
-        """Ends an attempt as cancelled; one that has not begun is never played. Does nothing after its end."""
+        """Ends an attempt as cancelled; one that has not started is never played. Does nothing after its end."""
         ...
 
     def log(self, values: Mapping[str, float], *, step: int) -> None:

@@ -13,7 +13,7 @@ from ares_exp.snapshots.snapshot import OBJECTS, SNAPSHOT_FILE, EnvironmentSnaps
 from ares_exp.snapshots.store import SnapshotStore
 
 HELP = (
-    "a run directory or a snapshot store, either maybe followed by /ID (its beginning is enough); or a snapshot.json; "
+    "a run directory or a snapshot store, either maybe followed by /ID (its start is enough); or a snapshot.json; "
     f"{MEANING}"
 )
 
@@ -80,6 +80,6 @@ def chosen_snapshot(path: Path) -> EnvironmentSnapshot:
         f"Expected one snapshot, found {len(chosen.ids)} in {path}: name one, such as {path}/{chosen.ids[-1]}. "
         f"`ares-exp snapshots list {path}` lists them."
         if path.exists()
-        else f"Expected one snapshot, found {len(chosen.ids)} whose id begins with {path.name}: "
+        else f"Expected one snapshot, found {len(chosen.ids)} whose id starts with {path.name}: "
         f"{', '.join(chosen.ids[:3])}, …. Name one."
     )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 GRACE_SEC = 3600.0
 TEMPORARY = ".tmp-"
-"""What the names of directories begin with that are being written or removed."""
+"""What the names of directories start with that are being written or removed."""
 _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
 

@@ -29,9 +29,9 @@ UNWIND_SEC = 600.0
 class SnapshottingEnvironment(EnvironmentWrapper):
     """Wraps an environment and exports it as a schedule says. Data passes through untouched.
 
-    A snapshot begins when `reset()` or `step()` has returned FIRST or MID, and is taken while the policy thinks; the
+    A snapshot starts when `reset()` or `step()` has returned FIRST or MID, and is taken while the policy thinks; the
     next call waits for it. One that fails never changes the episode: it is reported and counted. Cancelling a call, or
-    leaving with a cancellation, cancels the snapshot under way; any other end of the episode waits for it.
+    leaving with a cancellation, cancels the snapshot in progress; any other end of the episode waits for it.
 
     Attributes:
         snapshots: Names of the episode's snapshots that are kept, `<episode_id>@<step>`, oldest first.
@@ -49,7 +49,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         super().__init__(env)
         self._schedule = schedule
         self._episode_id = episode_id or uuid.uuid4().hex
-        self._begun = False
+        self._started = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._capture: asyncio.Task[None] | None = None
         self._waits_for_action = False
@@ -72,9 +72,9 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         """Starts an episode."""
         await self.wait_for_snapshot()
         self._waits_for_action = False
-        if self._begun:
+        if self._started:
             self._episode_id = uuid.uuid4().hex
-        self._begun = True
+        self._started = True
         self._waited_sec, self.snapshots, self.snapshot_failures = 0.0, [], 0
         return self._seen(await super().reset(seed=seed, options=options))
 
@@ -88,7 +88,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         return time_step
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
-        """Has the environment end its episode, after the snapshot under way."""
+        """Has the environment end its episode, after the snapshot in progress."""
         await self.wait_for_snapshot()
         last = await super().truncate(limit)
         return self._seen(last) if last is not None else None
@@ -96,7 +96,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
     async def export_state(
         self, output_dir: str | Path | None = None, *, snapshot_id: str | None = None
     ) -> EnvironmentSnapshot:
-        """As of the wrapped environment, after the snapshot under way; by default where the schedule's go."""
+        """As of the wrapped environment, after the snapshot in progress; by default where the schedule's go."""
         await self.wait_for_snapshot()
         if output_dir is not None or snapshot_id is not None:
             return await super().export_state(output_dir or self._schedule.output_dir, snapshot_id=snapshot_id)
@@ -105,7 +105,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         return snapshot
 
     async def fork(self, n: int, *, diversify: bool = False) -> Sequence[Environment]:
-        """As of the wrapped environment, after the snapshot under way. The branches take no snapshots."""
+        """As of the wrapped environment, after the snapshot in progress. The branches take no snapshots."""
         await self.wait_for_snapshot()
         return await super().fork(n, diversify=diversify)
 
@@ -118,25 +118,25 @@ class SnapshottingEnvironment(EnvironmentWrapper):
             self._loop.call_soon_threadsafe(self._want)
 
     async def wait_for_snapshot(self) -> None:
-        """Waits until no snapshot is under way; one that takes too long is cancelled, and waited for to unwind."""
+        """Waits until no snapshot is running; one that takes too long is cancelled, and waited for to unwind."""
         capture = self._capture
         if capture is None:
             return
-        began = time.perf_counter()
+        started = time.perf_counter()
         try:
             await asyncio.wait({capture}, timeout=self._schedule.timeout_sec + UNWIND_SEC)
         except asyncio.CancelledError:
             await self._abandon_snapshot()
             raise
         finally:
-            waited = time.perf_counter() - began
+            waited = time.perf_counter() - started
             self._waited_sec += waited
             self.grant_time(waited)
         if self._capture is capture:
             self._capture = None
 
     async def close(self) -> None:
-        """Closes the environment, after the snapshot under way."""
+        """Closes the environment, after the snapshot in progress."""
         try:
             await self.wait_for_snapshot()
         finally:
@@ -146,7 +146,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leaves the wrapped environment: after the snapshot under way, or, when cancelled, without it."""
+        """Leaves the wrapped environment: after the snapshot in progress, or, when cancelled, without it."""
         try:
             if isinstance(exc, asyncio.CancelledError | KeyboardInterrupt):
                 await self._abandon_snapshot()
@@ -161,20 +161,20 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         return f"{self._episode_id}@{self.step_count}"
 
     def _seen(self, time_step: TimeStep[Any]) -> TimeStep[Any]:
-        """Begins a snapshot if one is due; returns the time step as it is."""
+        """Starts a snapshot if one is due; returns the time step as it is."""
         self._loop = asyncio.get_running_loop()
         self._waits_for_action = time_step.step_type != "LAST"
         if self._waits_for_action and (self._wanted or self._schedule.due(self.step_count)):
-            self._begin_snapshot()
+            self._start_snapshot()
         return time_step
 
     def _want(self) -> None:
         if not self._waits_for_action:
             self._wanted = True
         elif self._capture is None or self._capture.done():
-            self._begin_snapshot()
+            self._start_snapshot()
 
-    def _begin_snapshot(self) -> None:
+    def _start_snapshot(self) -> None:
         self._wanted = False
         if self._name not in self.snapshots:
             self._capture = asyncio.get_running_loop().create_task(self._take(self._name), name="snapshot")
@@ -214,7 +214,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         self._schedule.report(what, error)
 
     async def _abandon_snapshot(self) -> None:
-        """Cancels the snapshot under way and waits, bounded, for it to unwind: nothing of it is ever seen."""
+        """Cancels the snapshot in progress and waits, bounded, for it to unwind: nothing of it is ever seen."""
         capture, self._capture = self._capture, None
         if capture is not None:
             capture.cancel()

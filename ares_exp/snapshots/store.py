@@ -174,15 +174,18 @@ class SnapshotStore:
             SnapshotNotFoundError: There is none of that id.
             SnapshotError: It cannot be removed.
         """
-        directory, aside = self._directory(snapshot_id), self.path / f"{garbage.TEMPORARY}{secrets.token_hex(8)}"
+        directory, background_request = (
+            self._directory(snapshot_id),
+            self.path / f"{garbage.TEMPORARY}{secrets.token_hex(8)}",
+        )
         if not os.path.lexists(directory):
             raise SnapshotNotFoundError(self.not_found(snapshot_id))
         with _told(directory, "remove"), store_lock.shared(self.path):  # `gc` must not find it half gone
-            directory.rename(aside)
-            if aside.is_symlink():
-                aside.unlink()
+            directory.rename(background_request)
+            if background_request.is_symlink():
+                background_request.unlink()
             else:
-                shutil.rmtree(aside)
+                shutil.rmtree(background_request)
 
     def beyond(self, episode_id: str, keep: int) -> Sequence[str]:
         """Ids of an episode's snapshots, but for those of its last `keep` steps; the first step first."""

@@ -217,11 +217,11 @@ class HarborStage:
         return self.solution_env()
 
     @property
-    def begin_timeout_sec(self) -> float:
+    def start_timeout_sec(self) -> float:
         """Upper bound on the set-up script of the step and its health check, in seconds."""
         return longest_set_up_sec(self.folder, self.step.healthcheck) if self.step is not None else 0.0
 
-    async def begin(self, container: Container) -> None:
+    async def start(self, container: Container) -> None:
         """Prepares a step: empties the log directories, then sets up its files, its script and its health check.
 
         Raises:

@@ -53,12 +53,12 @@ class UploadFilter:
         parts = path.relative_to(self._root).parts
         if parts and parts[-1] == IGNORE_FILE:
             return True
-        begin = 3 if len(parts) > 3 and parts[0] == "steps" and parts[2] in _FILTERED else 1
-        if len(parts) <= begin or parts[begin - 1] not in _FILTERED:
+        start = 3 if len(parts) > 3 and parts[0] == "steps" and parts[2] in _FILTERED else 1
+        if len(parts) <= start or parts[start - 1] not in _FILTERED:
             return False
         ruling: list[tuple[Path, GitIgnoreSpec]] = []
-        folder = self._root.joinpath(*parts[:begin])
-        for part in parts[begin:]:
+        folder = self._root.joinpath(*parts[:start])
+        for part in parts[start:]:
             if (rules := self._rules(folder)) is not None:
                 ruling.append((folder, rules))
             folder = folder / part

@@ -15,7 +15,7 @@ TRAJECTORY = "trajectory.json"
 def read_prior_context(path: Path) -> tuple[Mapping[str, Any], ...]:
     """Reads the messages of the conversation, oldest first; empty if there is no such file. Blocking.
 
-    System steps at its beginning are left out: they are the prompt of the agent that it was recorded with. After a
+    System steps at its start are left out: they are the prompt of the agent that it was recorded with. After a
     system step that says that the context was replaced, the conversation is what that step shows.
 
     Raises:

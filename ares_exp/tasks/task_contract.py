@@ -37,7 +37,7 @@ class Stage(Protocol):
         agent_user: User of the agent's commands; `None` is the image's user.
         agent_shell: Shell of the agent's commands; `None` is the one of the container's backend.
         agent_network: Network while the agent runs, and only then.
-        begin_timeout_sec: Bound on `begin` in seconds.
+        start_timeout_sec: Bound on `start` in seconds.
         verifier_timeout_sec: Bound on verification in seconds.
         verifier_network: Network during verification, and only then.
         verifier_spec: The verifier's separate container; `None`: it works in the agent's.
@@ -57,7 +57,7 @@ class Stage(Protocol):
     @property
     def agent_network(self) -> NetworkPolicy: ...  # noqa: D102
     @property
-    def begin_timeout_sec(self) -> float: ...  # noqa: D102
+    def start_timeout_sec(self) -> float: ...  # noqa: D102
     @property
     def verifier_timeout_sec(self) -> float: ...  # noqa: D102
     @property
@@ -68,7 +68,7 @@ class Stage(Protocol):
     @property
     def collect_timeout_sec(self) -> float: ...  # noqa: D102
 
-    async def begin(self, container: Container) -> None:
+    async def start(self, container: Container) -> None:
         """Prepares the container for this stage, before its agent.
 
         Raises:

@@ -29,7 +29,7 @@ class TomlTable(BaseModel):
     """A table of task.toml.
 
     Numbers may be written as strings, strings never as numbers. Keys that the format does not know are ignored;
-    they are kept aside so that `unknown_keys` can name them.
+    they are kept background request so that `unknown_keys` can name them.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)

@@ -13,7 +13,7 @@ pytest-asyncio in its mode `auto`. `pytest --ares-exp-part=PACKAGE:NAME` runs th
 | `agent_contract.AgentContract` | `factory`, and `replies` |
 | `container_contract.ContainerContract` | `factory`, and `spec` |
 | `changes_contract.ChangesContract` | the same, for containers that can be captured |
-| `door_contract.DoorContract` | the same, for containers that doors can be opened in |
+| `forwarded_port_contract.ForwardedPortContract` | the same, for containers that forwarded ports can be opened in |
 """
 
 import sys
@@ -21,5 +21,5 @@ import sys
 if "pytest" in sys.modules:  # so that a failed assertion of a suite shows the compared values, as in a test module
     sys.modules["pytest"].register_assert_rewrite(
         *(f"{__name__}.{suite}_contract" for suite in ("source", "policy", "collector", "tracker", "agent")),
-        *(f"{__name__}.{suite}_contract" for suite in ("container", "changes", "door", "environment")),
+        *(f"{__name__}.{suite}_contract" for suite in ("container", "changes", "forwarded_port", "environment")),
     )

@@ -25,7 +25,7 @@ def episode_records(text: str, length: int = 4, *, reward: float | None = 1.0) -
         length: Number of records, FIRST and LAST included.
         reward: The LAST one's.
     """
-    messages = [{"role": "user", "content": f"{text}: begin"}]
+    messages = [{"role": "user", "content": f"{text}: start"}]
     answer = serialize_llm_response(LLMResponse.from_text(f"{text}: yes"))
     records = [StepRecord(0, "FIRST", serialize_llm_request(LLMRequest(list(messages))), None, None, None, 1.0)]
     for index in range(1, length - 1):

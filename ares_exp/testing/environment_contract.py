@@ -52,7 +52,7 @@ class EnvironmentContract:
 
     # What every environment does
 
-    def test_an_episode_begins_with_first(self, environment: MinimalEnvironment) -> None:
+    def test_an_episode_starts_with_first(self, environment: MinimalEnvironment) -> None:
         first = _with(environment, lambda env: env.reset())
         assert isinstance(first, TimeStep)
         assert first.first()
@@ -74,7 +74,7 @@ class EnvironmentContract:
         else:
             _assert_mid(steps[-1])
 
-    def test_a_reset_in_mid_episode_begins_another(self, environment: MinimalEnvironment) -> None:
+    def test_a_reset_in_mid_episode_starts_another(self, environment: MinimalEnvironment) -> None:
         async def play(env: MinimalEnvironment) -> TimeStep[Any]:
             await env.reset()
             await env.step(self._answer())
@@ -82,7 +82,7 @@ class EnvironmentContract:
 
         assert _with(environment, play).first()
 
-    def test_a_reset_after_the_end_begins_another(self, environment: MinimalEnvironment) -> None:
+    def test_a_reset_after_the_end_starts_another(self, environment: MinimalEnvironment) -> None:
         async def play(env: MinimalEnvironment) -> list[TimeStep[Any]]:
             await self._play(env)
             return [await env.reset(), await env.step(self._answer())]

@@ -115,15 +115,15 @@ class PolicyContract:
             clients = [opened.for_episode(self.episode(attempt)) for attempt in range(3)]
             await opened.update("contract-1")
             before = await clients[0](question)
-            under_way = asyncio.ensure_future(clients[1](question))
+            in_progress = asyncio.ensure_future(clients[1](question))
             await asyncio.gather(opened.update("contract-2"), opened.update("contract-3"))
             assert opened.policy_version == "contract-3"
-            answers = [before, await under_way, await clients[2](question)]
+            answers = [before, await in_progress, await clients[2](question)]
             return [answer.policy_version for answer in answers]
 
-        first, under_way, last = _with(policy, ask)
+        first, in_progress, last = _with(policy, ask)
         assert (first, last) == ("contract-1", "contract-3")
-        assert under_way in ("contract-1", "contract-2", "contract-3")
+        assert in_progress in ("contract-1", "contract-2", "contract-3")
 
     def test_it_can_be_closed_twice(self, policy: LLMClient) -> None:
         async def close() -> None:

@@ -20,7 +20,7 @@ TIMEOUT_SEC = 120.0
 class SourceContract:
     """The suite. Give the fixture `source`, and `parts` where its tasks need other containers than local ones.
 
-    No LLM is asked and no container is started but for `test_an_episode_begins`.
+    No LLM is asked and no container is started but for `test_an_episode_starts`.
     """
 
     @pytest.fixture
@@ -79,9 +79,9 @@ class SourceContract:
 
         asyncio.run(close())
 
-    def test_an_episode_begins(self, loaded: SourceBase, names: list[str], parts: EpisodeParts) -> None:
+    def test_an_episode_starts(self, loaded: SourceBase, names: list[str], parts: EpisodeParts) -> None:
 
-        async def begin() -> None:
+        async def start() -> None:
             await loaded.preflight()
             environment = loaded.make(names[0], parts)
             try:
@@ -92,7 +92,7 @@ class SourceContract:
             finally:
                 await environment.close()
 
-        asyncio.run(asyncio.wait_for(begin(), TIMEOUT_SEC))
+        asyncio.run(asyncio.wait_for(start(), TIMEOUT_SEC))
 
     def test_a_digest_stays_the_same(self, loaded: SourceBase, names: list[str]) -> None:
         digests = {name: loaded.digest(name) for name in names[:3]}

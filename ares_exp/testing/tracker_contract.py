@@ -79,7 +79,7 @@ class TrackerContract:
         tracker.finish(RunSummary(3, RESULTS))
 
     def test_only_finish_takes_its_time(self, tracker: Tracker, watched: SeveralTrackers, run_info: RunInfo) -> None:
-        began = time.monotonic()
+        since = time.monotonic()
         tracker.start(run_info)
         started = time.monotonic()
         for number in range(100):
@@ -87,7 +87,7 @@ class TrackerContract:
             watched.log_system(SAMPLE)
         logged = time.monotonic()
         tracker.finish(RunSummary(3, RESULTS))
-        assert started - began < AT_ONCE_SEC
+        assert started - since < AT_ONCE_SEC
         assert logged - started < AT_ONCE_SEC
 
     def test_a_run_without_episodes(self, tracker: Tracker, watched: SeveralTrackers, run_info: RunInfo) -> None:

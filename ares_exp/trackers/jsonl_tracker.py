@@ -64,13 +64,13 @@ class JsonlTracker(TrackerBase):
         path, rows = self._path, self._rows
         self._writer.start()
 
-        def begin() -> None:
+        def start() -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             _cut_torn_line(path)
             for result in run.earlier:
                 rows.add(result)
 
-        self._writer.do(begin)
+        self._writer.do(start)
         self._append(
             "start",
             lambda: {

@@ -48,9 +48,9 @@ class RecordedFiles:
         self._files: RunFiles | None = None
         self._failed = False
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Records what the run builds upon; logs it, and the rows of earlier sessions, where the W&B run is online."""
-        self._recording.begun.wait()
+        self._recording.started.wait()
         run = self._recording.run
         if run is None:
             return

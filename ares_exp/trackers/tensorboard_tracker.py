@@ -29,7 +29,7 @@ class TensorboardTracker(TrackerBase):
     """Writes TensorBoard event files below `tensorboard` in the run directory: `tensorboard --logdir outputs`.
 
     Scalars of a finished try have the number of finished tries as their step, also in a resumed run; those of a
-    training have the optimizer step, and the runner's own the whole seconds since the run began. At the end come the
+    training have the optimizer step, and the runner's own the whole seconds since the run started. At the end come the
     totals and, over the attempts, histograms. Config and provenance are texts.
     """
 
@@ -65,11 +65,11 @@ class TensorboardTracker(TrackerBase):
         return self._writer.failures
 
     def start(self, run: RunInfo) -> None:
-        """Begins a new event file."""
-        began = min((result.started_at for result in run.earlier), default=self._clock())
-        self._events = _EventFile(RunDir(run.run_dir).tensorboard, began, run.earlier)
+        """Starts a new event file."""
+        started = min((result.started_at for result in run.earlier), default=self._clock())
+        self._events = _EventFile(RunDir(run.run_dir).tensorboard, started, run.earlier)
         self._writer.start()
-        self._write(lambda events, now: events.begin(run, now))
+        self._write(lambda events, now: events.start(run, now))
 
     def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
         """Writes the scalars of a finished try. Returns at once."""
@@ -105,20 +105,20 @@ class TensorboardTracker(TrackerBase):
 class _EventFile:
     """One event file: a session of a run. Used by one thread."""
 
-    def __init__(self, folder: Path, began: float, earlier: Sequence[EpisodeResult]) -> None:
+    def __init__(self, folder: Path, started: float, earlier: Sequence[EpisodeResult]) -> None:
         self._folder = folder
-        self._began = began
+        self._started = started
         self._earlier = earlier
         self._rows = EpisodeRows()
         self._finished = len(earlier)
         self._file: Any = None
 
-    def begin(self, run: RunInfo, now: float) -> None:
+    def start(self, run: RunInfo, now: float) -> None:
         from tensorboardX import summary
         from tensorboardX.event_file_writer import EventsWriter
 
         self._folder.mkdir(parents=True, exist_ok=True)
-        # The name has the second; with the nanosecond, no two sessions have the same, and they sort as they began.
+        # The name has the second; with the nanosecond, no two sessions have the same, and they sort as they started.
         self._file = EventsWriter(str(self._folder / "events"), f".{time.time_ns()}")
         for result in self._earlier:
             self._rows.add(result)
@@ -132,7 +132,7 @@ class _EventFile:
         self._add_scalars(self._rows.add(result), self._finished, now)
 
     def add_system(self, sample: Mapping[str, float], now: float) -> None:
-        self._add_scalars(sample, max(int(now - self._began), 0), now)
+        self._add_scalars(sample, max(int(now - self._started), 0), now)
 
     def add_training(self, values: Mapping[str, float], step: int, now: float) -> None:
         self._add_scalars(values, step, now)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import wandb
 
 FINISHED, WALL_SEC, OPTIMIZER_STEP = "progress/finished", "progress/wall_sec", "progress/optimizer_step"
-"""The axes: finished episodes, seconds since the run was first begun, and steps of a training."""
+"""The axes: finished episodes, seconds since the run was first started, and steps of a training."""
 OBJECTIVE = "objective"
 """In the summary: the metric that a sweep is to maximise; the config key of that name chooses it."""
 BY_NUMBER = ("episode/*", "outcome/*", "progress/mean_reward")
@@ -42,7 +42,7 @@ class WandbRecording:
         options: The tracker's settings.
         identity: Which W&B run it is.
         run: That run while it is open, else `None`.
-        begun: Set when it is known whether there is a W&B run.
+        started: Set when it is known whether there is a W&B run.
         place: Where that can be looked at, or how it gets there, for the user; `None` without a W&B run.
         report: Counts and logs a failure.
     """
@@ -60,7 +60,7 @@ class WandbRecording:
         self.options = options
         self.identity = identity_of(info, project=options.project, entity=options.entity)
         self.run: wandb.Run | None = None
-        self.begun = threading.Event()
+        self.started = threading.Event()
         self.place: str | None = None
         self._online = online
         self.report = report
@@ -69,7 +69,7 @@ class WandbRecording:
         self._rows = EpisodeRows()
         self._has_training_axis = False
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Opens the W&B run."""
         for result in self.info.earlier:
             self._rows.add(result)
@@ -85,10 +85,10 @@ class WandbRecording:
             for key in BY_TIME:
                 run.define_metric(key, step_metric=WALL_SEC)
             self._reserve(max(step, run.step))
-            if step > run.step:  # offline, W&B begins every session with step 0
+            if step > run.step:  # offline, W&B starts every session with step 0
                 run.log({WALL_SEC: self._seconds(time.time())}, step=step)
             self.run, self.place = run, _place(run, self.info.run_dir)
-        self.begun.set()
+        self.started.set()
 
     def add_episode(self, result: EpisodeResult) -> None:
         """Logs the row of a finished episode."""

@@ -118,9 +118,9 @@ class WandbTracker(TrackerBase):
             return
         recording = WandbRecording(self._options, run, online=mode == "online", report=self._numbers.report)
         files = RecordedFiles(recording)
-        for writer, begin in ((self._numbers, recording.begin), (self._files, files.begin)):
+        for writer, start in ((self._numbers, recording.start), (self._files, files.start)):
             writer.start()
-            writer.do(begin)
+            writer.do(start)
         self._session = recording, files
 
     def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:

@@ -20,7 +20,7 @@ SAME_REWARD = 1e-9
 class Curriculum:
     """Draws tasks by weights that follow their pass rates.
 
-    The pass rate of a task begins at one half, as if it had passed once and failed once; with `decay`, what is long ago
+    The pass rate of a task starts at one half, as if it had passed once and failed once; with `decay`, what is long ago
     counts less.
     """
 

@@ -28,7 +28,7 @@ async def driven(
     config_dirs: Sequence[str | Path] = (),
     quiet: bool = True,
 ) -> AsyncIterator[EpisodeDriver]:
-    """Begins a run, or resumes one (`resume=outputs/first`), that plays what the body submits to its driver.
+    """Starts a run, or resumes one (`resume=outputs/first`), that plays what the body submits to its driver.
 
     ```
     async with ares_exp.driven(["env=harbor", "agent=tools"], policy=my_policy) as driver:
@@ -37,7 +37,7 @@ async def driven(
         await driver.update("1")
     ```
 
-    At the end of the body, however it comes, what is under way is cancelled, every container released and the run
+    At the end of the body, however it comes, what is running is cancelled, every container released and the run
     closed. Plays on the event loop of the caller.
 
     Args:
@@ -66,7 +66,7 @@ async def driven(
         with run_log(job.logging, overrides):
             playing: asyncio.Task[Any] = asyncio.create_task(job.run.play())
             try:
-                yield await _begun(playing, body)
+                yield await _started(playing, body)
             except UserError:
                 job.run.run_dir.discard()
                 raise
@@ -76,16 +76,16 @@ async def driven(
             playing.result()
 
 
-async def _begun(playing: asyncio.Task[Any], body: Body) -> EpisodeDriver:
+async def _started(playing: asyncio.Task[Any], body: Body) -> EpisodeDriver:
     """Returns the driver when there is one. Raises what the run raised before."""
-    begun: asyncio.Task[Any] = asyncio.create_task(body.begun.wait())
+    started: asyncio.Task[Any] = asyncio.create_task(body.started.wait())
     try:
-        await asyncio.wait({playing, begun}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({playing, started}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        begun.cancel()
+        started.cancel()
     if body.driver is None:
         await playing
-        raise UserError("The run was interrupted before it began.")
+        raise UserError("The run was interrupted before it started.")
     return body.driver
 
 
@@ -93,7 +93,7 @@ class Body:
     """The trainer of a run that the body of a `with` statement is."""
 
     def __init__(self, max_staleness: int | None) -> None:
-        self.begun = asyncio.Event()
+        self.started = asyncio.Event()
         self.ended = asyncio.Event()
         self.driver: EpisodeDriver | None = None
         self._max_staleness = max_staleness
@@ -105,5 +105,5 @@ class Body:
         """Hands a driver to the body, and waits for its end."""
         async with EpisodeDriver(run, max_staleness=self._max_staleness) as driver:
             self.driver = driver
-            self.begun.set()
+            self.started.set()
             await self.ended.wait()

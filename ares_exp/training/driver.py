@@ -91,41 +91,41 @@ class Submission(AsyncIterator[DrivenEpisode]):
     """Attempts that were submitted together: an iterator over them as they finish.
 
     An attempt that has finished and was not taken holds its place: of one submission no more than `concurrency` are
-    under way or wait to be taken, so that playing gets no further ahead of who takes. What one submission holds back
+    in progress or wait to be taken, so that playing gets no further ahead of who takes. What one submission holds back
     delays no other.
 
     Attributes:
-        slots: Task and number of every attempt, in the order in which they are begun; one that is played in the place
+        slots: Task and number of every attempt, in the order in which they are started; one that is played in the place
             of a stale one is appended.
     """
 
     def __init__(self, driver: EpisodeDriver, planned: Sequence[PlannedEpisode]) -> None:
-        """Begins as many as there are places for."""
+        """Starts as many as there are places for."""
         self.slots: list[Slot] = [one.slot for one in planned]
         self._driver = driver
         self._waiting = deque(planned)
-        self._under_way: set[Slot] = set()
+        self._in_progress: set[Slot] = set()
         self._finished: asyncio.Queue[DrivenEpisode | None] = asyncio.Queue()
         self._cancelled = False
-        self._begin()
+        self._start()
 
     @property
     def pending(self) -> int:
         """Number of attempts that were not taken yet."""
-        return len(self._waiting) + len(self._under_way) + self._finished.qsize()
+        return len(self._waiting) + len(self._in_progress) + self._finished.qsize()
 
     def __aiter__(self) -> Self:
         """Returns itself."""
         return self
 
     async def __anext__(self) -> DrivenEpisode:
-        """Returns the next episode that has finished, and begins another in its place."""
+        """Returns the next episode that has finished, and starts another in its place."""
         if self._cancelled or not self.pending:
             raise StopAsyncIteration
         episode = await self._finished.get()
         if episode is None:
             raise StopAsyncIteration
-        self._begin()
+        self._start()
         return episode
 
     def give(self, episode: DrivenEpisode) -> None:
@@ -133,23 +133,23 @@ class Submission(AsyncIterator[DrivenEpisode]):
         self._finished.put_nowait(episode)
 
     async def cancel(self) -> None:
-        """Ends what is under way as cancelled, and releases its containers; begins nothing more. Idempotent."""
+        """Ends what is running as cancelled, and releases its containers; starts nothing more. Idempotent."""
         self._cancelled = True
         self._waiting.clear()
-        for slot in [*self._under_way]:  # what has not begun ends at once
+        for slot in [*self._in_progress]:  # what has not started ends at once
             self._driver.run.cancel(slot)
         self._finished.put_nowait(None)  # who waits for an episode need not wait any more
-        await self._driver.wait_for(lambda: not self._under_way)
+        await self._driver.wait_for(lambda: not self._in_progress)
 
-    def _begin(self) -> None:
-        while self._waiting and len(self._under_way) + self._finished.qsize() < self._driver.run.concurrency:
+    def _start(self) -> None:
+        while self._waiting and len(self._in_progress) + self._finished.qsize() < self._driver.run.concurrency:
             planned = self._waiting.popleft()
-            self._under_way.add(planned.slot)
+            self._in_progress.add(planned.slot)
             self._driver.play(planned, self._end)
 
     def _end(self, slot: Slot, episode: DrivenEpisode | None) -> None:
-        """Takes an episode from the driver; `None`: it was refused, or never began."""
-        self._under_way.discard(slot)
+        """Takes an episode from the driver; `None`: it was refused, or never started."""
+        self._in_progress.discard(slot)
         if self._cancelled:
             return
         if episode is not None:
@@ -158,7 +158,7 @@ class Submission(AsyncIterator[DrivenEpisode]):
             again = self._driver.plan(slot[0])
             self.slots.append(again.slot)
             self._waiting.append(again)
-            self._begin()
+            self._start()
 
 
 class EpisodeDriver:
@@ -207,7 +207,7 @@ class EpisodeDriver:
         return self._submitted([self.plan(name) for name in task_names for _ in range(n)])
 
     async def submit_again(self, slots: Sequence[Slot]) -> Submission:
-        """Submits attempts of an earlier session: finished ones are handed over, those under way are played on."""
+        """Submits attempts of an earlier session: finished ones are handed over, those in progress are played on."""
         finished, owed = [], []
         for slot in slots:
             planned = plan_attempt(*slot, seed=self.run.seed)
@@ -248,7 +248,7 @@ class EpisodeDriver:
         self.version = version
 
     async def close(self) -> None:
-        """Cancels what is under way, and waits until it has released everything. Idempotent."""
+        """Cancels what is running, and waits until it has released everything. Idempotent."""
         self._closed = True
         await asyncio.gather(*(submission.cancel() for submission in [*self._open]))
         self._open.clear()

@@ -1,7 +1,7 @@
-"""Training sequences of recorded episodes: of a finished run, or of one under way as its episodes end.
+"""Training sequences of recorded episodes: of a finished run, or of one in progress as its episodes end.
 
 ```
-recorded = RecordedSequences("outputs/first", lanes=["main", "sub-*"])
+recorded = RecordedSequences("outputs/first", conversations=["main", "sub-*"])
 for report in recorded.new():              # of the episodes that ended since the last call
     use(report.rows)
 async for report in recorded.follow():     # until the run has ended
@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Collection, Iterator
 from functools import partial
 from pathlib import Path
 
-from ares_exp.environment import MAIN_LANE
+from ares_exp.environment import MAIN_CONVERSATION
 from ares_exp.errors import UntrainableError, UserError
 from ares_exp.records.run_dir import RunDir
 from ares_exp.training.sequences import SequenceCounts, SequenceReport, sequences_of
@@ -43,7 +43,7 @@ class RecordedSequences:
         self,
         place: str | Path,
         *,
-        lanes: Collection[str] = (MAIN_LANE,),
+        conversations: Collection[str] = (MAIN_CONVERSATION,),
         realign_tokens: int = 0,
         temperature: float | None = 1.0,
         altered_sampling: bool = False,
@@ -52,7 +52,8 @@ class RecordedSequences:
 
         Args:
             place: A run directory, a folder of runs, or a file of episodes.
-            lanes: This and the rest as `sequences_of` takes them. Episodes that it rejects are left out, and counted.
+            conversations: This and the rest as `sequences_of` takes them. Episodes that it rejects are left out, and
+                counted.
             realign_tokens: See there.
             temperature: See there.
             altered_sampling: See there.
@@ -60,7 +61,7 @@ class RecordedSequences:
         self._place = Path(place)
         self._make_rows = partial(
             sequences_of,
-            lanes=lanes,
+            conversations=conversations,
             realign_tokens=realign_tokens,
             temperature=temperature,
             altered_sampling=altered_sampling,
@@ -72,7 +73,7 @@ class RecordedSequences:
         self.first_refusal: str | None = None
 
     def new(self) -> Iterator[SequenceReport]:
-        """Yields the reports of episodes that have ended since the last call, in the order in which they began.
+        """Yields the reports of episodes that have ended since the last call, in the order in which they started.
 
         Raises:
             TrajectoryFormatError: There is no such place, or a file there is broken.
@@ -90,7 +91,7 @@ class RecordedSequences:
             poll_sec: Seconds between two looks.
 
         Raises:
-            UserError: The place is no run directory, or its run has not begun.
+            UserError: The place is no run directory, or its run has not started.
             TrajectoryFormatError: A file there is broken.
         """
         while True:
@@ -125,5 +126,5 @@ class RecordedSequences:
             return has_writer(RunDir(self._place).episodes)
         except OSError as error:
             raise UserError(
-                f"Expected the directory of a run that has begun, got {self._place}: {error.strerror}."
+                f"Expected the directory of a run that has started, got {self._place}: {error.strerror}."
             ) from error

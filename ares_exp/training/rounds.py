@@ -161,7 +161,7 @@ class Rounds:
         return groups
 
     async def _submit(self, step: int, part: int, names: Sequence[str]) -> Submission:
-        """Submits the groups of these tasks: those on record, where a killed session had begun with them."""
+        """Submits the groups of these tasks: those on record, where a killed session had started with them."""
         where = {"step": step, "part": part, "version": self.driver.version}
         known = self.record.find("round", **where, tasks=[*names])
         if known and (step, part) not in self._redone:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, NoReturn
 
-from ares_exp.environment import MAIN_LANE
+from ares_exp.environment import MAIN_CONVERSATION
 from ares_exp.errors import UntrainableError
 from ares_exp.policies.in_process.sampling import NEUTRAL_SAMPLING
-from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, lane_of
+from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, conversation_of
 
 GIVEN_BY = "policy=transformers, policy=vllm and policy=sglang give them"
 MAX_LOGPROB = 1e-3
@@ -50,7 +50,7 @@ class SampledCall:
 
     Attributes:
         step: `step_index` of the record whose action it is.
-        lane: The conversation that it belongs to.
+        conversation: The conversation that it belongs to.
         prompt: Ids that the engine read, in order.
         completion: Ids that it sampled after them.
         logprobs: Log-probability of each of those, when it was sampled.
@@ -60,7 +60,7 @@ class SampledCall:
     """
 
     step: int
-    lane: str
+    conversation: str
     prompt: tuple[int, ...]
     completion: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -74,49 +74,50 @@ class Accepted:
     """Which calls are trained on, and what they are checked for.
 
     Attributes:
-        lanes: Names of lanes, or patterns such as `sub-*`.
+        conversations: Names of conversations, or patterns such as `sub-*`.
         temperature: At which all must have been sampled, which must be the trainer's; `None` for any.
         altered_sampling: Whether calls are taken whose sampling was altered (`NEUTRAL`): off-policy, then.
     """
 
-    lanes: Collection[str] = (MAIN_LANE,)
+    conversations: Collection[str] = (MAIN_CONVERSATION,)
     temperature: float | None = 1.0
     altered_sampling: bool = False
 
     def __post_init__(self) -> None:
-        """Refuses a text for `lanes`, which would be read as its letters."""
-        if isinstance(self.lanes, str):
+        """Refuses a text for `conversations`, which would be read as its letters."""
+        if isinstance(self.conversations, str):
             raise ValueError(
-                f"Expected `lanes` to be a list of names or patterns, got {self.lanes!r}: [{self.lanes!r}]."
+                f"Expected `conversations` to be a list of names or patterns, got {self.conversations!r}. "
+                f"Use [{self.conversations!r}]."
             )
 
-    def takes(self, lane: str) -> bool:
-        """Returns whether a lane is trained on."""
-        return any(fnmatchcase(lane, pattern) for pattern in self.lanes)
+    def takes(self, conversation: str) -> bool:
+        """Returns whether a conversation is trained on."""
+        return any(fnmatchcase(conversation, pattern) for pattern in self.conversations)
 
 
-def lanes_of(episode: EpisodeTrajectory) -> list[str]:
-    """Returns the lane of each call of an episode, in the order of the calls."""
-    return [lane_of(request) for request, _ in _exchanges(episode)]
+def conversations_of(episode: EpisodeTrajectory) -> list[str]:
+    """Returns the conversation of each call of an episode, in the order of the calls."""
+    return [conversation_of(request) for request, _ in _exchanges(episode)]
 
 
 def calls_of(episode: EpisodeTrajectory, accepted: Accepted) -> Iterator[SampledCall]:
-    """Yields the calls of the accepted lanes, in the order in which they were answered, those without a step included.
+    """Yields the calls of the accepted conversations in the order of their responses, also calls without a step.
 
     Raises:
         UntrainableError: One of them is no evidence of sampling from the policy; the message says which, and why.
     """
     for request, answered in _exchanges(episode):
-        if accepted.takes(lane := lane_of(request)):
-            yield _Reader(episode, answered, request, accepted).read(lane)
+        if accepted.takes(conversation := conversation_of(request)):
+            yield _Reader(episode, answered, request, accepted).read(conversation)
 
 
 def _exchanges(episode: EpisodeTrajectory) -> Iterator[tuple[Mapping[str, Any], StepRecord]]:
     for asked, answered in zip((None, *episode.steps), episode.steps, strict=False):
         if asked is not None and answered.action is not None:
             yield asked.observation if isinstance(asked.observation, Mapping) else {}, answered
-        for aside in answered.asides:
-            yield aside.request, replace(answered, action=aside.answer)
+        for background_request in answered.background_requests:
+            yield background_request.request, replace(answered, action=background_request.answer)
 
 
 class _Reader:
@@ -132,7 +133,7 @@ class _Reader:
         action = answered.action
         self._action: Mapping[str, Any] = action if action is not None else {}
 
-    def read(self, lane: str) -> SampledCall:
+    def read(self, conversation: str) -> SampledCall:
         prompt, completion = self._ids("prompt_token_ids"), self._ids("completion_token_ids")
         logprobs = self._logprobs(len(completion))
         if not prompt or not completion:
@@ -145,7 +146,7 @@ class _Reader:
             self._refuse(altered)
         return SampledCall(
             step=self._answered.step_index,
-            lane=lane,
+            conversation=conversation,
             prompt=prompt,
             completion=completion,
             logprobs=logprobs,

@@ -10,7 +10,7 @@ datasets.load_dataset("json", data_files="rows.jsonl")
 | `ids`, `mask`, `logprobs` | of equal length: tokens, 1 where one is trained on, its log-probability (0.0 elsewhere) |
 | `reward` | of the episode; null if it has none |
 | `rewards` | the rewards of verifier and scorers: `name` and `value` of each |
-| `lane`, `task`, `attempt`, `episode_id` | whose tokens they are; `attempt` is null if it is not known |
+| `conversation`, `task`, `attempt`, `episode_id` | whose tokens they are; `attempt` is null if it is not known |
 | `policy_versions` | of the weights that sampled, in order |
 | `steps`, `starts` | number of each step that was sampled here, and where in `ids` its tokens start |
 | `made` | `clean`, `realigned` or `forked` |
@@ -65,7 +65,7 @@ def _columns(pa: Any) -> dict[str, Any]:
         "episode_id": text,
         "task": text,
         "attempt": integer,
-        "lane": text,
+        "conversation": text,
         "reward": number,
         "rewards": pa.list_(pa.struct([("name", text), ("value", number)])),
         "policy_versions": pa.list_(text),

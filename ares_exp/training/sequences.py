@@ -2,16 +2,16 @@
 
 ```
 report = sequences_of(episode)     # an EpisodeTrajectory, a StoredEpisode of `load(run)`, or its dict
-report.rows                        # each with ids, mask, logprobs, reward, lane, …
+report.rows                        # each with ids, mask, logprobs, reward, conversation, …
 report.sentences()                 # how many rows are clean, re-aligned and forked, and what was left out
 ```
 
 The rule: a token with mask 1 is one that the engine sampled, with the log-probability it had then, after exactly the
 tokens that stand before it in the row. Nothing is tokenised here; ids are those of the engine.
 
-A call goes on in the row that is the longest exact beginning of its prompt: what the prompt has beyond the row is
+A call goes on in the row that is the longest exact start of its prompt: what the prompt has beyond the row is
 context (mask 0), what was sampled is trained on (mask 1). Where there is no such row, the history was rewritten, or
-became other tokens, and the call begins a row of its own, a fork: all of its prompt is context there, so that no token
+became other tokens, and the call starts a row of its own, a fork: all of its prompt is context there, so that no token
 is trained on twice. With `realign_tokens` a row may go on although its end differs from the prompt: the prompt's tokens
 take the place of the row's, and as many sampled ones as that lose their training.
 """
@@ -23,10 +23,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ares_exp.environment import MAIN_LANE
+from ares_exp.environment import MAIN_CONVERSATION
 from ares_exp.errors import UntrainableError
 from ares_exp.records.terminal_text import count_of
-from ares_exp.training.sampled_calls import Accepted, SampledCall, calls_of, lanes_of
+from ares_exp.training.sampled_calls import Accepted, SampledCall, calls_of, conversations_of
 from ares_exp.trajectories.records import EpisodeTrajectory
 from ares_exp.trajectories.stored_episodes import StoredEpisode
 
@@ -43,15 +43,15 @@ class TrainingSequence:
         logprobs: For each, the log-probability with which it was sampled; 0.0 where the mask is 0.
         reward: The episode's total reward, `None` where it has none. All rows of an episode have it.
         rewards: What verifier and scorers said of the episode, by name.
-        lane: The conversation: `main`, or the name of a sub-agent's or a side call's.
+        conversation: The conversation: `main`, or the name of a sub-agent's or a background request's.
         task: The task.
         attempt: Which attempt at the task, from 0; `None` where that is not known.
         episode_id: The episode.
         policy_versions: Versions of the weights that sampled, each once, in order; empty where none is known.
         steps: `step_index` of the actions that were sampled here, in order.
-        starts: Where in `ids` the tokens of each of these begin.
+        starts: Where in `ids` the tokens of each of these start.
         made: `clean`: every call went on where the one before had ended; `realigned`: some of the prompt's tokens took
-            the place of sampled ones; `forked`: begun where the history of an earlier row was left.
+            the place of sampled ones; `forked`: started where the history of an earlier row was left.
         finish_reason: Why the last call ended, where that is known.
     """
 
@@ -60,7 +60,7 @@ class TrainingSequence:
     logprobs: tuple[float, ...]
     reward: float | None
     rewards: Mapping[str, float]
-    lane: str
+    conversation: str
     task: str
     attempt: int | None
     episode_id: str
@@ -115,17 +115,17 @@ class SequenceReport:
     """The rows of an episode, and how they came about.
 
     Attributes:
-        rows: The rows, those of a lane together, in the order in which they began.
+        rows: The rows, those of a conversation together, in the order in which they started.
         calls: How many calls of the policy they are made of.
         untrained_tokens: Sampled tokens that lost their training to a re-alignment.
-        other_lanes: Calls of lanes that are not trained on, by lane.
+        other_conversations: Calls of conversations that are not trained on, by conversation.
         unstated_sampling: Calls whose record lacks the temperature or has a parameter that was left to the engine.
     """
 
     rows: tuple[TrainingSequence, ...]
     calls: int
     untrained_tokens: int = 0
-    other_lanes: Mapping[str, int] = field(default_factory=dict)
+    other_conversations: Mapping[str, int] = field(default_factory=dict)
     unstated_sampling: int = 0
 
     @property
@@ -135,12 +135,12 @@ class SequenceReport:
 
     @property
     def realigned(self) -> int:
-        """Rows that begin a conversation and were re-aligned."""
+        """Rows that start a conversation and were re-aligned."""
         return self._made("realigned")
 
     @property
     def forked(self) -> int:
-        """Rows that were begun because a history was rewritten."""
+        """Rows that were started because a history was rewritten."""
         return self._made("forked")
 
     def _made(self, how: Made) -> int:
@@ -164,7 +164,7 @@ class SequenceCounts:
     untrained_tokens: int = 0
     unstated_sampling: int = 0
     made: Counter[str] = field(default_factory=Counter)
-    other_lanes: Counter[str] = field(default_factory=Counter)
+    other_conversations: Counter[str] = field(default_factory=Counter)
 
     def add(self, report: SequenceReport) -> None:
         """Adds the report of an episode."""
@@ -175,7 +175,7 @@ class SequenceCounts:
         self.untrained_tokens += report.untrained_tokens
         self.unstated_sampling += report.unstated_sampling
         self.made.update(row.made for row in report.rows)
-        self.other_lanes.update(report.other_lanes)
+        self.other_conversations.update(report.other_conversations)
 
     def sentences(self) -> list[str]:
         """Returns the counts in sentences."""
@@ -188,9 +188,13 @@ class SequenceCounts:
             sentences.append(
                 f"Not trained on, because of re-alignments: {count_of(self.untrained_tokens, 'sampled token')}."
             )
-        if self.other_lanes:
-            named = ", ".join(sorted(self.other_lanes)[:3]) + (", …" if len(self.other_lanes) > 3 else "")
-            sentences.append(f"Left out: {count_of(self.other_lanes.total(), 'call')} of other lanes ({named}).")
+        if self.other_conversations:
+            named = ", ".join(sorted(self.other_conversations)[:3]) + (
+                ", …" if len(self.other_conversations) > 3 else ""
+            )
+            sentences.append(
+                f"Left out: {count_of(self.other_conversations.total(), 'call')} of other conversations ({named})."
+            )
         if self.unstated_sampling:
             sentences.append(
                 f"The record of {count_of(self.unstated_sampling, 'call')} has no temperature, or leaves a parameter "
@@ -203,7 +207,7 @@ class SequenceCounts:
 def sequences_of(
     episode: EpisodeTrajectory | StoredEpisode | Mapping[str, Any],
     *,
-    lanes: Collection[str] = (MAIN_LANE,),
+    conversations: Collection[str] = (MAIN_CONVERSATION,),
     realign_tokens: int = 0,
     temperature: float | None = 1.0,
     altered_sampling: bool = False,
@@ -212,37 +216,42 @@ def sequences_of(
 
     Args:
         episode: A trajectory in memory, one on disk (`ares_exp.trajectories.load` finds them), or the dict of either.
-        lanes: Names or patterns of the lanes that are trained on: `["*"]` for all, sub-agents and side calls included.
+        conversations: Names or patterns of the conversations that are trained on: `["*"]` for all, sub-agents and
+            background requests included.
         realign_tokens: How many sampled tokens at the end of a call may lose their training, so that a row whose next
             prompt spells its end in other tokens goes on in place of a fork.
         temperature: At which the calls must have been sampled; `None` for any.
         altered_sampling: Whether calls are taken whose sampling a truncation, a penalty or a grammar changed.
 
     Raises:
-        UntrainableError: A call of these lanes has no ids or log-probabilities, or its sampling was altered, or there
-            is none; the message names the episode, the step and the remedy.
+        UntrainableError: A call of these conversations has no ids or log-probabilities, or its sampling was altered,
+            or there is none; the message names the episode, the step and the remedy.
         TrajectoryFormatError: The episode on disk is broken.
     """
     if realign_tokens < 0:
         raise ValueError(f"Expected `realign_tokens` to be at least 0, got {realign_tokens}.")
-    accepted = Accepted(lanes, temperature, altered_sampling)
+    accepted = Accepted(conversations, temperature, altered_sampling)
     trajectory = _trajectory(episode)
     calls = list(calls_of(trajectory, accepted))
-    others = Counter(lane for lane in lanes_of(trajectory) if not accepted.takes(lane))
+    others = Counter(conversation for conversation in conversations_of(trajectory) if not accepted.takes(conversation))
     if not calls:
         there = f"; there are {', '.join(sorted(others))}" if others else ""
         raise UntrainableError(
-            f"Episode {trajectory.episode_id} ({trajectory.task_name}) has no sampled tokens: no answer in the lanes "
-            f"{', '.join(lanes)}{there}."
+            f"Episode {trajectory.episode_id} ({trajectory.task_name}) has no sampled tokens in the conversations "
+            f"{', '.join(conversations)}{there}."
         )
-    by_lane: dict[str, _LaneRows] = {}
+    by_conversation: dict[str, _ConversationRows] = {}
     for call in calls:
-        by_lane.setdefault(call.lane, _LaneRows(realign_tokens)).add(call)
+        by_conversation.setdefault(call.conversation, _ConversationRows(realign_tokens)).add(call)
     return SequenceReport(
-        rows=tuple(row.finished(trajectory, lane) for lane, rows in by_lane.items() for row in rows.rows),
+        rows=tuple(
+            row.finished(trajectory, conversation)
+            for conversation, rows in by_conversation.items()
+            for row in rows.rows
+        ),
         calls=len(calls),
-        untrained_tokens=sum(row.untrained for rows in by_lane.values() for row in rows.rows),
-        other_lanes=dict(others),
+        untrained_tokens=sum(row.untrained for rows in by_conversation.values() for row in rows.rows),
+        other_conversations=dict(others),
         unstated_sampling=sum(not call.states_sampling for call in calls),
     )
 
@@ -267,7 +276,7 @@ class _Row:
         self.go_on(call)
 
     def go_on(self, call: SampledCall) -> None:
-        """Adds what a prompt has beyond the row, which it begins with, and what was sampled then."""
+        """Adds what a prompt has beyond the row, which it starts with, and what was sampled then."""
         context = call.prompt[len(self.ids) :]
         self.ids += context
         self.mask += [0] * len(context)
@@ -278,8 +287,8 @@ class _Row:
         self.logprobs += call.logprobs
         self.calls.append(call)
 
-    def is_beginning_of(self, prompt: Sequence[int]) -> bool:
-        """Returns whether a prompt begins with the whole row."""
+    def is_start_of(self, prompt: Sequence[int]) -> bool:
+        """Returns whether a prompt starts with the whole row."""
         return list(prompt[: len(self.ids)]) == self.ids
 
     def cut(self, length: int) -> None:
@@ -288,7 +297,7 @@ class _Row:
         del self.ids[length:], self.mask[length:], self.logprobs[length:]
         self.made = "realigned" if self.made == "clean" else self.made
 
-    def finished(self, episode: EpisodeTrajectory, lane: str) -> TrainingSequence:
+    def finished(self, episode: EpisodeTrajectory, conversation: str) -> TrainingSequence:
         attempt = episode.metadata.get("attempt")
         return TrainingSequence(
             ids=tuple(self.ids),
@@ -296,7 +305,7 @@ class _Row:
             logprobs=tuple(self.logprobs),
             reward=episode.total_reward,
             rewards=episode.rewards,
-            lane=lane,
+            conversation=conversation,
             task=episode.task_name,
             attempt=attempt if type(attempt) is int else None,
             episode_id=episode.episode_id,
@@ -308,25 +317,23 @@ class _Row:
         )
 
 
-class _LaneRows:
-    """The rows of one lane so far."""
+class _ConversationRows:
+    """The rows of one conversation so far."""
 
     def __init__(self, realign_tokens: int) -> None:
         self.rows: list[_Row] = []
         self._realign_tokens = realign_tokens
 
     def add(self, call: SampledCall) -> None:
-        """Adds a call to the row that it goes on from, or begins one."""
-        if (row := self._begun(call.prompt) or self._realigned(call.prompt)) is not None:
+        """Adds a call to the row that it goes on from, or starts one."""
+        if (row := self._started(call.prompt) or self._realigned(call.prompt)) is not None:
             row.go_on(call)
         else:
             self.rows.append(_Row(call, "forked" if self.rows else "clean"))
 
-    def _begun(self, prompt: Sequence[int]) -> _Row | None:
-        """Finds the longest row that is a beginning of the prompt."""
-        return max(
-            (row for row in self.rows if row.is_beginning_of(prompt)), key=lambda row: len(row.ids), default=None
-        )
+    def _started(self, prompt: Sequence[int]) -> _Row | None:
+        """Finds the longest row that is a start of the prompt."""
+        return max((row for row in self.rows if row.is_start_of(prompt)), key=lambda row: len(row.ids), default=None)
 
     def _realigned(self, prompt: Sequence[int]) -> _Row | None:
         """Cuts the row of which the fewest tokens must go, if they are few enough and end its last call."""
@@ -339,6 +346,6 @@ class _LaneRows:
 
 
 def _shared(ids: Sequence[int], prompt: Sequence[int]) -> int:
-    """Counts the tokens that both begin with."""
+    """Counts the tokens that both start with."""
     pairs = zip(ids, prompt, strict=False)
     return next((at for at, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(ids), len(prompt)))

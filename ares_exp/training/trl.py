@@ -20,7 +20,7 @@ from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
 
 from pydantic import Field, validate_call
 
-from ares_exp.environment import MAIN_LANE
+from ares_exp.environment import MAIN_CONVERSATION
 from ares_exp.errors import ConfigError, UserError
 from ares_exp.policies.policy import Policy, UpdatablePolicy
 from ares_exp.runs.trainer import TrainedRun
@@ -64,7 +64,7 @@ class Rows:
             trained on has a row of one token with mask 0, and the reward `None`, so that it is in no baseline.
         left_out: Number of further rows of these episodes: TRL takes one for each attempt, the one with the most
             tokens to train on.
-        forked: Number of rows that were begun where a history was rewritten.
+        forked: Number of rows that were started where a history was rewritten.
     """
 
     prompt_ids: list[list[int]] = field(default_factory=list)
@@ -106,7 +106,9 @@ class Rows:
         return {name: getattr(self, name) for name in names}
 
 
-def rows_of(groups: Sequence[Group], *, group_size: int, pad: int, lanes: Sequence[str] = (MAIN_LANE,)) -> Rows:
+def rows_of(
+    groups: Sequence[Group], *, group_size: int, pad: int, conversations: Sequence[str] = (MAIN_CONVERSATION,)
+) -> Rows:
     """Makes the rows of groups, `group_size` of each, in their order.
 
     Raises:
@@ -115,18 +117,20 @@ def rows_of(groups: Sequence[Group], *, group_size: int, pad: int, lanes: Sequen
     rows = Rows()
     for group in groups:
         for episode in group.episodes:
-            _add_episode(rows, episode, is_trained=group.is_trained, pad=pad, lanes=lanes)
+            _add_episode(rows, episode, is_trained=group.is_trained, pad=pad, conversations=conversations)
         for _ in range(group_size - len(group.episodes)):
             rows.add_nothing(pad=pad)
     return rows
 
 
-def _add_episode(rows: Rows, episode: DrivenEpisode, *, is_trained: bool, pad: int, lanes: Sequence[str]) -> None:
+def _add_episode(
+    rows: Rows, episode: DrivenEpisode, *, is_trained: bool, pad: int, conversations: Sequence[str]
+) -> None:
     trajectory = episode.trajectory
     if episode.reward is None or trajectory is None or not any(step.action for step in trajectory.steps):
         rows.add_nothing(pad=pad)
         return
-    made = sequences_of(trajectory, lanes=lanes).rows
+    made = sequences_of(trajectory, conversations=conversations).rows
     rows.left_out += len(made) - 1
     rows.forked += sum(row.made == "forked" for row in made)
     rows.add(max(made, key=lambda row: row.trained_tokens), is_trained=is_trained)
@@ -151,12 +155,12 @@ class RolloutFunc:
         groups: The groups that they were made of.
     """
 
-    def __init__(self, rounds: Rounds, *, lanes: Sequence[str] = (MAIN_LANE,)) -> None:
+    def __init__(self, rounds: Rounds, *, conversations: Sequence[str] = (MAIN_CONVERSATION,)) -> None:
         """Keeps the arguments. To be made on the event loop of the run."""
         self.last = Rows()
         self.groups: Sequence[Group] = ()
         self._rounds = rounds
-        self._lanes = lanes
+        self._conversations = conversations
         self._loop = asyncio.get_running_loop()
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
@@ -167,7 +171,7 @@ class RolloutFunc:
         playing = self._rounds.play(trainer.state.global_step, len(prompts) // size)
         self.groups = asyncio.run_coroutine_threadsafe(playing, self._loop).result()
         pad = trainer.processing_class.pad_token_id
-        self.last = rows_of(self.groups, group_size=size, pad=pad, lanes=self._lanes)
+        self.last = rows_of(self.groups, group_size=size, pad=pad, conversations=self._conversations)
         return self.last.to_dict()
 
 
@@ -188,7 +192,7 @@ class Grpo:
         group_size: Annotated[int, Field(ge=2)] = 8,
         batch_size: Annotated[int, Field(ge=1)] = 8,
         learning_rate: Annotated[float, Field(gt=0)] = 1e-6,
-        lanes: Annotated[list[str], Field(min_length=1)] | None = None,
+        conversations: Annotated[list[str], Field(min_length=1)] | None = None,
         curriculum: Weighting = "uniform",
         curriculum_least: Annotated[float, Field(gt=0)] = 0.05,
         curriculum_decay: Annotated[float, Field(gt=0, le=1)] = 0.9,
@@ -211,8 +215,8 @@ class Grpo:
             group_size: Attempts at the same task, each of which is compared with the others.
             batch_size: Rows in a forward pass; it divides the rows of a step.
             learning_rate: Of AdamW.
-            lanes: Names or patterns of the conversations that are trained on; `None` for the agent's own alone, without
-                those of its sub-agents and side calls.
+            conversations: Names or patterns of the conversations that are trained on; `None` for the agent's own
+                alone, without those of its sub-agents and background requests.
             curriculum: Weight with which a task is drawn, of its pass rate p: `uniform`, the same for all;
                 `learnability`, p · (1 - p); `difficulty`, 1 - p.
             curriculum_least: Least weight of a task.
@@ -246,7 +250,7 @@ class Grpo:
         self.group_size = group_size
         self.batch_size = batch_size
         self.learning_rate = learning_rate
-        self.lanes = lanes or [MAIN_LANE]
+        self.conversations = conversations or [MAIN_CONVERSATION]
         self.curriculum = curriculum
         self.curriculum_least = curriculum_least
         self.curriculum_decay = curriculum_decay
@@ -286,7 +290,7 @@ class Grpo:
         found = await asyncio.to_thread(checkpoints.found)
         record = await asyncio.to_thread(TrainingRecord, run.run_dir.training)
         training = _Training(self, run, checkpoints, found[-1] if found else None, record)
-        if training.begun_at < self.steps:
+        if training.started_at < self.steps:
             await training.run_trl()
 
 
@@ -310,7 +314,7 @@ class _Training:
     """One session of a training.
 
     Attributes:
-        begun_at: Optimizer steps of earlier sessions.
+        started_at: Optimizer steps of earlier sessions.
     """
 
     def __init__(
@@ -322,7 +326,7 @@ class _Training:
         record: TrainingRecord,
     ) -> None:
         state = checkpoint.state() if checkpoint is not None else {}
-        self.begun_at = checkpoint.step if checkpoint is not None else 0
+        self.started_at = checkpoint.step if checkpoint is not None else 0
         self._options = options
         self._run = run
         self._checkpoints = checkpoints
@@ -349,7 +353,7 @@ class _Training:
         policy: Any = self._run.policy
         model, tokenizer = await policy.in_memory()
         await policy.update(self._version)
-        self._record.append("session", begun_at=self.begun_at, version=self._version)
+        self._record.append("session", started_at=self.started_at, version=self._version)
         async with EpisodeDriver(self._run, version=self._version) as driver:
             self._rounds = Rounds(
                 driver,
@@ -359,7 +363,7 @@ class _Training:
                 zero_std_groups=self._options.zero_std_groups,
                 max_refills=self._options.max_refills,
             )
-            self._rollouts = RolloutFunc(self._rounds, lanes=self._options.lanes)
+            self._rollouts = RolloutFunc(self._rounds, conversations=self._options.conversations)
             training = _in_thread(lambda: self._train(model, tokenizer))
             try:
                 await asyncio.shield(training)

@@ -56,6 +56,6 @@ def _fields(row: TrainingSequence) -> dict[str, Any]:
         "extra_fields": {
             "reward_extra_info": dict(row.rewards),
             "policy_versions": list(row.policy_versions),
-            "lane": row.lane,
+            "conversation": row.conversation,
         },
     }

@@ -1,4 +1,4 @@
-"""The answer log: requests and answers of an episode under way, on disk before each answer is applied.
+"""The answer log: requests and answers of an episode in progress, on disk before each answer is applied.
 
 One file per episode in the run directory, independent of collectors: `kill -9` loses no answer that was paid for. It
 is deleted when the attempt has its result; a resumed run continues with those that remain. Each line is a JSON object:
@@ -9,7 +9,7 @@ episode, a last line has its result (`{"result": …}`), which becomes its row i
 written.
 
 An answer that was asked for ahead of its turn has a line of its own when it comes, which numbers it (`"ahead": 3`);
-`{"applied": 3}` stands where its turn came. One whose turn never came is in `ahead`, also when this log begins with it
+`{"applied": 3}` stands where its turn came. One whose turn never came is in `ahead`, also when this log starts with it
 because an earlier try paid for it (`"taken_over": true`).
 """
 
@@ -58,7 +58,7 @@ class LoggedEpisode:
 
     Attributes:
         episode_id, task_name, attempt, retry, seed: As in its `EpisodeResult`.
-        started_at: Epoch seconds; 0.0 of one that has not begun: it waits for its retry.
+        started_at: Epoch seconds; 0.0 of one that has not started: it waits for its retry.
         parent: The episode that it took the first answers over from, if it did.
         taken_over: How many exchanges these are.
         exchanges: What it was asked and answered, in order: one for each of its time steps.
@@ -81,7 +81,7 @@ class LoggedEpisode:
     result: EpisodeResult | None = None
 
     @property
-    def has_begun(self) -> bool:
+    def has_started(self) -> bool:
         """Whether the episode was started."""
         return self.started_at > 0
 
@@ -185,7 +185,7 @@ class AnswerLog:
         """The episode whose log it is."""
         return self._episode.episode_id
 
-    def begin(self, taken_over: Sequence[Exchange], ahead: Sequence[Exchange] = ()) -> None:
+    def start(self, taken_over: Sequence[Exchange], ahead: Sequence[Exchange] = ()) -> None:
         """Makes the file, whole, with the answers that the episode takes over; one that is there is replaced. Blocking.
 
         Args:

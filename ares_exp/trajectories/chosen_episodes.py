@@ -9,15 +9,15 @@ from ares_exp.records.latest_run import MEANING
 from ares_exp.trajectories.episode_places import is_run
 from ares_exp.trajectories.stored_episodes import StoredEpisode, StoredEpisodes, load
 
-HELP = f"a file, a run directory, or either followed by /ID, where the beginning of the id is enough; {MEANING}"
+HELP = f"a file, a run directory, or either followed by /ID, where the start of the id is enough; {MEANING}"
 
 
 def chosen_episodes(path: Path) -> StoredEpisodes:
-    """Finds everything at `path`, or, if its last part is no file, the episodes whose id begins with it.
+    """Finds everything at `path`, or, if its last part is no file, the episodes whose id starts with it.
 
     Raises:
         TrajectoryFormatError: There is no such path, or a file that was asked for is broken.
-        UserError: No episode's id begins so.
+        UserError: No episode's id starts so.
     """
     here = path.parent == Path() and not is_run(path.parent)  # a mistyped name is no reason to look through everything
     if path.exists() or not path.parent.exists() or path.parent == path or here:
@@ -31,7 +31,7 @@ def chosen_episodes(path: Path) -> StoredEpisodes:
         raise UserError(
             broken
             or f"Expected {path} to be a file, a folder or an episode's id in {path.parent}: there is no such file, "
-            f"and of {len(episodes)} episodes in {path.parent} none has an id that begins with {prefix!r}."
+            f"and of {len(episodes)} episodes in {path.parent} none has an id that starts with {prefix!r}."
         )
     return found
 

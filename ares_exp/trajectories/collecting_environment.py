@@ -27,7 +27,7 @@ from ares_exp.trajectories.collector import TrajectoryCollector
 from ares_exp.trajectories.collector_guard import CollectorGuard
 from ares_exp.trajectories.ending import Ending, ending
 from ares_exp.trajectories.records import (
-    AsideRecord,
+    BackgroundRecord,
     EpisodeTrajectory,
     StepRecord,
     serialize_llm_request,
@@ -132,59 +132,59 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         return sum(sink.failures for sink in self._sinks)
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
-        """Starts an episode; one under way is recorded as abandoned."""
+        """Starts an episode; one in progress is recorded as abandoned."""
         await self._end(Ending(Outcome.ABANDONED))
-        start_time, began = self._start_time or self._clock(), time.perf_counter()
+        start_time, started = self._start_time or self._clock(), time.perf_counter()
         self._start_time = None
         try:
             time_step = await super().reset(seed=seed, options=options)
         except BaseException as error:
-            self._begin(start_time)
-            await self._end(ending(None, error), self._record_of(_Unfinished("FIRST"), None, None, began))
+            self._start(start_time)
+            await self._end(ending(None, error), self._record_of(_Unfinished("FIRST"), None, None, started))
             raise
-        self._begin(start_time)
+        self._start(start_time)
         if len(past := self.past_steps) > 1:  # it goes on from somewhere
             self._record_past(past)
         else:
-            self._record(self._record_of(time_step, None, None, began))
+            self._record(self._record_of(time_step, None, None, started))
         return time_step
 
     async def step(self, action: Any) -> TimeStep[Any]:
-        """Steps and records; a LAST step ends the episode. One that was restored is recorded from its beginning."""
-        began = time.perf_counter()
+        """Steps and records; a LAST step ends the episode. One that was restored is recorded from its start."""
+        started = time.perf_counter()
         if not self._active:
             self._adopt()
-        policy_sec = None if self._waiting_since is None else began - self._waiting_since
+        policy_sec = None if self._waiting_since is None else started - self._waiting_since
         try:
             time_step = await self._env.step(action)
         except EpisodeStateError:
             raise  # a call that made no sense: it changed nothing
         except BaseException as error:
-            await self._end(ending(None, error), self._record_of(_Unfinished("MID"), action, policy_sec, began))
+            await self._end(ending(None, error), self._record_of(_Unfinished("MID"), action, policy_sec, started))
             raise
-        self._record(self._record_of(time_step, action, policy_sec, began))
+        self._record(self._record_of(time_step, action, policy_sec, started))
         if time_step.step_type == "LAST":
             await self._end_at(time_step)
         return time_step
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
         """Has the environment end its episode, and records the LAST step."""
-        began = time.perf_counter()
+        started = time.perf_counter()
         self._adopt()
         try:
             last = await super().truncate(limit)
         except EpisodeStateError:
             raise
         except BaseException as error:
-            await self._end(ending(None, error), self._record_of(_Unfinished("MID"), None, None, began))
+            await self._end(ending(None, error), self._record_of(_Unfinished("MID"), None, None, started))
             raise
         if last is not None:
-            self._record(self._record_of(last, None, None, began))
+            self._record(self._record_of(last, None, None, started))
             await self._end_at(last)
         return last
 
     async def close(self) -> None:
-        """Closes the environment; an episode under way is recorded as closed."""
+        """Closes the environment; an episode in progress is recorded as closed."""
         try:
             await self._end(Ending(Outcome.CLOSED))
         finally:
@@ -193,16 +193,16 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leaves the wrapped environment; an episode under way is recorded with the exception, or as closed."""
+        """Leaves the wrapped environment; an episode in progress is recorded with the exception, or as closed."""
         try:
             await self._end(Ending(Outcome.CLOSED) if exc is None else ending(None, exc))
         finally:
             await super().__aexit__(exc_type, exc, traceback)
 
     def _adopt(self) -> None:
-        """Begins to record an episode that was under way when the environment came here."""
+        """Starts to record an episode that was running when the environment came here."""
         if not self._active and self.trajectory is None and (past := self.past_steps):
-            self._begin(past[0].timestamp)
+            self._start(past[0].timestamp)
             self._record_past(past)
             self._waiting_since = None  # how long the policy has thought already is not known
 
@@ -222,18 +222,18 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
                     environment_sec=one.environment_sec,
                     container_sec=one.activity.container_sec,
                     commands=tuple(one.activity.commands),
-                    asides=tuple(map(AsideRecord.of, one.activity.asides)),
+                    background_requests=tuple(map(BackgroundRecord.of, one.activity.background_requests)),
                 )
             )
 
-    def _begin(self, start_time: float) -> None:
+    def _start(self, start_time: float) -> None:
         """Opens an episode: after the environment's reset, which is what chooses the task."""
         self._step_index, self.trajectory, self._active = 0, None, True
         episode_id, self._episode_id = self._episode_id, None
         report = self.report()
         image, lineage, edits = report.container_image, report.lineage, report.edits
         for sink in self._sinks:
-            sink.begin(
+            sink.start(
                 task_name=self._task_name or report.task_name or type(self.unwrapped).__name__,
                 episode_id=episode_id,
                 start_time=start_time,
@@ -245,7 +245,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
             )
 
     def _record_of(
-        self, time_step: TimeStep[Any] | _Unfinished, action: Any, policy_sec: float | None, began: float
+        self, time_step: TimeStep[Any] | _Unfinished, action: Any, policy_sec: float | None, started: float
     ) -> StepRecord:
         """What is kept of a time step; it may be of another package's class with the same fields."""
         seen = self.activity
@@ -258,10 +258,10 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
             discount=_number(time_step.discount),
             timestamp=self._clock(),
             policy_sec=policy_sec,
-            environment_sec=time.perf_counter() - began,
+            environment_sec=time.perf_counter() - started,
             container_sec=None if seen is None else seen.container_sec,
             commands=() if seen is None else tuple(seen.commands),
-            asides=() if seen is None else tuple(map(AsideRecord.of, seen.asides)),
+            background_requests=() if seen is None else tuple(map(BackgroundRecord.of, seen.background_requests)),
         )
 
     def _record(self, record: StepRecord) -> None:
@@ -287,7 +287,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         rewards: Mapping[str, float] | None = None,
         end_time: float | None = None,
     ) -> None:
-        """Ends the episode under way, if any. Collectors may write files, so they are called in a thread."""
+        """Ends the episode in progress, if any. Collectors may write files, so they are called in a thread."""
         if not self._active:
             return
         self._active = False

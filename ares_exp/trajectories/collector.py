@@ -125,7 +125,7 @@ class CollectorBase(TrajectoryCollector):
 class EpisodeCollector(CollectorBase):
     """Open episodes, in memory, for any number of environments and threads.
 
-    Subclasses keep an episode when it begins (`_begun`), at each step (`_recorded`) and when it has ended (`_ended`).
+    Subclasses keep an episode when it starts (`_started`), at each step (`_recorded`) and when it has ended (`_ended`).
     An exception there does not touch what is in memory: the steps are kept, and the episode ends.
     """
 
@@ -154,7 +154,7 @@ class EpisodeCollector(CollectorBase):
             if handle.episode_id in self._open:
                 raise RuntimeError(f"Episode {handle.episode_id} is in progress already.")
             self._open[handle.episode_id] = handle
-        self._begun(handle)
+        self._started(handle)
         return handle
 
     def record_step(self, record: StepRecord, *, episode: EpisodeHandle | None = None) -> None:
@@ -201,7 +201,7 @@ class EpisodeCollector(CollectorBase):
         self._ended(handle, trajectory)
         return trajectory
 
-    def _begun(self, handle: EpisodeHandle) -> None:
+    def _started(self, handle: EpisodeHandle) -> None:
         """An episode was opened."""
 
     def _recorded(self, handle: EpisodeHandle, encoded: Mapping[str, Any]) -> None:

@@ -42,7 +42,7 @@ class CollectorGuard:
         self._episode: object | None = None
         self._active = False
 
-    def begin(self, *, task_name: str, episode_id: str | None, start_time: float, metadata: Mapping[str, Any]) -> None:
+    def start(self, *, task_name: str, episode_id: str | None, start_time: float, metadata: Mapping[str, Any]) -> None:
         """Opens an episode."""
         try:
             self._episode = self._collector.begin_episode(
@@ -112,7 +112,7 @@ class _Closable(Protocol):
 class _ForeignCollector(StandIn, CollectorBase):
     def __init__(self, collector: TrajectoryCollector) -> None:
         super().__init__(collector)
-        self._begin = _lenient(collector.begin_episode)
+        self._start = _lenient(collector.begin_episode)
         self._record = _lenient(collector.record_step)
         self._end = _lenient(collector.end_episode)
 
@@ -121,7 +121,7 @@ class _ForeignCollector(StandIn, CollectorBase):
         return _takes(self._part.record_step, "episode")
 
     def begin_episode(self, **given: Any) -> Any:
-        return self._begin(**given)
+        return self._start(**given)
 
     def record_step(self, record: StepRecord, **given: Any) -> None:
         self._record(record, **given)

@@ -13,7 +13,7 @@ from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.records.terminal_text import collapsed, count_of, one_line, printable
 from ares_exp.trajectories.checks import is_number
 from ares_exp.trajectories.episode_totals import EpisodeTotals
-from ares_exp.trajectories.records import AsideRecord, EpisodeTrajectory, StepRecord, lane_of
+from ares_exp.trajectories.records import BackgroundRecord, EpisodeTrajectory, StepRecord, conversation_of
 from ares_exp.trajectories.request_change import RequestChange, is_request, request_change
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class EpisodePrinter:
             self._text(as_text(step.observation, indent=2), 4)
 
     def folded_step(self, position: int) -> None:
-        """Prints the step at `position` in a few lines: its number, the beginning of the reply, and its commands."""
+        """Prints the step at `position` in a few lines: its number, the start of the reply, and its commands."""
         step = self._trajectory.steps[position]
         reward = [f"reward {number(step.reward)}"] if step.reward else []
         pieces = (step.action or {}).get("data", ())
@@ -88,18 +88,24 @@ class EpisodePrinter:
             self._action(step.action)
         for command in step.commands:
             self._command(command)
-        for aside in step.asides:
-            self._aside(aside)
+        for background_request in step.background_requests:
+            self._background_request(background_request)
 
-    def _aside(self, aside: AsideRecord) -> None:
-        """Prints the last message of a call that took no step, and the beginning of its answer."""
-        pieces = aside.answer.get("data")
+    def _background_request(self, background_request: BackgroundRecord) -> None:
+        """Prints the last message of a call that took no step, and the start of its answer."""
+        pieces = background_request.answer.get("data")
         answered = (
             " ".join(piece_text(piece) for piece in pieces if not is_thinking(piece))
             if isinstance(pieces, tuple)
             else ""
         )
-        self._line(one_line(f"aside {lane_of(aside.request)}: {asked_in(aside)}"), 2, style="dim")
+        self._line(
+            one_line(
+                f"background request {conversation_of(background_request.request)}: {asked_in(background_request)}"
+            ),
+            2,
+            style="dim",
+        )
         self._line(one_line(answered), 4, style="dim")
 
     def _action(self, action: Mapping[str, Any]) -> None:
@@ -312,8 +318,10 @@ def moment(epoch_seconds: float) -> str:
         return str(epoch_seconds)
 
 
-def asked_in(aside: AsideRecord) -> str:
+def asked_in(background_request: BackgroundRecord) -> str:
     """Returns the last message of a call that took no step; empty where it has none."""
     return (
-        message_text(aside.request["messages"][-1]) if is_request(aside.request) and aside.request["messages"] else ""
+        message_text(background_request.request["messages"][-1])
+        if is_request(background_request.request) and background_request.request["messages"]
+        else ""
     )

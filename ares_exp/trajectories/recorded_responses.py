@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ares_exp.llms.response import LLMResponse
 from ares_exp.trajectories.normalisers import Normaliser
-from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, deserialize_llm_response, lane_of
+from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, conversation_of, deserialize_llm_response
 from ares_exp.trajectories.request_diff import RequestComparison, StepComparison
 
 
@@ -56,8 +56,8 @@ def background_exchanges(episode: EpisodeTrajectory) -> Iterator[Exchange]:
     """Yields the background requests of a trajectory, which took no step."""
     unfinished = (episode.unfinished_step,) if episode.unfinished_step is not None else ()
     for step in (*episode.steps, *unfinished):
-        for aside in step.asides:
-            yield Exchange(aside.request, deserialize_llm_response(aside.answer))
+        for background_request in step.background_requests:
+            yield Exchange(background_request.request, deserialize_llm_response(background_request.answer))
 
 
 class RecordedResponses:
@@ -74,16 +74,16 @@ class RecordedResponses:
 
         Args:
             exchanges: Exchanges in the order in which they were recorded.
-            used: Number of exchanges at the beginning that are used up.
+            used: Number of exchanges at the start that are used up.
             normalisers: Differences between two requests that do not count; `None`: the built-in normalisers.
         """
         self._normalisers = normalisers
         self._comparison = RequestComparison(normalisers)
         self._left: dict[int, Exchange] = {}
-        self._lanes: dict[str, deque[int]] = {}
+        self._conversations: dict[str, deque[int]] = {}
         self._names: dict[str, str] = {}
         for number, exchange in enumerate(exchanges):
-            queue = self._lanes.setdefault(lane_of(exchange.request), deque())
+            queue = self._conversations.setdefault(conversation_of(exchange.request), deque())
             if number >= used:
                 self._left[number] = exchange
                 queue.append(number)
@@ -97,16 +97,18 @@ class RecordedResponses:
 
         A conversation is known by its name or, if none of that name was recorded, by its first request.
         """
-        lane = lane_of(request)
-        if lane not in self._names:
+        conversation = conversation_of(request)
+        if conversation not in self._names:
             taken = set(self._names.values())
             others = (
                 name
-                for name, queue in self._lanes.items()
+                for name, queue in self._conversations.items()
                 if name not in taken and queue and self.are_same(self._left[queue[0]].request, request)
             )
-            self._names[lane] = lane if lane in self._lanes else next(others, lane)
-        queue = self._lanes.setdefault(self._names[lane], deque())
+            self._names[conversation] = (
+                conversation if conversation in self._conversations else next(others, conversation)
+            )
+        queue = self._conversations.setdefault(self._names[conversation], deque())
         return self._left[queue[0]] if queue else None
 
     def compare(self, exchange: Exchange, request: Mapping[str, Any], step: int) -> StepComparison:
@@ -119,11 +121,11 @@ class RecordedResponses:
 
     def use(self, request: Mapping[str, Any]) -> None:
         """Removes the next exchange of the request's conversation."""
-        del self._left[self._lanes[self._names[lane_of(request)]].popleft()]
+        del self._left[self._conversations[self._names[conversation_of(request)]].popleft()]
 
     def forget(self, request: Mapping[str, Any]) -> list[Exchange]:
         """Removes all exchanges that are left of the request's conversation, and returns them."""
-        queue = self._lanes[self._names[lane_of(request)]]
+        queue = self._conversations[self._names[conversation_of(request)]]
         forgotten = [self._left.pop(number) for number in queue]
         queue.clear()
         return forgotten

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ares_exp.containers.activity import Aside, CommandRecord
-from ares_exp.environment import MAIN_LANE, StepType
+from ares_exp.containers.activity import BackgroundRequest, CommandRecord
+from ares_exp.environment import MAIN_CONVERSATION, StepType
 from ares_exp.llms.request import (
     REQUEST_DEFAULTS,
     FrozenList,
@@ -48,11 +48,11 @@ def deserialize_llm_request(data: Mapping[str, Any]) -> LLMRequest:
     return LLMRequest(**{**data, "origin": origin_from_dict(origin) if isinstance(origin, Mapping) else None})
 
 
-def lane_of(request: Mapping[str, Any]) -> str:
-    """Returns the lane of a request as `serialize_llm_request` gives it."""
+def conversation_of(request: Mapping[str, Any]) -> str:
+    """Returns the conversation of a request as `serialize_llm_request` gives it."""
     origin = request.get("origin")
-    lane = origin.get("lane") if isinstance(origin, Mapping) else None
-    return lane if isinstance(lane, str) else MAIN_LANE
+    conversation = origin.get("conversation") if isinstance(origin, Mapping) else None
+    return conversation if isinstance(conversation, str) else MAIN_CONVERSATION
 
 
 def serialize_llm_response(response: LLMResponse) -> Mapping[str, Any]:
@@ -75,7 +75,7 @@ def deserialize_llm_response(data: Mapping[str, Any]) -> LLMResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class AsideRecord:
+class BackgroundRecord:
     """A call of the agent that was answered without a step.
 
     Attributes:
@@ -92,9 +92,9 @@ class AsideRecord:
         object.__setattr__(self, "answer", freeze(self.answer))
 
     @classmethod
-    def of(cls, aside: Aside) -> AsideRecord:
+    def of(cls, background_request: BackgroundRequest) -> BackgroundRecord:
         """Makes the record of a call."""
-        return cls(serialize_llm_request(aside.request), serialize_llm_response(aside.answer))
+        return cls(serialize_llm_request(background_request.request), serialize_llm_response(background_request.answer))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON-ready form."""
@@ -118,7 +118,7 @@ class StepRecord:
         container_sec: Those of them (of concurrent calls, the sum) that calls of the container took: its start and
             set-up, the agent's commands and transfers, the verifier. `None` where not known.
         commands: What the agent ran in the container, in the order in which the commands ended.
-        asides: Calls that were answered without a step on the way to this time step.
+        background requests: Calls that were answered without a step on the way to this time step.
     """
 
     step_index: Integer
@@ -132,7 +132,7 @@ class StepRecord:
     environment_sec: Number | None = None
     container_sec: Number | None = None
     commands: tuple[CommandRecord, ...] = ()
-    asides: tuple[AsideRecord, ...] = ()
+    background_requests: tuple[BackgroundRecord, ...] = ()
 
     def __post_init__(self) -> None:
         """Freezes what could change: the agent's later edits must not reach the record."""
@@ -143,7 +143,7 @@ class StepRecord:
         """Returns the JSON-ready form, messages in full."""
         data = {item.name: getattr(self, item.name) for item in fields(self)}
         data["commands"] = [command_to_dict(command) for command in self.commands]
-        data["asides"] = [aside.to_dict() for aside in self.asides]
+        data["background_requests"] = [background_request.to_dict() for background_request in self.background_requests]
         return data
 
     @classmethod

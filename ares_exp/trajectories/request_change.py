@@ -9,7 +9,7 @@ from difflib import SequenceMatcher
 from functools import partial
 from typing import Any
 
-from ares_exp.trajectories.records import StepRecord, lane_of
+from ares_exp.trajectories.records import StepRecord, conversation_of
 
 MAX_COMPARISONS = 4_000_000
 """Rewritten histories longer than this (removed times added messages) are shown as replaced altogether."""
@@ -22,9 +22,9 @@ class RequestChange:
     """How the request of a step came from an earlier one.
 
     Attributes:
-        base: The step whose conversation is continued; `None` for the first request of its lane.
+        base: The step whose conversation is continued; `None` for the first request of its conversation.
         is_previous: Whether that is the request before this one.
-        kept: How many messages at the beginning stayed.
+        kept: How many messages at the start stayed.
         edits: What follows in order: `("-", message)` is gone, `("+", message)` new, `(" ", message)` stayed.
         settings: Name, value before and value now of the settings that changed; `None` for one that is not there.
     """
@@ -52,17 +52,19 @@ def request_change(steps: Sequence[StepRecord], number: int) -> RequestChange:
     request = steps[number].observation or {}
     asked = [index for index in reversed(range(number)) if is_request(steps[index].observation)]
     settings = _changed_settings((steps[asked[0]].observation or {}) if asked else {}, request)
-    in_lane = [index for index in asked if lane_of(steps[index].observation or {}) == lane_of(request)]
-    if not in_lane:
+    in_conversation = [
+        index for index in asked if conversation_of(steps[index].observation or {}) == conversation_of(request)
+    ]
+    if not in_conversation:
         return RequestChange(None, False, 0, [("+", message) for message in request["messages"]], settings)
-    base = next(filter(partial(_continued, steps, request["messages"]), in_lane), in_lane[0])
+    base = next(filter(partial(_continued, steps, request["messages"]), in_conversation), in_conversation[0])
     before = steps[base].observation or {}
     kept, edits = _edits(before["messages"], request["messages"])
     return RequestChange(base, base == asked[0], kept, edits, settings)
 
 
 def _continued(steps: Sequence[StepRecord], messages: Sequence[Message], index: int) -> bool:
-    """Returns whether `messages` begin with the conversation of step `index`."""
+    """Returns whether `messages` start with the conversation of step `index`."""
     earlier = (steps[index].observation or {})["messages"]
     return bool(earlier) and messages[: len(earlier)] == earlier
 

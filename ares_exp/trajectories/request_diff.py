@@ -11,7 +11,7 @@ messages: it is the model's, as log-probabilities are, and an answer that is giv
 came over HTTP are also equal where they only spell the same in other ways (see `llms.canonical`).
 
 A request repeats the conversation so far. A message that came out differently is therefore in all later requests, too:
-it counts once, at the step where it first shows, so that one random number at the beginning does not hide that
+it counts once, at the step where it first shows, so that one random number at the start does not hide that
 everything after it is the same.
 """
 

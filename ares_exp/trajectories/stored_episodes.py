@@ -214,7 +214,7 @@ def _of_one_run(
 
 
 class StoredEpisodes(Sequence[StoredEpisode]):
-    """Episodes on disk, in the order in which they began (and of their ids).
+    """Episodes on disk, in the order in which they started (and of their ids).
 
     Attributes:
         left_out: What was found beside them and is not among them, in sentences: broken files, unfinished episodes.

@@ -184,11 +184,11 @@ async def _wind_up(
     calls: set[LoopCall[Any]], farewell: Callable[[], Awaitable[None]] | None, stop: asyncio.Future[None] | None
 ) -> None:
     """Cancels the running calls, awaits `farewell`, and lets the loop end."""
-    under_way = list(calls)
+    in_progress = list(calls)
     try:
-        for call in under_way:
+        for call in in_progress:
             call.cancel()
-        await _wait(call.task for call in under_way)
+        await _wait(call.task for call in in_progress)
         if farewell is not None:
             async with asyncio.timeout(CLOSE_LIMIT_SEC):
                 await farewell()

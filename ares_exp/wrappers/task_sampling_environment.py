@@ -92,7 +92,7 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
             await self._check()
             await self._env.close()
             if closed != self._closed:
-                raise EpisodeStateError("The environment was closed while reset() was under way.")
+                raise EpisodeStateError("The environment was closed while reset() was running.")
             self._env = complete(_NotReset())
             self._task_name = None
             if seed is not None:

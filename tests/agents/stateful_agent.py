@@ -38,7 +38,7 @@ class StatefulAgent:
         self.messages: list[dict[str, Any]] = []
 
     async def run(self, task: str) -> None:
-        """Begins."""
+        """Starts."""
         self.messages.append({"role": "user", "content": task})
         await self.resume(task)
 

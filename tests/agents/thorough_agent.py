@@ -91,7 +91,7 @@ class ThoroughAgent:
                 await self._exec("sleep 30")
         except TimeoutError:
             self.seen.append("gave up")
-        slow = await self._exec("echo begun; sleep 30", timeout_sec=self._patience_sec)
+        slow = await self._exec("echo started; sleep 30", timeout_sec=self._patience_sec)
         self.seen.append([slow.timed_out, *self._unless_settled(slow.output)])
 
     async def _copy(self) -> None:
@@ -124,5 +124,5 @@ def answer(command: str) -> ExecResult:
     """What an in-memory container gives for the commands of the agent."""
     slow = "sleep" in command
     return ExecResult(
-        "begun\n" if slow else f"{command}!\n", exit_code=None if slow else 0, duration_sec=0.01, timed_out=slow
+        "started\n" if slow else f"{command}!\n", exit_code=None if slow else 0, duration_sec=0.01, timed_out=slow
     )

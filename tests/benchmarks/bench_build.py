@@ -39,12 +39,12 @@ async def compare(client: docker.DockerClient, image: str, what: str, files: int
         tag = ""
         try:
             for _ in range(ROUNDS + 1):
-                began = time.perf_counter()
+                started = time.perf_counter()
                 tag = await ensure_image(engine, name=name, docker_image=None, context_dir=context)
-                ours.append((time.perf_counter() - began) * 1000)
-                began = time.perf_counter()
+                ours.append((time.perf_counter() - started) * 1000)
+                started = time.perf_counter()
                 await asyncio.to_thread(client.images.build, path=folder, tag=f"{name}:peer", rm=True)
-                theirs.append((time.perf_counter() - began) * 1000)
+                theirs.append((time.perf_counter() - started) * 1000)
             latency(f"an image built before, context of {what} / theirs `images.build`", theirs[1:], ours[1:])
         finally:
             for made in filter(None, (f"{name}:peer", tag)):

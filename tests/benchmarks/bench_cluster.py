@@ -124,11 +124,11 @@ class _Timed(Experiment):
         while self.executor.figures().get("system/hosts", 0) < self.hosts:  # noqa: ASYNC110 -- only looked at here
             await asyncio.sleep(0.1)
         found = self.processes()
-        began, cpu, hosts_cpu = time.perf_counter(), time.process_time(), _cpu_sec(found)
+        started, cpu, hosts_cpu = time.perf_counter(), time.process_time(), _cpu_sec(found)
         try:
             return await super().run(*arguments, **options)
         finally:
-            self.wall_sec, self.cpu_sec = time.perf_counter() - began, time.process_time() - cpu
+            self.wall_sec, self.cpu_sec = time.perf_counter() - started, time.process_time() - cpu
             self.hosts_cpu_sec = _cpu_sec(found) - hosts_cpu
 
 

@@ -56,18 +56,18 @@ async def play(agents: Any, policy: Any) -> None:
 
 
 async def seconds(concurrency: int) -> float:
-    began = time.perf_counter()
+    started = time.perf_counter()
     await play(lambda *, container, llm_client: FanOut(container, llm_client), SlowPolicy(concurrency))
-    return time.perf_counter() - began
+    return time.perf_counter() - started
 
 
 async def step_cost(make_policy: type[InstantPolicy]) -> float:
     """CPU microseconds per step, of one round."""
     agents = ShellAgentFactory()
-    began = time.process_time()
+    started = time.process_time()
     for _ in range(EPISODES):
         await play(agents, make_policy())
-    return (time.process_time() - began) / (EPISODES * STEPS) * 1e6
+    return (time.process_time() - started) / (EPISODES * STEPS) * 1e6
 
 
 async def main() -> None:

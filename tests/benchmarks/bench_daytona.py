@@ -43,13 +43,13 @@ class Meter:
         self.lag_sec = self.lag_cpu_sec = 0.0
 
     async def __aenter__(self) -> Meter:
-        self._began, self._cpu, self._asked = time.perf_counter(), time.process_time(), len(self._requests)
+        self._started, self._cpu, self._asked = time.perf_counter(), time.process_time(), len(self._requests)
         self._sampler = asyncio.create_task(self._sample())
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._sampler.cancel()
-        self.wall_sec, self.cpu_sec = time.perf_counter() - self._began, time.process_time() - self._cpu
+        self.wall_sec, self.cpu_sec = time.perf_counter() - self._started, time.process_time() - self._cpu
         self.asked = len(self._requests) - self._asked
         self.rss = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
@@ -94,9 +94,9 @@ def emulator(distance_ms: float) -> Iterator[None]:
 
 
 async def timed(work: Awaitable[object]) -> float:
-    began = time.perf_counter()
+    started = time.perf_counter()
     await work
-    return time.perf_counter() - began
+    return time.perf_counter() - started
 
 
 async def many(count: int, factory: DaytonaContainerFactory, requests: list[str], directory: Path) -> None:

@@ -1,9 +1,9 @@
 """What the endpoint adds to an LLM call: from the request to the whole answer, with a policy that takes no time.
 
 Run by hand: `python -m tests.benchmarks.bench_endpoint [--calls 300]`. A client of aiohttp on a kept-alive connection
-asks through a real port, as through a door of a container on this machine; client and endpoint share one event loop, so
-the client's own work is in the numbers. Requests carry a conversation of about so many bytes. Beside it stands a bare
-server of aiohttp that reads the body and answers with a constant: what any HTTP endpoint would cost.
+asks through a real port, as through a forwarded port of a container on this machine; client and endpoint share one
+event loop, so the client's own work is in the numbers. Requests carry a conversation of about so many bytes. Beside it
+stands a bare server of aiohttp that reads the body and answers with a constant: what any HTTP endpoint would cost.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ async def measure(url: str, key: str, bodies: list[bytes]) -> list[float]:
     took = []
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as session:
         for body in bodies:
-            began = time.perf_counter()
+            started = time.perf_counter()
             async with session.post(url, data=body) as response:
                 await response.read()
                 assert response.status == 200
-            took.append((time.perf_counter() - began) * 1000)
+            took.append((time.perf_counter() - started) * 1000)
     return took[len(took) // 10 :]
 
 

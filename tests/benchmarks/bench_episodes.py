@@ -69,9 +69,9 @@ def measure(concurrency: int, folder: Path, kind: str, attempts: int = ATTEMPTS)
     made = Experiment(
         components, Settings(attempts, concurrency, 0, EpisodeLimits(), policy_timeout_sec=600.0), run_dir
     )
-    began, cpu_began = time.perf_counter(), time.process_time()
+    started, cpu_started = time.perf_counter(), time.process_time()
     summary: RunSummary = asyncio.run(play(made, run_dir))
-    wall, cpu = time.perf_counter() - began, time.process_time() - cpu_began
+    wall, cpu = time.perf_counter() - started, time.process_time() - cpu_started
     if not summary.complete:
         raise RuntimeError(f"Expected every episode to have a reward, got {summary.count()}")
     return wall / summary.planned, cpu / summary.planned

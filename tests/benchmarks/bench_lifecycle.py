@@ -80,13 +80,13 @@ async def at_once(client: docker.DockerClient, factory: DockerContainerFactory, 
     ends: dict[str, list[float]] = {theirs: [], ours: []}
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(AT_ONCE))
     for _ in range(2):
-        for name, begin in (
+        for name, start in (
             (theirs, lambda: start_peer(client, spec.docker_image or "")),
             (ours, lambda: start_ours(factory, spec)),
         ):
 
-            async def all_of_them(begin: Callable[[], Awaitable[Any]] = begin) -> list[Any]:
-                return await asyncio.gather(*(begin() for _ in range(AT_ONCE)))
+            async def all_of_them(start: Callable[[], Awaitable[Any]] = start) -> list[Any]:
+                return await asyncio.gather(*(start() for _ in range(AT_ONCE)))
 
             took, boxes = await timed(all_of_them)
             total[name].append(took)

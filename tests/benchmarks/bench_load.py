@@ -5,7 +5,7 @@ row is a process of its own: the real experiment with the shell agent, the JSON 
 containers in memory; episodes of 10 to 30 steps, with answers and outputs of 2 KB.
 
 Ideal is a machine on which nothing but the policy takes time: `concurrency / latency` steps per second, from the
-beginning of the run, the first containers and requests included, until the last episode is begun; after that there are
+start of the run, the first containers and requests included, until the last episode is started; after that there are
 not enough of them left.
 """
 
@@ -52,19 +52,19 @@ class Work(Policy):
     """Commands with 2 KB of thoughts, `latency` seconds each, as many as the episode's seed says; then the submit line.
 
     Attributes:
-        begun: Episodes that were begun.
+        started: Episodes that were started.
         steps: Answers that were given.
     """
 
     def __init__(
-        self, latency: float, *, steps: tuple[int, int] = STEPS, on_begin: Callable[[], None] = lambda: None
+        self, latency: float, *, steps: tuple[int, int] = STEPS, on_start: Callable[[], None] = lambda: None
     ) -> None:
-        self.begun = self.steps = 0
-        self._latency, self._range, self._on_begin = latency, steps, on_begin
+        self.started = self.steps = 0
+        self._latency, self._range, self._on_start = latency, steps, on_start
 
     def for_episode(self, episode: EpisodeSpec) -> Any:
-        self.begun += 1
-        self._on_begin()
+        self.started += 1
+        self._on_start()
         count = random.Random(episode.seed).randint(*self._range)
         given = 0
 
@@ -147,7 +147,7 @@ async def play(made: Experiment, run_dir: RunDir) -> RunSummary:
 
 @dataclass(slots=True)
 class Measured:
-    """What one row is made of: seconds, bytes; `full_*` until the last episode was begun."""
+    """What one row is made of: seconds, bytes; `full_*` until the last episode was started."""
 
     concurrency: int
     latency: float
@@ -183,20 +183,20 @@ def measure(concurrency: int, latency: float, rounds: int) -> Measured:
     logging.disable(logging.INFO)
     measured = Measured(concurrency, latency, episodes=concurrency * (rounds + 1))
 
-    def on_begin() -> None:
-        finished = policy.begun - concurrency
+    def on_start() -> None:
+        finished = policy.started - concurrency
         if finished in (concurrency, rounds * concurrency):
             measured.rss[finished] = _rss()
-        if policy.begun == measured.episodes:
-            measured.full_sec, measured.full_steps = time.perf_counter() - began, policy.steps
+        if policy.started == measured.episodes:
+            measured.full_sec, measured.full_steps = time.perf_counter() - started, policy.steps
 
-    policy = Work(latency, on_begin=on_begin)
+    policy = Work(latency, on_start=on_start)
     with tempfile.TemporaryDirectory(prefix="ares_exp-load-") as folder:
         _play_all(Work(0.0), 1, 1, RunDir(Path(folder) / "first"))  # what is imported and compiled once
         measured.rss_before = _rss()
-        began, cpu_began = time.perf_counter(), time.process_time()
+        started, cpu_started = time.perf_counter(), time.process_time()
         summary = _play_all(policy, measured.episodes, concurrency, RunDir(Path(folder) / "run"))
-        measured.cpu_sec = time.process_time() - cpu_began
+        measured.cpu_sec = time.process_time() - cpu_started
     measured.steps, measured.lag_sec = policy.steps, summary.max_loop_lag_sec
     measured.rss_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return measured
@@ -218,7 +218,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--concurrency", type=int, nargs="+", default=CONCURRENCIES)
     parser.add_argument("--latency", type=float, default=1.0, help="seconds for an answer")
-    parser.add_argument("--rounds", type=int, default=5, help="finished episodes for each one under way")
+    parser.add_argument("--rounds", type=int, default=5, help="finished episodes for each one in progress")
     given = parser.parse_args()
     print(f"Answers of {given.latency:g} s, {STEPS[0]} to {STEPS[1]} steps, Python {sys.version.split()[0]}\n")
     print(HEADER)

@@ -36,9 +36,9 @@ async def record(agents: ShellAgentFactory) -> tuple[Journal, list[float]]:
         await host.next_request()
         assert host.observed is not None
         journal.entries.append(StepEntry(host.observed.call_id, time.time()))
-        began = time.perf_counter()
+        started = time.perf_counter()
         encoder.update(journal)
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - started)
         host.answer(LLMResponse.from_text(f"I look at file {step}.\n\n```bash\ncat file{step}\n```\n"))
     await host.next_request()
     await host.cancel()
@@ -51,7 +51,7 @@ async def main() -> None:
     journal, each = await record(agents)
     writing, reading, running = [], [], []
     for _ in range(ROUNDS):
-        began = time.perf_counter()
+        started = time.perf_counter()
         lines = JournalEncoder().update(journal)
         written = time.perf_counter()
         again = decode_journal(lines, started_at=journal.started_at, seed=journal.seed, where="the benchmark")
@@ -59,7 +59,7 @@ async def main() -> None:
         host = AgentHost(cast("Container", RehearsalContainer()), again)
         host.restore(agents, "Do it.", timeout_sec=None, elapsed_sec=1.0)
         running.append(time.perf_counter() - read)
-        writing.append(written - began)
+        writing.append(written - started)
         reading.append(read - written)
         await host.cancel()
     print(f"{STEPS} steps, {len(lines)} entries, {sum(map(len, lines)) / 1e6:.1f} MB; Python {sys.version.split()[0]}")

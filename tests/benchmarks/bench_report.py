@@ -22,7 +22,7 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.records.results import EpisodeResult, Outcome
 from ares_exp.records.run_dir import RunDir
-from ares_exp.trajectories.files.episode_file import begin_line, dump_episode, end_line
+from ares_exp.trajectories.files.episode_file import dump_episode, end_line, start_line
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request, serialize_llm_response
 from tests.browser.chromium import Page, chromium, is_here
 from tests.unit.view.served import served
@@ -83,7 +83,7 @@ def make_run(path: Path) -> None:
             task, attempt = f"task-{number // ATTEMPTS:03}", number % ATTEMPTS
             own = replace(made, episode_id=f"{task}__{attempt}__{number:08x}", task_name=task)
             file = run.trajectories / f"{own.episode_id}.json"
-            file.write_text("".join([begin_line(own), *middle, end_line(own)]), encoding="utf-8")
+            file.write_text("".join([start_line(own), *middle, end_line(own)]), encoding="utf-8")
             rows.append(row(own, attempt, number, seed))
     run.episodes.write_text("".join(json.dumps(row.to_dict()) + "\n" for row in rows))
     run.config.write_text("attempts: 4\n")
@@ -108,22 +108,22 @@ def row(own: EpisodeTrajectory, attempt: int, number: int, seed: int) -> Episode
 
 
 def report(run: Path, out: Path) -> None:
-    began = time.perf_counter()
+    started = time.perf_counter()
     subprocess.run([sys.executable, "-m", "ares_exp", "report", str(run), "-o", str(out)], check=True)
     memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1000
     size = out.stat().st_size / 1e6
-    print(f"report: {time.perf_counter() - began:.1f} s, {memory:.0f} MB of memory, {size:.1f} MB of file")
+    print(f"report: {time.perf_counter() - started:.1f} s, {memory:.0f} MB of memory, {size:.1f} MB of file")
 
 
 def opened(page: Page, name: str, address: str, episode_view: str) -> None:
-    began = time.perf_counter()
+    started = time.perf_counter()
     page.driver.get(address)
     page.until("return document.querySelectorAll('[data-table=episodes] tbody tr').length === 200", timeout=120)
-    table = time.perf_counter() - began
-    began = time.perf_counter()
+    table = time.perf_counter() - started
+    started = time.perf_counter()
     page.run(f"location.hash = {episode_view}")
     page.until("return document.querySelectorAll('.step').length === 50")
-    shown = time.perf_counter() - began
+    shown = time.perf_counter() - started
     heap = page.run("return performance.memory.usedJSHeapSize") / 1e6
     print(f"{name}: table usable after {table:.2f} s, an episode after {shown:.2f} s, heap {heap:.0f} MB")
 

@@ -187,7 +187,7 @@ def read_journal(objects: ObjectStore, digests: Sequence[str], journal: Journal)
 
 
 def measured(into: list[float], what: Callable[[], Any]) -> Any:
-    began = time.perf_counter()
+    started = time.perf_counter()
     result = what()
-    into.append((time.perf_counter() - began) * 1000)
+    into.append((time.perf_counter() - started) * 1000)
     return result

@@ -23,19 +23,19 @@ main()
 
 
 def wall(command: list[str], cwd: Path) -> float:
-    began = time.perf_counter()
+    started = time.perf_counter()
     subprocess.run(command, cwd=cwd, capture_output=True, check=True, timeout=60)
-    return time.perf_counter() - began
+    return time.perf_counter() - started
 
 
 def first_result(cwd: Path, number: int) -> tuple[float, float]:
     """Seconds from starting the process to the first finished episode, and to its exit."""
-    began, clock = time.time(), time.perf_counter()
+    started, clock = time.time(), time.perf_counter()
     command = [sys.executable, "-m", "ares_exp", f"hydra.run.dir=run{number}"]
     subprocess.run(command, cwd=cwd, capture_output=True, check=True, timeout=60)
     whole = time.perf_counter() - clock
     line = (cwd / f"run{number}" / "episodes.jsonl").read_text().splitlines()[0]
-    return json.loads(line)["finished_at"] - began, whole
+    return json.loads(line)["finished_at"] - started, whole
 
 
 def show(what: str, seconds: list[float]) -> float:

@@ -75,7 +75,7 @@ class InMemoryStage:
     name = ""
     instruction = "Do it."
     agent_timeout_sec = 600.0
-    begin_timeout_sec = 0.0
+    start_timeout_sec = 0.0
     collect_timeout_sec = 600.0
     agent_user = None
     agent_shell = None
@@ -84,7 +84,7 @@ class InMemoryStage:
     verifier_network = PUBLIC
     verifier_spec = None
 
-    async def begin(self, container: object) -> None: ...
+    async def start(self, container: object) -> None: ...
     async def collect(self, container: object, target: Path | None) -> None: ...
 
     async def clear(self, container: object) -> Sequence[str]:
@@ -172,10 +172,10 @@ async def measure(wrap: Callable[[CodeEnvironment], Environment], at_once: int) 
     await play(wrap, agents)
     samples = []
     for _ in range(ROUNDS):
-        began = time.process_time()
+        started = time.process_time()
         for _ in range(EPISODES // at_once):
             await asyncio.gather(*(play(wrap, agents) for _ in range(at_once)))
-        samples.append((time.process_time() - began) / (EPISODES * STEPS) * 1e6)
+        samples.append((time.process_time() - started) / (EPISODES * STEPS) * 1e6)
     return statistics.median(samples)
 
 
@@ -190,11 +190,11 @@ async def play_trivial(*, with_command: bool) -> None:
 
 async def steps_alone(play_one: PlayTrivial, at_once: int, *, with_command: bool) -> float:
     """CPU us per step of `env.step` and its share of making and closing the environment."""
-    began, episodes = time.process_time(), 0
+    started, episodes = time.process_time(), 0
     while episodes < EPISODES:
         await asyncio.gather(*(play_one(with_command=with_command) for _ in range(at_once)))
         episodes += at_once
-    return (time.process_time() - began) / (episodes * STEPS) * 1e6
+    return (time.process_time() - started) / (episodes * STEPS) * 1e6
 
 
 def print_steps_alone(players: Mapping[str, PlayTrivial]) -> None:

@@ -74,9 +74,9 @@ def measure(write: Callable[[list[StepRecord], Path], Path], records: list[StepR
     cpu, size = [], 0
     for _ in range(REPEATS):
         with tempfile.TemporaryDirectory() as folder:
-            began = time.process_time()
+            started = time.process_time()
             path = write(records, Path(folder))
-            cpu.append(time.process_time() - began)
+            cpu.append(time.process_time() - started)
             size = path.stat().st_size
     return size / 1e6, min(cpu)
 
@@ -93,9 +93,9 @@ def main() -> None:
         fresh = measure(ours, episode(steps, share_messages=False))
         with tempfile.TemporaryDirectory() as folder:
             path = ours(records, Path(folder))
-            began = time.process_time()
+            started = time.process_time()
             loaded = EpisodeTrajectory.load(path)
-            load_sec = time.process_time() - began
+            load_sec = time.process_time() - started
             assert loaded.steps == tuple(records)
         out(
             f"| {steps} | {theirs[0]:.1f} MB, {theirs[1]:.3f} s | {mine[0]:.2f} MB, {mine[1]:.3f} s | "

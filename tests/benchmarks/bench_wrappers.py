@@ -44,20 +44,20 @@ async def drive(driver, steps: int) -> list[float]:
     async with driver:
         await driver.reset()
         for _ in range(ROUNDS):
-            began = time.perf_counter()
+            started = time.perf_counter()
             for _ in range(steps):
                 await driver.step(ACTION)
-            rounds.append(time.perf_counter() - began)
+            rounds.append(time.perf_counter() - started)
     return rounds
 
 
 def call(step, steps: int) -> list[float]:
     rounds = []
     for _ in range(ROUNDS):
-        began = time.perf_counter()
+        started = time.perf_counter()
         for _ in range(steps):
             step(ACTION)
-        rounds.append(time.perf_counter() - began)
+        rounds.append(time.perf_counter() - started)
     return rounds
 
 

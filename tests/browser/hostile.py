@@ -95,7 +95,7 @@ def hostile_run(path: Path, *, long_line: int = 10_000_000) -> list[str]:
     run.config.write_text(yaml.safe_dump({f"key{number}": {text: text} for number, text in enumerate(texts)}))
     run.provenance.write_text(json.dumps({text: text for text in PAYLOADS}))
     run.log.write_text("\n".join(PAYLOADS), errors="backslashreplace")
-    run.sessions.write_text(json.dumps({"began": 1.0, "hostname": PAYLOADS[0]}) + '\n{"ended": 5.0}\n')
+    run.sessions.write_text(json.dumps({"started": 1.0, "hostname": PAYLOADS[0]}) + '\n{"ended": 5.0}\n')
     return ids
 
 

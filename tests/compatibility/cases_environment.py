@@ -247,7 +247,7 @@ CASES: list[Case] = [
         reference={"error": "HealthcheckError", "rewards": None},
     ),
     Episode(
-        id="failures at the beginning",
+        id="failures at the start",
         section="1.12",
         says="Failures inside the start period are not counted; start_interval_sec is waited then.",
         files={

@@ -15,7 +15,7 @@ from ares_exp.containers.daytona.factory import DaytonaContainerFactory
 from ares_exp.containers.local.bubblewrap import is_privileged
 from ares_exp.containers.network_policy import NO_NETWORK, NetworkMode
 from ares_exp.testing.container_contract import ContainerContract
-from ares_exp.testing.door_contract import RelayedDoorContract
+from ares_exp.testing.forwarded_port_contract import RelayedForwardedPortContract
 from tests.daytona.conftest import emulated
 from tests.daytona.emulator import Emulator
 
@@ -65,10 +65,10 @@ class TestDaytonaContainer(ContainerContract):
         await super().test_the_network_follows_the_policy(factory, spec, start)
 
 
-class TestDaytonaDoors(RelayedDoorContract):
+class TestDaytonaForwardedPorts(RelayedForwardedPortContract):
     """Over a service that runs one command per request."""
 
-    by_night = frozenset(dir(RelayedDoorContract)) - OF_THE_SERVICE
+    by_night = frozenset(dir(RelayedForwardedPortContract)) - OF_THE_SERVICE
     networks = frozenset({"no-network"})
     large_bytes = 2**19
 
@@ -83,7 +83,7 @@ class TestDaytonaDoors(RelayedDoorContract):
 
     @pytest.fixture
     def spec(self) -> ContainerSpec:
-        return ContainerSpec("doors", docker_image="debian:12.9", network=NO_NETWORK)
+        return ContainerSpec("forwarded_ports", docker_image="debian:12.9", network=NO_NETWORK)
 
     @NETWORKS
     async def test_it_is_open_under_every_network(

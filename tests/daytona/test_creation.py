@@ -139,7 +139,7 @@ async def test_a_service_that_stays_down(
 
 
 async def test_too_slow(emulator: Emulator, service: DaytonaService) -> None:
-    """It is given up before the service even begins, and then found and removed."""
+    """It is given up before the service even starts, and then found and removed."""
     emulator.faults.add(Fault("slow", "POST", CREATION, seconds=1))
     with pytest.raises(EnvironmentStartTimeoutError, match=f"The sandbox {NAME} did not start within 0"):
         await create_sandbox(service, params(), name=NAME, timeout_sec=0.2)

@@ -42,8 +42,8 @@ async def test_one_whose_output_is_refused_has_no_exit_code(
     times: int | None,
 ) -> None:
     """Also if one request fails, and all goes well again: the command was cut off, and did not end by itself."""
-    running = asyncio.create_task(box.exec("echo begun >/tmp/begun; while :; do echo more; sleep 0.05; done"))
-    await box.exec("until [ -e /tmp/begun ]; do sleep 0.01; done")
+    running = asyncio.create_task(box.exec("echo started >/tmp/started; while :; do echo more; sleep 0.05; done"))
+    await box.exec("until [ -e /tmp/started ]; do sleep 0.01; done")
     emulator.faults.add(Fault("status", path=EXECUTE, times=times, **answer))
     with pytest.raises(kind, match=said):
         await asyncio.wait_for(running, 60)
@@ -52,11 +52,11 @@ async def test_one_whose_output_is_refused_has_no_exit_code(
 
 
 @pytest.mark.parametrize("kind", ["status_after", "slow"])
-async def test_one_that_begins_late_is_not_begun_again(
+async def test_one_that_starts_late_is_not_started_again(
     emulator: Emulator, box: DaytonaContainer, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """The service runs what it is asked to, and says so long after a shell that is ready would have begun."""
-    monkeypatch.setattr(shell_pool, "_BEGIN_SEC", 0.1)
+    """The service runs what it is asked to, and says so long after a shell that is ready would have started."""
+    monkeypatch.setattr(shell_pool, "_START_SEC", 0.1)
     late = emulator.faults.add(Fault(kind, path=EXECUTE, status=504, seconds=1.0, times=None))  # type: ignore[arg-type]
     asyncio.get_running_loop().call_later(2.0, emulator.faults.clear)
     assert (await box.exec("echo x >>/tmp/said; echo y", timeout_sec=60)).output == "y\n"
@@ -68,7 +68,7 @@ async def test_a_limit_that_passes_while_the_service_is_away_is_no_limit_of_the_
     emulator: Emulator, box: DaytonaContainer
 ) -> None:
     running = asyncio.create_task(box.exec("sleep 100", timeout_sec=1.5))
-    away = emulator.faults.add(Fault("drop", path=EXECUTE, times=None, skip=2))  # what begins the command goes well
+    away = emulator.faults.add(Fault("drop", path=EXECUTE, times=None, skip=2))  # what starts the command goes well
     with pytest.raises(ContainerServiceUnavailableError, match="whether it still runs, is not known"):
         await running
     assert away.hits

@@ -1,4 +1,4 @@
-"""The emulator, driven by the real client: how sandboxes and snapshots begin, live and end."""
+"""The emulator, driven by the real client: how sandboxes and snapshots start, live and end."""
 
 from __future__ import annotations
 

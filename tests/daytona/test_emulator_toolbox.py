@@ -91,11 +91,11 @@ async def test_commands_run_at_the_same_time(sandbox: AsyncSandbox) -> None:
 
 
 async def test_a_command_goes_on_when_nobody_waits_for_it(emulator: Emulator, sandbox: AsyncSandbox) -> None:
-    await said(sandbox, "mkfifo /tmp/begun /tmp/go /tmp/done")
-    command = "echo >/tmp/begun; cat /tmp/go; echo ok >/tmp/done"
+    await said(sandbox, "mkfifo /tmp/started /tmp/go /tmp/done")
+    command = "echo >/tmp/started; cat /tmp/go; echo ok >/tmp/done"
     async with client_of(emulator) as other:
         waiting = asyncio.create_task((await other.get(sandbox.id)).process.exec(command))
-        await said(sandbox, "cat /tmp/begun")
+        await said(sandbox, "cat /tmp/started")
         waiting.cancel()
         await asyncio.wait({waiting})
     assert await said(sandbox, "echo >/tmp/go; cat /tmp/done") == "ok\n"
@@ -123,11 +123,11 @@ async def test_a_session_keeps_its_shell(sandbox: AsyncSandbox) -> None:
     await process.execute_session_command("s", SessionExecuteRequest(command="cd /usr; X=1"))
     done = await process.execute_session_command("s", SessionExecuteRequest(command="pwd; echo $X >&2; false"))
     assert (done.stdout, done.stderr, done.exit_code) == ("/usr\n", "1\n", 1)
-    begun = await process.execute_session_command("s", SessionExecuteRequest(command="echo hi", run_async=True))
+    started = await process.execute_session_command("s", SessionExecuteRequest(command="echo hi", run_async=True))
     async with asyncio.timeout(30):
-        while (await process.get_session_command("s", begun.cmd_id)).exit_code is None:
+        while (await process.get_session_command("s", started.cmd_id)).exit_code is None:
             pass
-    assert (await process.get_session_command_logs("s", begun.cmd_id)).output == "hi\n"
+    assert (await process.get_session_command_logs("s", started.cmd_id)).output == "hi\n"
     assert [len(one.commands) for one in await process.list_sessions()] == [3]
     await process.delete_session("s")
     with pytest.raises(DaytonaNotFoundError):

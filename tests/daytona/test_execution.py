@@ -63,7 +63,7 @@ async def test_nothing_is_lost_or_run_twice(emulator: Emulator, box: DaytonaCont
 
 async def test_a_service_that_is_down_for_a_while(emulator: Emulator, box: DaytonaContainer) -> None:
     """What runs goes on, and what is asked for meanwhile waits."""
-    running = asyncio.create_task(box.exec("echo begun; until [ -e /tmp/go ]; do sleep 0.01; done; echo ended"))
+    running = asyncio.create_task(box.exec("echo started; until [ -e /tmp/go ]; do sleep 0.01; done; echo ended"))
     await box.exec("true")
     outages = [emulator.faults.add(Fault("status", path="/toolbox/", status=503, times=None))]
     asked = asyncio.create_task(box.exec("touch /tmp/go; echo asked"))
@@ -74,7 +74,7 @@ async def test_a_service_that_is_down_for_a_while(emulator: Emulator, box: Dayto
     assert not asked.done()
     emulator.faults.clear()
     assert (await asked).output == "asked\n"
-    assert (await running).output == "begun\nended\n"
+    assert (await running).output == "started\nended\n"
 
 
 @pytest.mark.parametrize("state", ["destroyed", "stopped"])
@@ -173,8 +173,8 @@ async def test_users(box: DaytonaContainer) -> None:
 
 @pytest.mark.root
 async def test_what_another_user_started_is_ended(box: DaytonaContainer) -> None:
-    late = await box.exec("echo begun; (trap '' TERM; sleep 4324) & sleep 4324", user="nobody", timeout_sec=1)
-    assert (late.output, late.timed_out) == ("begun\n", True)
+    late = await box.exec("echo started; (trap '' TERM; sleep 4324) & sleep 4324", user="nobody", timeout_sec=1)
+    assert (late.output, late.timed_out) == ("started\n", True)
     left = await box.exec("cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -c 'sleep 432[4]'", shell="sh -c")
     assert left.output == "0\n"
 

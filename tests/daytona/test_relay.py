@@ -37,7 +37,7 @@ class Requests:
             raise ContainerServiceUnavailableError("The service is down.", status=503)
         if self.answer is not None:
             return self.answer
-        if self.twice:  # the first answer got lost: asked again, while the first may still be under way
+        if self.twice:  # the first answer got lost: asked again, while the first may still be in progress
             lost = asyncio.create_task(self._run(script))
             await asyncio.sleep(0.02)
             try:

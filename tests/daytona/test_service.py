@@ -48,10 +48,10 @@ def activity(sandbox: AsyncSandbox) -> Callable[[AsyncDaytona], Awaitable[None]]
 
 async def test_a_wait_that_the_service_asks_for(emulator: Emulator, service: DaytonaService) -> None:
     emulator.faults.add(Fault("status", status=429, retry_after=1))
-    begun = asyncio.get_running_loop().time()
+    started = asyncio.get_running_loop().time()
     with pytest.raises(ContainerDiedError):
         await service.call("The sandbox x", look, repeatable=False)
-    assert asyncio.get_running_loop().time() - begun >= 1
+    assert asyncio.get_running_loop().time() - started >= 1
     assert [request.status for request in emulator.requests] == [429, 404]
 
 

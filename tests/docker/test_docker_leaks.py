@@ -73,6 +73,6 @@ def test_a_run_that_is_ended_leaves_nothing(
     run: Run, api: docker.APIClient, phase: Phase, number: signal.Signals
 ) -> None:
     run.reach(phase)
-    began = run.end(number)
+    started = run.end(number)
     assert wait_until(lambda: not left(api, run)), left(api, run)
-    print(f"nothing left {time.monotonic() - began:.2f} s after the end")
+    print(f"nothing left {time.monotonic() - started:.2f} s after the end")

@@ -92,9 +92,9 @@ async def test_stop_does_not_wait_for_an_engine_that_hangs(
     await box.start()
     engine.signal(signal.SIGSTOP)
     try:
-        began = time.monotonic()
+        started = time.monotonic()
         await in_time(box.stop())
-        print(f"stop: {time.monotonic() - began:.1f} s")
+        print(f"stop: {time.monotonic() - started:.1f} s")
     finally:
         engine.signal(signal.SIGCONT)
     assert wait_until(lambda: not left(engine))  # what it was asked for it does when it goes on

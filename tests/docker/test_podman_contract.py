@@ -1,4 +1,4 @@
-"""The contracts of containers, of their doors, and of rewards, on Podman.
+"""The contracts of containers, of their forwarded ports, and of rewards, on Podman.
 
 Of both, what an engine has a part in; the rest by night.
 """
@@ -13,7 +13,7 @@ from ares_exp.containers.container import ContainerFactory, ContainerSpec
 from ares_exp.containers.docker.podman import PodmanContainerFactory
 from ares_exp.containers.network_namespace import obstacle
 from ares_exp.testing.container_contract import ContainerContract
-from ares_exp.testing.door_contract import DoorContract
+from ares_exp.testing.forwarded_port_contract import ForwardedPortContract
 from tests.docker.podman_service import IMAGE, missing_program, podman_service
 from tests.reward_contract import RewardContract
 
@@ -58,8 +58,8 @@ class TestPodmanContainer(OnPodman, ContainerContract):
     networks = ContainerContract.networks - ({"allowlist"} if obstacle() else set())
 
 
-class TestPodmanDoors(OnPodman, DoorContract):
-    by_night = frozenset(dir(DoorContract)) - OF_THE_ENGINE
+class TestPodmanForwardedPorts(OnPodman, ForwardedPortContract):
+    by_night = frozenset(dir(ForwardedPortContract)) - OF_THE_ENGINE
 
 
 class TestPodmanRewards(OnPodman, RewardContract):

@@ -34,8 +34,8 @@ def comparable(page: str) -> str:
 
 
 def _without_groups(text: str) -> str:
-    begin, end = text.index("Groups (--help"), text.index("Flags:\n")
-    return text[:begin] + text[end:]
+    start, end = text.index("Groups (--help"), text.index("Flags:\n")
+    return text[:start] + text[end:]
 
 
 def _all_words() -> Iterator[tuple[str, ...]]:

@@ -21,14 +21,14 @@ NAMED: Mapping[str, str] = {
     "episodes": "a line per episode, written when it ends ([fields](#fields-of-episodesjsonl))",
     "summary": "totals of outcomes, rewards, tokens, cost",
     "results": "totals, statistics with their intervals, and a row per task",
-    "sessions": "a line whenever the run was begun, resumed or ended",
+    "sessions": "a line whenever the run was started, resumed or ended",
     "answers": "`<episode_id>.jsonl`: requests and answers of an episode that is running or was interrupted, and its "
     "result; deleted when the attempt has a result",
     "trajectories": "`<episode_id>.json`: every step of an episode, whole when it has ended, of `collector=json`",
     "files": "`<episode_id>/verifier/`: reward files and output of the task's tests; `artifacts/` with a "
     "`manifest.json`; of a multi-step task `steps/<name>/` with both",
     "snapshots": "`<episode_id>@<step>/snapshot.json`, with the shared contents of files in `objects/`",
-    "branch_point": "of a branched run: the snapshot that its episodes began with, where the recorded run had none",
+    "branch_point": "of a branched run: the snapshot that its episodes started with, where the recorded run had none",
     "replay": "of a replay: every step compared, the diffs, rewards, determinism scores by task",
     "metrics": "of `tracker=jsonl`",
     "tensorboard": "of `tracker=tensorboard`",

@@ -27,7 +27,7 @@ class Entry(NamedTuple):
 
 def index_page() -> str:
     """The index, by chapters."""
-    parts = [GENERATED, f"# ares_exp\n\n{ABOUT} The [README](../README.md) is where to begin.\n"]
+    parts = [GENERATED, f"# ares_exp\n\n{ABOUT} The [README](../README.md) is where to start.\n"]
     for chapter, entries in _chapters():
         parts.append(f"\n## {chapter}\n\n")
         parts += [f"- [{entry.title}]({entry.path}): {entry.sentence}\n" for entry in entries]

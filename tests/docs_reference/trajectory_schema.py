@@ -11,10 +11,10 @@ from pydantic import TypeAdapter
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.records.results import ErrorInfo
 from ares_exp.trajectories.files.schema_versions import SCHEMA_VERSION
-from ares_exp.trajectories.records import AsideRecord, EpisodeTrajectory, StepRecord
+from ares_exp.trajectories.records import BackgroundRecord, EpisodeTrajectory, StepRecord
 from tests.docs_reference.markdown import documented_fields, plain
 
-CLASSES = (EpisodeTrajectory, StepRecord, AsideRecord, CommandRecord, ErrorInfo)
+CLASSES = (EpisodeTrajectory, StepRecord, BackgroundRecord, CommandRecord, ErrorInfo)
 
 ADDS = {
     "description": "What the step adds to the tables of the episode; see ares_exp/trajectories/files/step_encoding.py.",

@@ -30,7 +30,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KilledRun]:
     """A run that nothing interrupts."""
     with CountingEndpoint() as server:
         run = make_run(tmp_path_factory.mktemp("whole"), server)
-        assert run.begin() == 0, run.said
+        assert run.start() == 0, run.said
         yield run
 
 

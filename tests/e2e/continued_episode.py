@@ -33,7 +33,7 @@ REPLIES = {
     "shell": [
         "```bash\nmkdir -p /work/in && cd /work && echo 42 > in/answer && ln -s in/answer link && echo made\n```",
         "I have to think.",
-        "```bash\nrm -f /etc/debian_version; ls /etc/debian_version; chmod 700 /work; echo begun; sleep 30\n```",
+        "```bash\nrm -f /etc/debian_version; ls /etc/debian_version; chmod 700 /work; echo started; sleep 30\n```",
         "```bash\ncd /work; cat link; cp link /answer; stat -c '%A %s %N' . in link; rm -r /work\n```",
         "```bash\nls /work; cat /answer; exit 7\n```",
         "```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```",
@@ -44,7 +44,7 @@ BACKENDS = {"local": LocalContainerFactory, "docker": DockerContainerFactory}
 
 
 async def play(directory: Path, backend: str, agent: str, stop_at: int | None) -> EpisodeTrajectory | None:
-    """One episode, from its beginning."""
+    """One episode, from its start."""
     env = CodeEnvironment(
         [load_task(directory / "task")], container_factory=BACKENDS[backend](), code_agent_factory=AGENTS[agent], seed=3
     )

@@ -130,7 +130,7 @@ class KilledRun:
     def path(self) -> Path:
         return self.directory / "run"
 
-    def begin(self, moment: Moment = Moment()) -> int:  # noqa: B008
+    def start(self, moment: Moment = Moment()) -> int:  # noqa: B008
         """Starts the run, kills it at that moment and returns the exit code."""
         return self.play(
             moment,
@@ -320,10 +320,10 @@ def moments(count: int, requests: int, rng: random.Random) -> list[Moment]:
 
 def kill_and_resume(run: KilledRun, whole: KilledRun, moment: Moment, rng: random.Random) -> str:
     """Kills the run, resumes it, sometimes kills it again in that, until it is complete. Says what happened."""
-    code = run.begin(moment)
+    code = run.start(moment)
     words = ["killed" if code in ENDED else f"ended with {code}"]
-    begun, kept = (run.path / "config.yaml").exists(), records(run.path)
-    if not begun:
+    started, kept = (run.path / "config.yaml").exists(), records(run.path)
+    if not started:
         assert run.resume() == 2
         assert "nothing to resume" in run.said, run.said
         assert run.endpoint.asked.total() == 0

@@ -176,7 +176,7 @@ def test_what_a_branch_was_shown_otherwise_goes_on_without_snapshots(tmp_path: P
     assert "differs" not in done.stderr
 
 
-def test_what_a_branch_begins_with(tmp_path: Path) -> None:
+def test_what_a_branch_starts_with(tmp_path: Path) -> None:
     assert play(tmp_path, "a", "snapshot=every_step", replies=[DRAW, SUBMIT]).returncode == 0
     branched = play(
         tmp_path,

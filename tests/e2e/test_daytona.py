@@ -52,9 +52,9 @@ def play(service: DaytonaService, here: Path, *words: str, **env: str) -> subpro
     return run_command((*warm_command(also=WITH_DAYTONA), "tracker=none", *words), here, {**service.env, **env})
 
 
-def begin(directory: Path, *words: str) -> WarmProcess:
+def start(directory: Path, *words: str) -> WarmProcess:
     """A run whose episodes are in the middle of a long command before long."""
-    command = "policy.replies=['```bash\ntouch /begun; sleep 4325\n```']"
+    command = "policy.replies=['```bash\ntouch /started; sleep 4325\n```']"
     return WarmProcess(
         ["container=daytona", "policy=scripted", command, "tracker=none", *words], cwd=directory, also=WITH_DAYTONA
     )
@@ -169,7 +169,7 @@ def test_a_mistake(
 
 
 def test_ctrl_c_leaves_nothing(service: DaytonaService, tmp_path: Path) -> None:
-    process = begin(tmp_path, "hydra.run.dir=run", "env.limit=3", "concurrency=3")
+    process = start(tmp_path, "hydra.run.dir=run", "env.limit=3", "concurrency=3")
     try:
         assert wait_until(lambda: polls(service, process) == 3 or process.poll() is not None)
         said = end(process, signal.SIGINT)
@@ -186,7 +186,7 @@ def test_ctrl_c_leaves_nothing(service: DaytonaService, tmp_path: Path) -> None:
 def test_what_a_killed_run_leaves(service: DaytonaService, tmp_path: Path) -> None:
     """No other run takes it from a living one; from a dead one the TTL, `clean` and the next run take it."""
     words = ("env.limit=1", "concurrency=3", "attempts=3", "container.ttl_min=30")
-    process = begin(tmp_path, *words)
+    process = start(tmp_path, *words)
     try:
         assert wait_until(lambda: polls(service, process) == 3 or process.poll() is not None)
         assert play(service, tmp_path, "container=daytona", "env.limit=1").returncode == 0
@@ -225,9 +225,9 @@ def test_a_killed_run_is_resumed_to_what_it_would_have_been(service: DaytonaServ
             run = KilledRun(tmp_path / name, endpoint, backend, is_warm=True)
             made.append(run)
             if backend == "local":
-                assert run.begin() == 0, run.said
+                assert run.start() == 0, run.said
                 continue
-            assert run.begin(Moment(requests=CONCURRENCY * 3)) == -signal.SIGKILL, run.said
+            assert run.start(Moment(requests=CONCURRENCY * 3)) == -signal.SIGKILL, run.said
             assert service.sandboxes(run.pids[0])
             assert run.resume() == 0, run.said
             assert service.is_empty(), "it has removed what the first process left, too"

@@ -74,5 +74,5 @@ def test_resume_demo(tmp_path: Path, cli: Any) -> None:
 
 
 def answers(run: Path) -> int:
-    """How many answers the episode under way has had: a line each, after the one that says which episode it is."""
+    """How many answers the episode in progress has had: a line each, after the one that says which episode it is."""
     return sum(file.read_bytes().count(b"\n") - 1 for file in (run / "answers").glob("*"))

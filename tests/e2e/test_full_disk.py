@@ -27,11 +27,11 @@ def make(directory: Path, endpoint: CountingEndpoint, *overrides: str, backend: 
     return make_run(directory, endpoint, "budget.cost=1000000", *overrides, backend=backend)
 
 
-def check_begin(run: KilledRun, fail: Callable[[], object], cause: str) -> None:
+def check_start(run: KilledRun, fail: Callable[[], object], cause: str) -> None:
     """Starts the run, calls `fail` after some requests, and checks that the run stops because of `cause`."""
     reached = run.endpoint.when(REQUESTS_BEFORE_FAILURE)
     with ThreadPoolExecutor(1) as pool:
-        playing = pool.submit(run.begin)
+        playing = pool.submit(run.start)
         assert reached.wait(run.patience_sec), run.said
         fail()
         asked = run.endpoint.asked.total()
@@ -52,7 +52,7 @@ def test_run_on_full_disk_resumes_exactly(
 ) -> None:
     run = make(tmp_path, endpoint, f"collector={collector}")
     with small_disk(run.path) as disk:
-        check_begin(run, disk.fill, "No space left on device")
+        check_start(run, disk.fill, "No space left on device")
         assert {row["outcome"] for row in run.all_rows} <= {"completed", "cancelled"}
         asked = endpoint.asked.total()
         assert run.resume() == 2, "the disk is still full"
@@ -69,7 +69,7 @@ def test_run_on_full_disk_resumes_exactly(
 def test_run_on_lost_mount_resumes_exactly(tmp_path: Path, endpoint: CountingEndpoint, whole: KilledRun) -> None:
     run = make(tmp_path, endpoint)
     with mounted_folder(tmp_path / "volume", run.path) as mount:
-        check_begin(run, mount.unmount, "No such file or directory")
+        check_start(run, mount.unmount, "No such file or directory")
         shutil.rmtree(run.path)  # what the verifiers and collectors of running episodes have made there
         mount.mount()
         run.kills = 1
@@ -84,7 +84,7 @@ def test_run_in_deleted_directory_stops(tmp_path: Path, endpoint: CountingEndpoi
     def delete() -> None:
         shutil.rmtree(run.path.rename(tmp_path / "deleted"))
 
-    check_begin(run, delete, "No such file or directory")
+    check_start(run, delete, "No such file or directory")
     assert not (run.path / "episodes.jsonl").exists()
     assert wait_until(lambda: not run.left()), run.left()
 

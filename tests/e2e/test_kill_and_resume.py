@@ -46,7 +46,7 @@ def endpoint() -> Iterator[CountingEndpoint]:
 def killed(tmp_path: Path, endpoint: CountingEndpoint) -> KilledRun:
     """A run that was killed in the middle."""
     run = make_run(tmp_path, endpoint)
-    assert run.begin(Moment(requests=12)) == -signal.SIGKILL, run.said
+    assert run.start(Moment(requests=12)) == -signal.SIGKILL, run.said
     return run
 
 
@@ -81,7 +81,7 @@ def test_killed_at_any_moment_on_docker(tmp_path: Path, whole: KilledRun) -> Non
 def test_an_endpoint_that_was_down_comes_back(tmp_path: Path, endpoint: CountingEndpoint, whole: KilledRun) -> None:
     run = make_run(tmp_path, endpoint)
     endpoint.down_at = 2
-    assert run.begin() == 1, run.said
+    assert run.start() == 1, run.said
     assert {row["outcome"] for row in run.all_rows} == {"policy_error"}
     failed = endpoint.asked.total()
     assert run.resume() == 1, "errors are kept"
@@ -102,7 +102,7 @@ RANDOM = "od -An -N8 -tx8 /dev/urandom > /work/state; cat /work/state"
 def test_an_environment_that_is_another_one(tmp_path: Path) -> None:
     with CountingEndpoint(turns=(5, 5), command=RANDOM) as server:
         run = make_run(tmp_path, server)
-        assert run.begin(Moment(requests=CONCURRENCY * 3)) == -signal.SIGKILL, run.said
+        assert run.start(Moment(requests=CONCURRENCY * 3)) == -signal.SIGKILL, run.said
         assert run.resume() == 0, run.said
         steps = {row["episode_id"]: row["num_steps"] for row in run.all_rows}
         replayed = [row for row in run.all_rows if row["replayed"] is not None]
@@ -119,7 +119,7 @@ def tear_files(run: KilledRun) -> Path:
     """Cuts all that may be half written, and returns the log that lost its last answer."""
     with (run.path / "episodes.jsonl").open("a") as rows:
         rows.write('{"episode_id": "task-0__0')
-    (run.path / "sessions.jsonl").write_text('{"began": 1')
+    (run.path / "sessions.jsonl").write_text('{"started": 1')
     log = max((run.path / "answers").glob("*.jsonl"), key=lambda path: path.stat().st_size)
     unfinished = [path for path in (run.path / "trajectories").iterdir() if b"\n]" not in path.read_bytes()]
     for path in (log, *unfinished):
@@ -166,7 +166,7 @@ def check_time_is_up_again(tmp_path: Path, *, first_takes_sec: float, command: s
     with CountingEndpoint(turns=(3, 3), command=command) as server:
         server.first_takes_sec = first_takes_sec
         run = KilledRun(tmp_path, server, overrides=["attempts=1", f"snapshot={snapshot}"], is_warm=True)
-        assert run.begin(Moment(requests=3)) == -signal.SIGKILL, run.said
+        assert run.start(Moment(requests=3)) == -signal.SIGKILL, run.said
         assert {turn.stage for turn in server.asked} == {0, 1}
         assert run.resume() == 0, run.said
         [last] = run.final.values()

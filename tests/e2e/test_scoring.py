@@ -150,8 +150,8 @@ def test_a_branch_and_a_game_without_a_container(cli: Cli, tmp_path: Path, grade
     assert {(row["reward"], tuple(row["rewards"].items())) for row in rows(tmp_path / "run")} == {
         (1.8, (("reward", 1.0), ("judge", 0.8)))
     }
-    begun = cli(*TASK, "tracker=none", *JUDGE, url, "hydra.run.dir=task", "snapshot=every_step")
-    assert begun.returncode == 0, begun.stderr
+    started = cli(*TASK, "tracker=none", *JUDGE, url, "hydra.run.dir=task", "snapshot=every_step")
+    assert started.returncode == 0, started.stderr
     branched = cli("branch_from=task/write-greeting@1", "hydra.run.dir=branch")
     assert branched.returncode == 0, branched.stderr
     assert [row["reward"] for row in rows(tmp_path / "branch")] == [1.8]

@@ -80,7 +80,7 @@ def test_a_folder_is_one_sweeps_and_one_processes(cli: Any, tmp_path: Path) -> N
     finally:
         os.close(held)
     assert done.returncode == 2
-    assert "The sweep in s is under way" in done.stderr
+    assert "The sweep in s is running" in done.stderr
     assert not list((tmp_path / "s").iterdir())
 
 
@@ -244,7 +244,7 @@ def test_a_killed_sweep_goes_on_job_by_job(cli: Any, tmp_path: Path) -> None:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Hydra's records of the sweep, and of the jobs that have begun."""
-    begun = [path.parent for path in folder.glob("*/config.yaml")]
-    files = [folder / "multirun.yaml", *(file for job in begun for file in (job / ".hydra").iterdir())]
+    """Hydra's records of the sweep, and of the jobs that have started."""
+    started = [path.parent for path in folder.glob("*/config.yaml")]
+    files = [folder / "multirun.yaml", *(file for job in started for file in (job / ".hydra").iterdir())]
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

@@ -26,7 +26,7 @@ def cluster_and_whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tupl
     """Starts the one while the other is played."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("ray is not to be had here: pip install 'ares-exp[ray]'")
-    with made(tmp_path_factory.mktemp("whole")) as run, played(run.begin) as playing:
+    with made(tmp_path_factory.mktemp("whole")) as run, played(run.start) as playing:
         cluster = SmallCluster(1)
         try:
             assert playing.result() == 0, run.said

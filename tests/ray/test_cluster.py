@@ -20,7 +20,7 @@ pytestmark = [needs_local, pytest.mark.local]
 
 def test_it_is_the_same_run_with_files_that_are_sent(whole: KilledRun, cluster: SmallCluster, tmp_path: Path) -> None:
     with made(tmp_path, *on(cluster, "executor.storage=stream")) as run:
-        assert run.begin() == 0, run.said
+        assert run.start() == 0, run.said
         check(run, whole)
     assert [row["retry"] for row in run.all_rows] == [0] * len(whole.all_rows)
     files = {one.relative_to(run.path / "files").parts[1:] for one in (run.path / "files").rglob("*")}
@@ -32,7 +32,7 @@ def test_without_an_address_there_is_a_cluster_of_this_machine(
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with made(tmp_path, "executor=ray", f"executor.join_timeout_sec={PATIENCE_SEC:g}") as run:
-        assert run.begin() == 0, run.said
+        assert run.start() == 0, run.said
         check(run, whole)
 
 
@@ -42,7 +42,7 @@ def test_whatever_dies_it_goes_on(whole: KilledRun, cluster: SmallCluster, tmp_p
     Either the one that has joined had some then, or it plays the rest.
     """
     with made(tmp_path, *on(cluster), latency_sec=0.3) as run:
-        assert run.begin(Moment(requests=6)) == -signal.SIGKILL
+        assert run.start(Moment(requests=6)) == -signal.SIGKILL
         assert wait_until(lambda: not cluster.hosts(), PATIENCE_SEC), "its hosts have ended"
         with played(run.resume) as playing:
             asked = run.endpoint.asked.total()
@@ -65,7 +65,7 @@ def test_whatever_dies_it_goes_on(whole: KilledRun, cluster: SmallCluster, tmp_p
 @pytest.mark.root
 def test_run_on_full_disk_stops_and_resumes(whole: KilledRun, cluster: SmallCluster, tmp_path: Path) -> None:
     with made(tmp_path, "budget.cost=1000000", *on(cluster), latency_sec=0.3) as run, small_disk(run.path) as disk:
-        with played(run.begin) as playing:
+        with played(run.start) as playing:
             until(playing, lambda: run.endpoint.asked.total() >= 8)
             disk.fill()
             asked = run.endpoint.asked.total()
@@ -79,7 +79,7 @@ def test_run_on_full_disk_stops_and_resumes(whole: KilledRun, cluster: SmallClus
 
 def test_run_in_deleted_directory_stops(cluster: SmallCluster, tmp_path: Path) -> None:
     with made(tmp_path, "budget.cost=1000000", *on(cluster), latency_sec=0.3) as run:
-        with played(run.begin) as playing:
+        with played(run.start) as playing:
             until(playing, lambda: run.endpoint.asked.total() >= 8)
             shutil.rmtree(run.path.rename(tmp_path / "deleted"))
             asked = run.endpoint.asked.total()

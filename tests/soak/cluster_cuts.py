@@ -128,12 +128,12 @@ class Cuts:
     def _do(self, node: Any) -> None:
         [host] = self._cluster.hosts(node)
         boxes = set(boxes_in(host))
-        began = time.monotonic()
+        started = time.monotonic()
         self._cluster.cut_off(node)
         ended = {"containers": lambda: not _left(boxes), "host": lambda: not host.is_running() or _is_dead(host)}
         at: dict[str, float] = {}
-        while ended.keys() - at.keys() and time.monotonic() - began < 3 * self._lease_sec:
-            at |= {name: time.monotonic() - began for name in ended.keys() - at.keys() if ended[name]()}
+        while ended.keys() - at.keys() and time.monotonic() - started < 3 * self._lease_sec:
+            at |= {name: time.monotonic() - started for name in ended.keys() - at.keys() if ended[name]()}
             time.sleep(0.1)
         after = at.get("containers", float("inf"))
         self.late += after > self._lease_sec + BOX_SEC
@@ -160,7 +160,7 @@ def main(cuts: int, lease_sec: float) -> int:
     """Plays runs until so many nodes were cut off. Returns 1 if anything was not as it must be."""
     folder = Path(tempfile.mkdtemp(prefix="cluster-cuts-"))
     with long_run(folder / "whole") as whole:
-        assert whole.begin() == 0, whole.said
+        assert whole.start() == 0, whole.said
     cluster, runs = CutCluster(NODES), 0
     overrides = (
         *("executor=ray", f"executor.address={cluster.address}", "executor.resources={play: 1}"),
@@ -172,7 +172,7 @@ def main(cuts: int, lease_sec: float) -> int:
         while harm.todo:
             runs += 1
             with long_run(folder / f"run-{runs}", *overrides) as one:
-                with played(one.begin) as playing:
+                with played(one.start) as playing:
                     one.kills = harm.during(playing)
                     assert playing.result() == 0, one.said
                 check(one, whole, concurrency=CONCURRENCY)

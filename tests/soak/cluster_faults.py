@@ -113,12 +113,12 @@ def main(kills: int, cuts: int, seed: int) -> int:
     harm = Harm(cluster, kills, cuts, random.Random(seed))
     try:
         with long_run(folder / "whole") as whole:
-            assert whole.begin() == 0, whole.said
+            assert whole.start() == 0, whole.said
         while harm.todo:
-            runs, began = runs + 1, time.monotonic()
+            runs, started = runs + 1, time.monotonic()
             with long_run(folder / f"run-{runs}", *overrides) as run:
                 try:
-                    with played(run.begin) as playing:
+                    with played(run.start) as playing:
                         run.kills = harm.during(playing)
                         assert playing.result() == 0, run.said
                     check(run, whole, concurrency=CONCURRENCY)
@@ -128,7 +128,7 @@ def main(kills: int, cuts: int, seed: int) -> int:
             told["rows"] += len(run.all_rows)
             told["lost"] += sum(row["outcome"] == "lost" for row in run.all_rows)
             told["calls paid twice"] += run.endpoint.asked.total() - len(run.endpoint.asked)
-            took = f"{time.monotonic() - began:.0f} s, load {os.getloadavg()[0]:.0f}"
+            took = f"{time.monotonic() - started:.0f} s, load {os.getloadavg()[0]:.0f}"
             print(f"run {runs}: {dict(harm.done)}, {dict(told)}, {took}", flush=True)
         at_the_end = [words for _, _, _, words in processes() if "bwrap" in words and str(folder) in words]
         print(
@@ -142,7 +142,7 @@ def main(kills: int, cuts: int, seed: int) -> int:
 
 @contextmanager
 def long_run(directory: Path, *overrides: str) -> Iterator[KilledRun]:
-    """A run that has not begun, long enough for several harms."""
+    """A run that has not started, long enough for several harms."""
     directory.mkdir(parents=True)
     make_tasks(directory)
     endpoint = CountingEndpoint(turns=(20, 28), latency_sec=0.5)

@@ -41,14 +41,14 @@ def several_nodes(cluster: SmallCluster) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path, cluster: SmallCluster) -> Iterator[KilledRun]:
-    """The run on the cluster, not begun."""
+    """The run on the cluster, not started."""
     with made(tmp_path, *on(cluster)) as run:
         yield run
 
 
 def test_it_is_the_same_run_with_files_on_a_shared_disk(run: KilledRun, whole: KilledRun) -> None:
     run.overrides = (*run.overrides, "executor.storage=shared")
-    assert run.begin() == 0, run.said
+    assert run.start() == 0, run.said
     check(run, whole)
 
 
@@ -92,7 +92,7 @@ def _resume(host: psutil.Process) -> None:
 def test_a_loss_costs_no_answer(run: KilledRun, whole: KilledRun, cluster: SmallCluster, harm: Harm) -> None:
     """One episode is on a node, which is harmed in the middle: it goes on elsewhere, and ends as it would have."""
     run.overrides = (*run.overrides, "executor.episodes_per_host=1")
-    with played(run.begin) as playing:
+    with played(run.start) as playing:
         until(playing, lambda: run.endpoint.asked.total() >= 8 and len(cluster.hosts()) == len(cluster.nodes))
         mend = harm(cluster)
         try:
@@ -108,25 +108,31 @@ def test_a_loss_costs_no_answer(run: KilledRun, whole: KilledRun, cluster: Small
 
 
 def test_the_killed_driver_goes_on_without_the_cluster(run: KilledRun, whole: KilledRun, cluster: SmallCluster) -> None:
-    assert run.begin(Moment(requests=6)) == -signal.SIGKILL
+    assert run.start(Moment(requests=6)) == -signal.SIGKILL
     assert run.resume(Moment(requests=4), "executor=local") == -signal.SIGKILL
     assert run.resume(Moment(), *on(cluster)) == 0, run.said
     check(run, whole)
 
 
-def test_side_calls_are_answered_by_the_run(cluster: SmallCluster, tmp_path: Path) -> None:
+def test_background_client_are_answered_by_the_run(cluster: SmallCluster, tmp_path: Path) -> None:
     """With a step and without, as `here`."""
     replies = ["TITLE a greeting", "Greetings", GREET, "DONE"]
     task = ["env.tasks=write-greeting", "tracker=none", "policy=scripted", f"policy.replies={json.dumps(replies)}"]
     found = {}
     for name, more in (("here", ()), ("there", on(cluster))):
-        words = (*task, *COMMAND, "agent.side_calls=answer", f"hydra.run.dir={name}", *more)
+        words = (*task, *COMMAND, "agent.background_requests=answer", f"hydra.run.dir={name}", *more)
         command = [sys.executable, "-m", "ares_exp", *words]
         played = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False)
         assert played.returncode == 0, played.stderr
         [stored] = load(tmp_path / name)
         episode = stored.load()
-        found[name] = content(episode), [aside.answer["data"][0]["content"] for aside in episode.steps[1].asides]
+        found[name] = (
+            content(episode),
+            [
+                background_request.answer["data"][0]["content"]
+                for background_request in episode.steps[1].background_requests
+            ],
+        )
     assert found["here"] == found["there"]
     assert found["there"][1] == ["Greetings"]
 
@@ -154,10 +160,10 @@ def test_containers_of_an_engine_end_with_what_they_belong_to(cluster: SmallClus
     """Nothing is left in the engine that all nodes share: after a run, after its kill, after that of a host."""
     with made(tmp_path / "whole") as whole:
         whole.backend = "docker"
-        assert whole.begin() == 0, whole.said
+        assert whole.start() == 0, whole.said
         with made(tmp_path / "there", *on(cluster), latency_sec=0.3) as run, containers_of_hosts_counted(run, cluster):
             run.backend = "docker"
-            assert run.begin(Moment(requests=8)) == -signal.SIGKILL
+            assert run.start(Moment(requests=8)) == -signal.SIGKILL
             assert len(run.pids) > 1, "hosts have been seen"
             assert wait_until(lambda: not run.left(), PATIENCE_SEC), run.left()
             with played(run.resume) as playing:
@@ -167,9 +173,11 @@ def test_containers_of_an_engine_end_with_what_they_belong_to(cluster: SmallClus
                 held = containers_of(busy.pid)
                 assert held
                 busy.kill()
-                began = time.monotonic()
+                started = time.monotonic()
                 assert wait_until(lambda: not containers_of(busy.pid), PATIENCE_SEC)
-                print(f"{len(held)} containers had ended {time.monotonic() - began:.1f} s after the kill of their host")
+                print(
+                    f"{len(held)} containers had ended {time.monotonic() - started:.1f} s after the kill of their host"
+                )
                 assert playing.result() == 0, run.said
             run.kills = 2
             check(run, whole)
@@ -190,7 +198,7 @@ def test_a_task_that_kills_hosts_is_found(run: KilledRun, cluster: SmallCluster,
     (tmp_path / "poison.py").write_text(POISON)
     scored = ("env.scorers=[poison.poison]", "attempts=1", "concurrency=3")
     run.overrides = (*run.overrides, *scored, "executor.lost_per_attempt=2", "executor.episodes_per_host=8")
-    assert run.begin() == 1, run.said
+    assert run.start() == 1, run.said
     final = {row["task_name"]: row for row in run.all_rows}
     assert {name: row["outcome"] for name, row in final.items()} == {
         "task-0": "container_error",

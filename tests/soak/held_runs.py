@@ -55,7 +55,7 @@ class Case:
 
 @contextmanager
 def played(case: Case) -> Iterator[Played]:
-    """A run with so many episodes under way, each with a request that is not answered."""
+    """A run with so many episodes in progress, each with a request that is not answered."""
     folder = case.folder
     folder.mkdir()
     make_tasks(folder, (PLAIN,) * 3)
@@ -64,7 +64,7 @@ def played(case: Case) -> Iterator[Played]:
         run = KilledRun(folder, endpoint, case.backend, (*limits, *case.overrides), PATIENCE_SEC)
         endpoint.answering.clear()
         reached = endpoint.when(case.at_once)
-        playing = pool.submit(run.begin)
+        playing = pool.submit(run.start)
         try:
             until(playing, reached.is_set)
             yield run, playing
@@ -115,7 +115,7 @@ def counted(run: KilledRun) -> str:
 
 
 def drained(case: Case) -> str:
-    """Pauses it; all that play end, nothing begins, and it is killed then."""
+    """Pauses it; all that play end, nothing starts, and it is killed then."""
     with played(case) as (run, playing):
         order(run, "pause")
         run.endpoint.answering.set()

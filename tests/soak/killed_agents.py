@@ -1,8 +1,9 @@
 """Runs of the real agents that are killed at moments spread over them, and resumed until they are complete.
 
 `python -m tests.soak.killed_agents claude_code|codex COUNT [SEED] [BACKEND] [OVERRIDE …]` prints a line for each. What
-must hold of each is `tests.e2e.killed_run.check`: no turn is asked twice but for the call under way, the reward, which
-tells what the agent's commands have done, is that of a run that was not killed, and no process or container is left.
+must hold of each is `tests.e2e.killed_run.check`: no turn is asked twice but for the call in progress, the reward,
+which tells what the agent's commands have done, is that of a run that was not killed, and no process or container is
+left.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Many runs that are killed at moments spread over them, and resumed until they are complete.
 
 `python -m tests.soak.kills BACKEND COUNT [SEED] [OVERRIDE …]` prints a line for each. What must hold of each is
-`tests.e2e.killed_run.check`: no turn paid twice but for the call under way, nothing finished played again, no container
-and no partial file left.
+`tests.e2e.killed_run.check`: no turn paid twice but for the call in progress, nothing finished played again, no
+container and no partial file left.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def main(
     tasks: Sequence[str] = KINDS,
 ) -> int:
     """Returns 1 if anything failed."""
-    rng, failed, began = random.Random(seed), 0, time.monotonic()
+    rng, failed, started = random.Random(seed), 0, time.monotonic()
     with tempfile.TemporaryDirectory() as temporary, endpoint_type() as endpoint:
         directory = Path(temporary)
         (directory / "whole").mkdir()
         make_tasks(directory / "whole", tasks)
         whole = KilledRun(directory / "whole", endpoint, backend, overrides)
-        assert whole.begin() == 0, whole.said
+        assert whole.start() == 0, whole.said
         told: Counter[str] = Counter()
         for number, moment in enumerate(moments(count, endpoint.asked.total(), rng)):
             with endpoint_type() as own:
@@ -49,11 +49,11 @@ def main(
                 except (AssertionError, OSError, subprocess.TimeoutExpired):
                     failed += 1
                     says = f"FAILED: {traceback.format_exc()}\n{run.said}"
-                told["calls under way that were lost"] += own.asked.total() - len(own.asked)
+                told["calls in progress that were lost"] += own.asked.total() - len(own.asked)
                 told["kills"] += run.kills
                 told["turns asked more than twice"] += sum(times > 2 for times in own.asked.values())
             print(f"{number:3} {moment.requests} {moment.file} +{moment.seconds:.3f} s: {says}", flush=True)
-    print(f"{count} moments, {failed} failed, {dict(told)}, seed {seed}, {time.monotonic() - began:.0f} s")
+    print(f"{count} moments, {failed} failed, {dict(told)}, seed {seed}, {time.monotonic() - started:.0f} s")
     return min(failed, 1)
 
 

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.local, pytest.mark.timeout(600)]
 def test_a_snapshot_of_the_earlier_try_is_restored(tmp_path: Path, endpoint: CountingEndpoint) -> None:
     endpoint.turns = (12, 12)
     run = make(tmp_path, endpoint, "local", "snapshot=every_step")
-    assert run.begin(Moment(requests=CONCURRENCY * 3)) == -signal.SIGKILL, run.said
+    assert run.start(Moment(requests=CONCURRENCY * 3)) == -signal.SIGKILL, run.said
     assert run.resume() == 0, run.said
     replayed = [row["replayed"] for row in run.all_rows if row["replayed"] is not None]
     assert any(one["from_snapshot"] for one in replayed), replayed
@@ -29,11 +29,11 @@ def test_a_snapshot_of_the_earlier_try_is_restored(tmp_path: Path, endpoint: Cou
 
 def test_a_budget_is_used_up_and_made_larger(tmp_path: Path, endpoint: CountingEndpoint, whole: KilledRun) -> None:
     run = make(tmp_path, endpoint, "local", "+budget.tokens=1500")
-    assert run.begin() != 0
+    assert run.start() != 0
     assert "budget" in run.said
     asked = endpoint.asked.total()
     assert asked < whole.endpoint.asked.total()
-    run.kills += 1  # what was under way was cancelled
+    run.kills += 1  # what was running was cancelled
     assert run.resume(Moment(), "budget.tokens=100000") == 0, run.said
     check(run, whole)
 
@@ -44,7 +44,7 @@ def test_a_stage_whose_time_was_up_ends_there_again_with_snapshots(tmp_path: Pat
 
 def test_a_branch_run(tmp_path: Path, endpoint: CountingEndpoint) -> None:
     run = make(tmp_path, endpoint, "local", "env.tasks=[task-0]", "attempts=1")
-    assert run.begin() == 0, run.said
+    assert run.start() == 0, run.said
     [row] = run.all_rows
     shutil.move(run.path, tmp_path / "recorded")
     branch = f"branch_from=recorded/{row['episode_id']}@1"

@@ -236,12 +236,12 @@ async def test_one_call_at_a_time() -> None:
 
     stepping = asyncio.create_task(step())
     await asyncio.sleep(0)
-    with pytest.raises(EpisodeStateError, match=r"reset\(\) while step\(\) is under way"), calls.during("reset()"):
+    with pytest.raises(EpisodeStateError, match=r"reset\(\) while step\(\) is running"), calls.during("reset()"):
         pass
     go_on.set()
     await stepping
     with calls.during("reset()"):
-        assert calls.under_way == "reset()"
+        assert calls.in_progress == "reset()"
 
 
 def test_the_repr_of_a_time_step_is_short_and_shows_both_ends() -> None:

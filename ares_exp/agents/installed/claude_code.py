@@ -21,7 +21,7 @@ _MODELS = (
     "CLAUDE_CODE_SUBAGENT_MODEL",
 )
 _SWITCHED_OFF = (
-    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC",  # telemetry, error reports, updates, side calls
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC",  # telemetry, error reports, updates, background requests
     "DISABLE_AUTOUPDATER",
     "DISABLE_TELEMETRY",
     "DISABLE_ERROR_REPORTING",
@@ -37,7 +37,7 @@ class ClaudeCodeRecipe(PackagedRecipe):
     """How Claude Code is started in its print mode."""
 
     package_name = "claude_code"
-    lane_headers = ("x-claude-code-agent-id",)
+    conversation_headers = ("x-claude-code-agent-id",)
     variables = ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
 
     def program(self, placed: Placed) -> str:

@@ -14,7 +14,7 @@ from ares_exp.agents.installed.packaged import LONGEST_WAIT_MS, PackagedRecipe
 from ares_exp.agents.installed.recipe import Launch, LaunchedCommand
 from ares_exp.agents.interception.line import KEEPALIVE_SEC
 from ares_exp.agents.toolbox.placing import Placed
-from ares_exp.containers.door import DOOR_PORT
+from ares_exp.containers.forwarded_port import FORWARDED_PORT_PORT
 
 _CONFIG = """\
 model = {model}
@@ -68,7 +68,7 @@ class CodexRecipe(PackagedRecipe):
         return placed.path("vendor", f"{machine}-unknown-linux-musl", "bin", "codex")
 
     @property
-    def lane_headers(self) -> tuple[str, ...]:  # type: ignore[override]
+    def conversation_headers(self) -> tuple[str, ...]:  # type: ignore[override]
         """Every thread is a conversation; without agents of its own there is one."""
         return ("thread-id",) if self.subagents else ()
 
@@ -104,7 +104,7 @@ class CodexFactory(InstalledAgentFactory):
         idle_timeout_ms: Annotated[int, Field(gt=0)] = LONGEST_WAIT_MS,
         extra_args: list[str] | None = None,
         env: dict[str, str] | None = None,
-        port: Annotated[int, Field(gt=0, lt=65000)] = DOOR_PORT,
+        port: Annotated[int, Field(gt=0, lt=65000)] = FORWARDED_PORT_PORT,
         keepalive_sec: Annotated[float, Field(gt=0)] = KEEPALIVE_SEC,
         forward_sampling: bool = False,
     ) -> None:
@@ -112,7 +112,7 @@ class CodexFactory(InstalledAgentFactory):
 
         Args:
             model_name: The name of the model that it is told to ask for.
-            subagents: Whether it may start agents of its own (`agents.enabled`); each is a lane.
+            subagents: Whether it may start agents of its own (`agents.enabled`); each is a conversation.
             idle_timeout_ms: How long it waits for an event of an answer before it asks again
                 (`stream_idle_timeout_ms`); keepalives are such events.
             extra_args: More arguments of `codex exec`, such as `-c key=value`.

@@ -13,10 +13,10 @@ from pydantic import Field, validate_call
 from ares_exp.agents.code_agent import AgentContainer
 from ares_exp.agents.installed.installed_agent import EndpointOptions, InstalledAgentFactory, last_lines
 from ares_exp.agents.installed.recipe import Launch, LaunchedCommand
-from ares_exp.agents.interception.line import KEEPALIVE_SEC, SideCalls
+from ares_exp.agents.interception.line import KEEPALIVE_SEC, BackgroundRequests
 from ares_exp.cancellation import in_thread
 from ares_exp.containers.container import ExecResult, Mount
-from ares_exp.containers.door import DOOR_PORT
+from ares_exp.containers.forwarded_port import FORWARDED_PORT_PORT
 from ares_exp.errors import AgentExitError, ConfigError, PreflightError
 from ares_exp.trajectories.normalisers import UserNormaliser
 
@@ -45,13 +45,13 @@ class CommandRecipe:
         env: Mapping[str, str],
         files: Mapping[str, Path],
         mount: Path | None,
-        lane_headers: tuple[str, ...],
+        conversation_headers: tuple[str, ...],
         ok_exit_codes: frozenset[int],
         normalisers: Mapping[str, tuple[str, str]],
     ) -> None:
         self.name = name
         self.normalisers = normalisers
-        self.lane_headers = lane_headers
+        self.conversation_headers = conversation_headers
         self._command = command
         self._env = dict(env)
         self._files = dict(files)
@@ -124,13 +124,13 @@ class CommandAgentFactory(InstalledAgentFactory):
         mount: Path | None = None,
         name: Annotated[str, Field(pattern=r"^[\w.-]{1,60}$")] = "command",
         model_name: str = "policy",
-        lane_headers: list[str] | None = None,
+        conversation_headers: list[str] | None = None,
         ok_exit_codes: list[int] | None = None,
         normalise: Annotated[list[UserNormaliser], Field(max_length=50)] | None = None,
-        port: Annotated[int, Field(gt=0, lt=65000)] = DOOR_PORT,
+        port: Annotated[int, Field(gt=0, lt=65000)] = FORWARDED_PORT_PORT,
         keepalive_sec: Annotated[float, Field(gt=0)] = KEEPALIVE_SEC,
         forward_sampling: bool = False,
-        side_calls: SideCalls = "observe",
+        background_requests: BackgroundRequests = "observe",
     ) -> None:
         """Validates the options.
 
@@ -143,16 +143,16 @@ class CommandAgentFactory(InstalledAgentFactory):
             mount: A directory of this machine that the container sees, read-only, at `$ARES_AGENT_MOUNT`.
             name: The agent's name in records.
             model_name: The name of the model that it is told to ask for.
-            lane_headers: Names of request headers whose values tell its conversations apart.
+            conversation_headers: Names of request headers whose values tell its conversations apart.
             ok_exit_codes: Exit codes that are no failure; by default 0 alone.
             normalise: What differs in what it asks whenever it is played again, beside what always may (times, process
                 ids): `{pattern, replacement}`. In resumes, branches and replays it does not count.
             port: The port of its LLM in the container that is tried first.
             keepalive_sec: After how many seconds, each time, it is sent something while it waits for an answer.
             forward_sampling: Whether its own sampling parameters are put into the requests that the policy gets.
-            side_calls: What becomes of calls without tools that begin conversations beside one with tools (titles,
-                summaries): `observe`: each is an observation like any other; `answer`: the policy answers it without a
-                step.
+            background_requests: What becomes of calls without tools that start conversations beside one with tools
+                (titles, summaries): `observe`: each is an observation like any other; `answer`: the policy answers it
+                without a step.
         """
         wrong = [path for path in files or {} if not path.startswith("/")]
         if wrong:
@@ -163,11 +163,13 @@ class CommandAgentFactory(InstalledAgentFactory):
             env=env or {},
             files=files or {},
             mount=mount,
-            lane_headers=tuple(header.lower() for header in lane_headers or ()),
+            conversation_headers=tuple(header.lower() for header in conversation_headers or ()),
             ok_exit_codes=frozenset(ok_exit_codes if ok_exit_codes is not None else (0,)),
             normalisers={one.pattern: (one.pattern, one.replacement) for one in normalise or ()},
         )
-        super().__init__(recipe, EndpointOptions(model_name, port, keepalive_sec, forward_sampling, side_calls))
+        super().__init__(
+            recipe, EndpointOptions(model_name, port, keepalive_sec, forward_sampling, background_requests)
+        )
 
 
 def _filled(text: str, values: Mapping[str, Any]) -> str:

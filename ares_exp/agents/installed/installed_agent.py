@@ -1,4 +1,4 @@
-"""The agent that is a program in the container: its LLM calls come by HTTP through a door, and are answered here."""
+"""The agent that is a program in the container. Its LLM calls arrive by HTTP through a forwarded port."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from ares_exp.agents.code_agent import AgentContainer, AgentFactoryBase
 from ares_exp.agents.installed.recipe import AGENT_DIR, AgentRecipe, Launch, LaunchedCommand
-from ares_exp.agents.interception.line import KEEPALIVE_SEC, Line, LineReport, SideCalls
+from ares_exp.agents.interception.line import KEEPALIVE_SEC, BackgroundRequests, Line, LineReport
 from ares_exp.cancellation import finish, in_thread
 from ares_exp.containers.container import ExecResult, Mount
-from ares_exp.containers.door import DOOR_PORT, Door, ServingContainer
-from ares_exp.errors import AgentError, DoorUnavailableError, EndpointLostError, NoRequestError
+from ares_exp.containers.forwarded_port import FORWARDED_PORT_PORT, ForwardedPort, ServingContainer
+from ares_exp.errors import AgentError, EndpointLostError, NoRequestError, PortForwardingError
 from ares_exp.llms.request import LLMClient
 from ares_exp.records.results import AgentFacts
 from ares_exp.tasks.agent_context import AgentContext
@@ -42,14 +42,14 @@ class EndpointOptions:
         port: The port in the container that is tried first.
         keepalive_sec: After how many seconds, each time, a client that waits for an answer is sent something.
         forward_sampling: Whether its own sampling parameters are put into the requests that the policy gets.
-        side_calls: What becomes of calls beside its work.
+        background_requests: What becomes of calls beside its work.
     """
 
     model_name: str = "policy"
-    port: int = DOOR_PORT
+    port: int = FORWARDED_PORT_PORT
     keepalive_sec: float = KEEPALIVE_SEC
     forward_sampling: bool = False
-    side_calls: SideCalls = "observe"
+    background_requests: BackgroundRequests = "observe"
 
 
 class InstalledAgentFactory(AgentFactoryBase):
@@ -57,7 +57,7 @@ class InstalledAgentFactory(AgentFactoryBase):
 
     deterministic = False
     can_be_restored = False
-    needs_door = True
+    needs_forwarded_port = True
     files_dir = AGENT_DIR
 
     def __init__(self, recipe: AgentRecipe, options: EndpointOptions | None = None) -> None:
@@ -85,9 +85,9 @@ class InstalledAgentFactory(AgentFactoryBase):
         return self.recipe.supports
 
     @property
-    def answers_side_calls(self) -> bool:
+    def answers_background_requests(self) -> bool:
         """As the options say."""
-        return self._endpoint_options.side_calls == "answer"
+        return self._endpoint_options.background_requests == "answer"
 
     @property
     def normalisers(self) -> Mapping[str, tuple[str, str]]:
@@ -130,9 +130,9 @@ class InstalledAgent:
             self._recipe.version,
             requests=report.requests,
             retries=report.retries,
-            lanes=report.lanes,
+            conversations=report.conversations,
             dropped=report.dropped,
-            asides=report.asides,
+            background_requests=report.background_requests,
         )
 
     async def run(self, task: str) -> None:
@@ -142,21 +142,21 @@ class InstalledAgent:
             NoRequestError: It ended without a request.
             AgentExitError: It ended with an exit code that says it failed.
             AgentInstallError: It does not run in this container.
-            DoorUnavailableError: The container cannot have a door.
+            PortForwardingError: The container cannot have a forwarded port.
             EndpointLostError: The way to its LLM broke.
             ContainerError: The container failed.
         """
         program = await self._recipe.find_program(self._container)
-        async with self._served() as (line, door):
-            launch = self._launch(door, line, program)
+        async with self._served() as (line, forwarded_port):
+            launch = self._launch(forwarded_port, line, program)
             launched = self._recipe.command(launch)
             await self._make_files({INSTRUCTION_FILE: task, **launched.files})
-            result = await self._execute(launched, launch.variables, door)
+            result = await self._execute(launched, launch.variables, forwarded_port)
         self._judge(result)
 
-    def _launch(self, door: Door, line: Line, program: str) -> Launch:
+    def _launch(self, forwarded_port: ForwardedPort, line: Line, program: str) -> Launch:
         return Launch(
-            url=door.url,
+            url=forwarded_port.url,
             key=line.key,
             model=self._options.model_name,
             instruction_file=INSTRUCTION_FILE,
@@ -165,28 +165,30 @@ class InstalledAgent:
         )
 
     @asynccontextmanager
-    async def _served(self) -> AsyncIterator[tuple[Line, Door]]:
-        """Opens a door to a line of its own; both are closed in the end."""
+    async def _served(self) -> AsyncIterator[tuple[Line, ForwardedPort]]:
+        """Opens a forwarded port to a line of its own; both are closed in the end."""
         from ares_exp.agents.interception.agent_endpoint import Endpoint
 
         if not isinstance(self._container, ServingContainer):
-            raise DoorUnavailableError(
-                f"Expected a container that doors can be opened in, got {type(self._container).__name__}."
+            raise PortForwardingError(
+                f"Expected a container that forwarded ports can be opened in, got {type(self._container).__name__}."
             )
         options, endpoint = self._options, Endpoint.of_loop()
         line = self._line = Line(
             self._llm_client,
-            lane_headers=self._recipe.lane_headers,
+            conversation_headers=self._recipe.conversation_headers,
             forward_sampling=options.forward_sampling,
             keepalive_sec=options.keepalive_sec,
-            side_calls=options.side_calls,
+            background_requests=options.background_requests,
             offers_tools=self._recipe.offers_tools,
         )
-        door = await self._container.open_door(lambda client: endpoint.serve(line, client), port=options.port)
+        forwarded_port = await self._container.forward_port(
+            lambda client: endpoint.serve(line, client), port=options.port
+        )
         try:
-            yield line, door
+            yield line, forwarded_port
         finally:
-            await finish(_close(door, endpoint, line))
+            await finish(_close(forwarded_port, endpoint, line))
 
     async def _make_files(self, files: Mapping[str, str]) -> None:
         """Makes files in the container that belong to the agent's user. What is in them is recorded nowhere."""
@@ -207,18 +209,20 @@ class InstalledAgent:
         if result.exit_code != 0:
             raise AgentError(f"Expected `{command:.200}` to succeed before the agent is started: {result.output:.500}")
 
-    async def _execute(self, launched: LaunchedCommand, variables: Mapping[str, str], door: Door) -> ExecResult:
-        """Runs the command to its end, or until its door is lost.
+    async def _execute(
+        self, launched: LaunchedCommand, variables: Mapping[str, str], forwarded_port: ForwardedPort
+    ) -> ExecResult:
+        """Runs the command to its end, or until its forwarded port is lost.
 
         Raises:
-            EndpointLostError: The door is lost.
+            EndpointLostError: The forwarded port is lost.
         """
         command = (
             f"(\n{launched.command}\n) <{INSTRUCTION_FILE} >{OUTPUT_FILE} 2>&1; code=$?; "
             f"tail -c {SHOWN_BYTES} {OUTPUT_FILE}; exit $code"
         )
         running = asyncio.create_task(self._container.exec(command, env={**variables, **launched.env}))
-        lost = asyncio.create_task(door.lost())
+        lost = asyncio.create_task(forwarded_port.lost())
         try:
             await asyncio.wait({running, lost}, return_when=asyncio.FIRST_COMPLETED)
             if not running.done():
@@ -245,9 +249,9 @@ def last_lines(result: ExecResult) -> str:
     return "It printed last:\n" + "\n".join(lines) if lines else "It printed nothing."
 
 
-async def _close(door: Door, endpoint: Endpoint, line: Line) -> None:
+async def _close(forwarded_port: ForwardedPort, endpoint: Endpoint, line: Line) -> None:
     try:
-        await door.close()
+        await forwarded_port.close()
     finally:
         await endpoint.close(line)
 

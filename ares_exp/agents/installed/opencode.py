@@ -23,7 +23,7 @@ class OpencodeRecipe(PackagedRecipe):
     """How `opencode run` is started."""
 
     package_name = "opencode"
-    lane_headers = ("x-session-id",)
+    conversation_headers = ("x-session-id",)
     variables = ("provider.ares.options.baseURL in OPENCODE_CONFIG_CONTENT",)
 
     def program(self, placed: Placed) -> str:

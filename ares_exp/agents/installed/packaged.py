@@ -10,12 +10,12 @@ from pydantic import Field, validate_call
 from ares_exp.agents.code_agent import AgentContainer
 from ares_exp.agents.installed.installed_agent import EndpointOptions, InstalledAgentFactory, last_lines
 from ares_exp.agents.installed.recipe import Launch, LaunchedCommand
-from ares_exp.agents.interception.line import KEEPALIVE_SEC, SideCalls
+from ares_exp.agents.interception.line import KEEPALIVE_SEC, BackgroundRequests
 from ares_exp.agents.toolbox.package import AgentPackage, Build
 from ares_exp.agents.toolbox.pinned import PACKAGES
 from ares_exp.agents.toolbox.placing import Placed, check_runs, fitting_build, ready_builds
 from ares_exp.containers.container import ExecResult, Mount
-from ares_exp.containers.door import DOOR_PORT
+from ares_exp.containers.forwarded_port import FORWARDED_PORT_PORT
 from ares_exp.errors import AgentExitError
 
 LibcChoice = Literal["auto", "glibc", "musl"]
@@ -34,7 +34,7 @@ class PackagedRecipe:
     """
 
     package_name: ClassVar[str]
-    lane_headers: tuple[str, ...] = ()
+    conversation_headers: tuple[str, ...] = ()
     normalisers: Mapping[str, tuple[str, str]] = {}
     variables: tuple[str, ...] = ()
     supports: frozenset[str] = frozenset()
@@ -146,16 +146,16 @@ class PackagedAgentFactory(InstalledAgentFactory):
         extra_args: list[str] | None = None,
         env: dict[str, str] | None = None,
         libc: LibcChoice = "auto",
-        port: Annotated[int, Field(gt=0, lt=65000)] = DOOR_PORT,
+        port: Annotated[int, Field(gt=0, lt=65000)] = FORWARDED_PORT_PORT,
         keepalive_sec: Annotated[float, Field(gt=0)] = KEEPALIVE_SEC,
         forward_sampling: bool = False,
-        side_calls: SideCalls = "observe",
+        background_requests: BackgroundRequests = "observe",
     ) -> None:
         """Validates the options.
 
         Args:
             model_name: The name of the model that it is told to ask for; it may show it to the model.
-            subagents: Whether it may start agents of its own; each is a lane.
+            subagents: Whether it may start agents of its own; each is a conversation.
             extra_args: More arguments of the program.
             env: More variables of it.
             libc: The build to be installed: `glibc`, `musl` (for images without glibc, where there is one), or `auto`:
@@ -163,9 +163,11 @@ class PackagedAgentFactory(InstalledAgentFactory):
             port: The port of its LLM in the container that is tried first.
             keepalive_sec: After how many seconds, each time, it is sent something while it waits for an answer.
             forward_sampling: Whether its own sampling parameters are put into the requests that the policy gets.
-            side_calls: What becomes of calls beside its work, which offer no tools (titles, summaries): `observe`: each
-                is an observation like any other; `answer`: the policy answers it without a step.
+            background_requests: What becomes of calls beside its work, which offer no tools (titles, summaries):
+                `observe`: each is an observation like any other; `answer`: the policy answers it without a step.
         """
         recipe = self.recipe_type(extra_args=extra_args or (), env=env, libc=libc)
         recipe.subagents = subagents
-        super().__init__(recipe, EndpointOptions(model_name, port, keepalive_sec, forward_sampling, side_calls))
+        super().__init__(
+            recipe, EndpointOptions(model_name, port, keepalive_sec, forward_sampling, background_requests)
+        )

@@ -13,7 +13,7 @@ _SETTINGS = {
     "privacy": {"usageStatisticsEnabled": False},
     "telemetry": {"enabled": False},
     "general": {"enableAutoUpdate": False, "disableAutoUpdate": True},
-    # Side calls of agents of its own, when its work is done.
+    # Background requests of agents of its own, when its work is done.
     "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False, "enableAutoSkill": False},
 }
 _OF_THE_PROVIDER = ("web_fetch", "web_search")

@@ -70,13 +70,14 @@ class AgentRecipe(Protocol):
     Attributes:
         name: As in the option `agent=NAME`.
         version: The pinned version, or `None` where there is none.
-        lane_headers: Names of request headers, lower case, whose values tell the conversations of one run of the agent
-            apart. A request without any of them belongs to the main one.
+        conversation_headers: Names of request headers, lower case, whose values tell the conversations of one run of
+            the agent apart. A request without any of them belongs to the main one.
         normalisers: Replacements in compared requests of what differs at every run: name → (pattern, replacement), as
             in `ares_exp.trajectories.normalisers`.
         variables: Names of variables or options that tell the program where its LLM is, for messages.
         supports: Names of what of `AgentContext` it can use.
-        offers_tools: Whether all that belongs to its work offers tools to its LLM: a call without is a side call.
+        offers_tools: Whether all that belongs to its work offers tools to its LLM: a call without is a background
+            request.
     """
 
     @property
@@ -84,7 +85,7 @@ class AgentRecipe(Protocol):
     @property
     def version(self) -> str | None: ...  # noqa: D102
     @property
-    def lane_headers(self) -> tuple[str, ...]: ...  # noqa: D102
+    def conversation_headers(self) -> tuple[str, ...]: ...  # noqa: D102
     @property
     def normalisers(self) -> Mapping[str, tuple[str, str]]: ...  # noqa: D102
     @property

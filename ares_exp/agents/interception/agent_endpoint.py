@@ -1,8 +1,8 @@
-"""The endpoint: an HTTP server that speaks the wires of LLM providers, on connections that doors hand over.
+"""The endpoint: an HTTP server that speaks the wires of LLM providers, on connections that forwarded ports hand over.
 
 It listens nowhere. An agent's request becomes a call of its episode's `Line`, and the answer goes back in the wire
-that was used. While there is none, the client is kept from giving up: a stream begins at once and then has an event
-now and then; a whole answer begins after half a minute, with blanks, which JSON ignores. What ends an answer for the
+that was used. While there is none, the client is kept from giving up: a stream starts at once and then has an event
+now and then; a whole answer starts after half a minute, with blanks, which JSON ignores. What ends an answer for the
 client is sent when the answer is there, and so on record.
 """
 
@@ -29,8 +29,8 @@ from ares_exp.cancellation import finish
 from ares_exp.errors import WireFormatError
 from ares_exp.llms.response import LLMResponse
 
-WHOLE_BEGINS_SEC = 30.0
-"""After so long, an answer that is not streamed begins with blanks."""
+WHOLE_STARTS_SEC = 30.0
+"""After so long, an answer that is not streamed starts with blanks."""
 UNWIND_SEC = 2.0
 _CHUNK_BYTES = 64 * 1024
 _LONGEST_CONTEXT = 1_000_000
@@ -42,14 +42,14 @@ _of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, Endpoint] = WeakKeyDicti
 class Endpoint:
     """The server of one event loop."""
 
-    def __init__(self, *, whole_begins_sec: float = WHOLE_BEGINS_SEC) -> None:
+    def __init__(self, *, whole_starts_sec: float = WHOLE_STARTS_SEC) -> None:
         """Serves nothing yet.
 
         Args:
-            whole_begins_sec: After how long an answer that is not streamed begins with blanks.
+            whole_starts_sec: After how long an answer that is not streamed starts with blanks.
         """
         self._loop = asyncio.get_running_loop()
-        self._whole_begins_sec = whole_begins_sec
+        self._whole_starts_sec = whole_starts_sec
         self._server = web.Server(self._handle, request_factory=self._request)
         self._connections: dict[Line, set[Connection]] = {}
 
@@ -127,7 +127,7 @@ class Endpoint:
         with connection.waiting_for(turn):
             if asked.streamed:
                 return await exchange.stream(line.keepalive_sec)
-            return await exchange.whole(self._whole_begins_sec, line.keepalive_sec)
+            return await exchange.whole(self._whole_starts_sec, line.keepalive_sec)
 
 
 class _RefusedError(Exception):
@@ -171,10 +171,10 @@ class _Exchange:
         await self._end(out)
         return out
 
-    async def whole(self, begins_sec: float, keepalive_sec: float) -> web.StreamResponse:
+    async def whole(self, starts_sec: float, keepalive_sec: float) -> web.StreamResponse:
         """Answers by one JSON body; raises as `stream`."""
         out = web.StreamResponse(headers={"Content-Type": "application/json"})
-        response = await self._turn.answer(begins_sec)
+        response = await self._turn.answer(starts_sec)
         if response is not None:
             text = self._wire.whole(self._asked, response)
             out.content_length = len(text)

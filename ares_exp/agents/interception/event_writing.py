@@ -36,7 +36,7 @@ def slices(text: str) -> Iterator[str]:
 def with_call_ids(asked: Asked, response: LLMResponse) -> LLMResponse:
     """Returns the answer with ids that its tool calls share with no other of the conversation.
 
-    Agents find the result of a call by its id; policies may leave it empty, or begin to count anew in each answer. The
+    Agents find the result of a call by its id; policies may leave it empty, or start to count anew in each answer. The
     same answer to the same conversation gets the same ids.
     """
     if not any(isinstance(piece, ToolCallData) for piece in response.data):

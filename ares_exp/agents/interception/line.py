@@ -3,13 +3,13 @@
 Clients of providers send a request again when they did not get all of the answer: after a timeout, a lost connection, a
 stream that ended early. What tells such a retry from a new call is not in their headers, so it is found out here:
 
-- While a call is pending, the same request in the same lane waits for the same answer.
+- While a call is pending, the same request in the same conversation waits for the same answer.
 - An answer that was not delivered is given to the same request again. It was delivered when the whole of it was
   written and the client then ended the connection in order, or went on using it.
 - An answer that was delivered is given again if the client says that it retries (`x-stainless-retry-count`). If not,
   the agent asks anew, as it may, and that is a new call.
 
-A call whose client has gone is kept until the agent asks something else in that lane.
+A call whose client has gone is kept until the agent asks something else in that conversation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ares_exp.agents.interception.lanes import Lane, Lanes
+from ares_exp.agents.interception.conversations import Conversation, Conversations
 from ares_exp.agents.interception.turn import LineClosedError, Turn
 from ares_exp.llms.canonical import canonical
 from ares_exp.llms.request import LLMClient, LLMRequest, Origin
@@ -31,12 +31,12 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.records.secrets import EPISODE_KEY_PREFIX
 
 KEEPALIVE_SEC = 10.0
-SideCalls = Literal["observe", "answer"]
+BackgroundRequests = Literal["observe", "answer"]
 """What becomes of calls beside the agent's work: observations like any other, or answered without a step."""
 
 RETRY_HEADER = "x-stainless-retry-count"
 MAIN_KEY = "main"
-"""The lane of a request without any of the headers that name lanes."""
+"""The conversation of a request without any of the headers that name conversations."""
 _FORWARDED = {
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
@@ -57,16 +57,16 @@ class LineReport:
     Attributes:
         requests: Requests for an answer, retries included.
         retries: Those of them that asked for an answer once more.
-        lanes: Names of the conversations, in the order in which they began.
+        conversations: Names of the conversations, in the order in which they started.
         dropped: What requests had that could not be carried, sorted.
-        asides: Calls that were answered beside the steps.
+        background requests: Calls that were answered beside the steps.
     """
 
     requests: int = 0
     retries: int = 0
-    lanes: tuple[str, ...] = ()
+    conversations: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
-    asides: int = 0
+    background_requests: int = 0
 
 
 class Line:
@@ -81,30 +81,30 @@ class Line:
         self,
         llm_client: LLMClient,
         *,
-        lane_headers: Sequence[str] = (),
+        conversation_headers: Sequence[str] = (),
         forward_sampling: bool = False,
         keepalive_sec: float = KEEPALIVE_SEC,
-        side_calls: SideCalls = "observe",
+        background_requests: BackgroundRequests = "observe",
         offers_tools: bool = False,
     ) -> None:
         """Asks nothing yet.
 
         Args:
             llm_client: Answers the calls.
-            lane_headers: Names of headers, lower case, whose values name conversations.
+            conversation_headers: Names of headers, lower case, whose values name conversations.
             forward_sampling: Whether calls have the agent's own sampling parameters.
             keepalive_sec: After how many seconds, each time, a client that waits is sent something.
-            side_calls: Whether calls of side lanes are marked to be answered beside the steps.
-            offers_tools: As of `Lanes`; matters for such calls alone.
+            background_requests: Whether calls of background conversations are marked to be answered beside the steps.
+            offers_tools: As of `Conversations`; matters for such calls alone.
         """
         self.keepalive_sec = keepalive_sec
         self.key = f"{EPISODE_KEY_PREFIX}{secrets.token_hex(24)}"
         self._llm_client = llm_client
-        self._lane_headers = tuple(lane_headers)
+        self._conversation_headers = tuple(conversation_headers)
         self._forward_sampling = forward_sampling
-        self._marks_asides = side_calls == "answer"
-        self._asides = 0
-        self._lanes = Lanes(offers_tools=offers_tools and self._marks_asides)
+        self._marks_background_requests = background_requests == "answer"
+        self._background_requests = 0
+        self._conversations = Conversations(offers_tools=offers_tools and self._marks_background_requests)
         self._requests = 0
         self._retries = 0
         self._dropped: set[str] = set()
@@ -114,8 +114,10 @@ class Line:
     @property
     def report(self) -> LineReport:
         """What came over it so far."""
-        lanes = tuple(lane.name for lane in self._lanes)
-        return LineReport(self._requests, self._retries, lanes, tuple(sorted(self._dropped)), self._asides)
+        conversations = tuple(conversation.name for conversation in self._conversations)
+        return LineReport(
+            self._requests, self._retries, conversations, tuple(sorted(self._dropped)), self._background_requests
+        )
 
     def opens_for(self, key: str | None) -> bool:
         """Returns whether `key` is the line's key, in a time that does not depend on it."""
@@ -125,7 +127,7 @@ class Line:
         """Takes a request: makes a call of it, or finds the call that it asks for again.
 
         Args:
-            request: With its origin, but for the lane.
+            request: With its origin, but for the conversation.
             headers: Of HTTP; their names compare without case.
 
         Raises:
@@ -135,30 +137,30 @@ class Line:
             raise LineClosedError
         self._requests += 1
         asked = canonical(request)
-        key = next((value for name in self._lane_headers if (value := headers.get(name))), MAIN_KEY)
-        key = key if self._lane_headers else ""
+        key = next((value for name in self._conversation_headers if (value := headers.get(name))), MAIN_KEY)
+        key = key if self._conversation_headers else ""
         is_retry = headers.get(RETRY_HEADER, "0").strip() not in ("", "0")
-        for lane in self._lanes:
-            turn = lane.turns.get(asked.fingerprint) if lane.key == key else None
+        for conversation in self._conversations:
+            turn = conversation.turns.get(asked.fingerprint) if conversation.key == key else None
             if turn is not None and (is_retry or not turn.is_delivered):
                 self._retries += 1
                 return turn
-        lane = self._lanes.find(request, key, asked)
-        for digest, turn in list(lane.turns.items()):
+        conversation = self._conversations.find(request, key, asked)
+        for digest, turn in list(conversation.turns.items()):
             if not turn.waiting:  # the agent has moved on, and no client waits any more
                 turn.call.cancel()
-                del lane.turns[digest]
+                del conversation.turns[digest]
         origin = request.origin
         if origin is not None and (new := set(origin.dropped) - self._dropped):
             self._dropped |= new
             _logger.info("Left out of the agent's requests (%s): %s.", origin.wire, ", ".join(sorted(new)))
-        turn = lane.turns[asked.fingerprint] = self._call(request, lane)
+        turn = conversation.turns[asked.fingerprint] = self._call(request, conversation)
         return turn
 
-    def _call(self, request: LLMRequest, lane: Lane) -> Turn:
-        is_aside = self._marks_asides and lane.is_side
-        self._asides += is_aside
-        origin = replace(request.origin or Origin(""), lane=lane.name, is_aside=is_aside)
+    def _call(self, request: LLMRequest, conversation: Conversation) -> Turn:
+        is_background = self._marks_background_requests and conversation.is_side
+        self._background_requests += is_background
+        origin = replace(request.origin or Origin(""), conversation=conversation.name, is_background=is_background)
         sampling = _sampling(origin.sampling) if self._forward_sampling else {}
         request = replace(request, origin=origin, **sampling)
         call = asyncio.get_running_loop().create_task(_answered(self._llm_client, request), name="LLM call of an agent")

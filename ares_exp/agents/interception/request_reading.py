@@ -98,7 +98,7 @@ def make_asked(
     wants_usage: bool = True,
     forms: Mapping[str, ToolForm] | None = None,
 ) -> Asked:
-    """Puts together what a wire has read; the id of the answer begins with `prefix`.
+    """Puts together what a wire has read; the id of the answer starts with `prefix`.
 
     Raises:
         WireFormatError: The request refers to media that are not in it.
@@ -117,7 +117,7 @@ def make_asked(
 
 
 def _with_system_prompt(request: LLMRequest) -> LLMRequest:
-    """Returns the request with all system text at its beginning as the system prompt, whatever the client calls it.
+    """Returns the request with all system text at its start as the system prompt, whatever the client calls it.
 
     Codex has several messages of role developer there, which the templates of many models do not know.
     """

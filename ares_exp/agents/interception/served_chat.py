@@ -2,7 +2,7 @@
 
 | in the request | here |
 |---|---|
-| `messages` | as they are, without `cache_control`; system text at the beginning is the system prompt |
+| `messages` | as they are, without `cache_control`; system text at the start is the system prompt |
 | `tools` of type function, `tool_choice`, `stop` | carried |
 | `reasoning_content`, `reasoning`, `reasoning_details` of messages | carried |
 | images, audio and files in messages | carried where their bytes are in the request, refused where they are not |

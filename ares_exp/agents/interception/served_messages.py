@@ -126,7 +126,7 @@ def _event(value: Mapping[str, Any]) -> bytes:
 
 
 def _parts(block: Mapping[str, Any]) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
-    """Returns the beginning of a block, and the changes that complete it."""
+    """Returns the start of a block, and the changes that complete it."""
     if block["type"] == "text":
         return {"type": "text", "text": ""}, _deltas("text_delta", "text", block["text"])
     if block["type"] == "thinking":

@@ -3,7 +3,7 @@
 | in the request | here |
 |---|---|
 | `instructions`, `input`: messages, calls of tools and their outputs | carried, see `llms.openai_responses`; messages \
-of role system or developer at the beginning belong to the system prompt |
+of role system or developer at the start belong to the system prompt |
 | `reasoning` items | reasoning of the message, verbatim |
 | tools: functions, custom ones, namespaces, `local_shell`; `additional_tools` items | functions for the policy, whose \
 calls are answered in the tool's own form |
@@ -150,12 +150,12 @@ def _lifecycle(asked: Asked, status: str, number: int) -> bytes:
 
 def _item_events(item: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the types and fields of the events that make up an item."""
-    begun = {**item, **{name: type(item[name])() for name in ("arguments", "input", "summary") if name in item}}
+    started = {**item, **{name: type(item[name])() for name in ("arguments", "input", "summary") if name in item}}
     if item["type"] == "message":
-        begun["content"] = []
+        started["content"] = []
     if "status" in item:
-        begun["status"] = "in_progress"
-    yield "response.output_item.added", {"item": begun}
+        started["status"] = "in_progress"
+    yield "response.output_item.added", {"item": started}
     for kind, fields in _content_events(item):
         yield f"response.{kind}", {"item_id": item["id"], **fields}
     yield "response.output_item.done", {"item": item}

@@ -16,7 +16,7 @@ class Asked:
     """One request as an agent's client sent it.
 
     Attributes:
-        request: The request, with its `origin` (but for the lane, which the wire does not know).
+        request: The request, with its `origin` (but for the conversation, which the wire does not know).
         streamed: Whether the answer is to be a stream of events.
         model: The name of the model that was asked for; the answer repeats it.
         response_id: The id of the answer, made up when the request was read.
@@ -68,7 +68,7 @@ class Wire(Protocol):
         ...
 
     def opening(self, asked: Asked) -> bytes:
-        """Writes the events that a stream begins with, before there is an answer."""
+        """Writes the events that a stream starts with, before there is an answer."""
         ...
 
     def keepalive(self, asked: Asked, number: int) -> bytes:

@@ -35,7 +35,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
     """An event loop with tasks, futures and timers, and nothing else.
 
     Attributes:
-        now: The value of `time()`, seconds since the agent began; moved by the owner.
+        now: The value of `time()`, seconds since the agent started; moved by the owner.
         is_pumping: Whether agent code is running.
         ran_away: Whether the agent was stopped because it ran without ever waiting for anything.
         tasks: Its tasks that are still referenced.
@@ -135,7 +135,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
             self._owner.drop_timer(handle)
 
     def time(self) -> float:
-        """Seconds since the agent began, as of the last completion."""
+        """Seconds since the agent started, as of the last completion."""
         return self.now
 
     def create_future(self) -> asyncio.Future[Any]:

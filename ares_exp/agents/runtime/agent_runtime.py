@@ -76,12 +76,12 @@ class AgentRuntime:
         self._closed = False
         self._ran: asyncio.Future[None] | None = None
         self._works: set[asyncio.Task[Any]] = set()
-        self._began = time.monotonic()
+        self._started = time.monotonic()
 
     @property
     def elapsed_sec(self) -> float:
-        """Seconds since the agent began; what passed while it was on disk does not count."""
-        return time.monotonic() - self._began
+        """Seconds since the agent started; what passed while it was on disk does not count."""
+        return time.monotonic() - self._started
 
     @property
     def in_flight(self) -> list[Call]:
@@ -116,8 +116,8 @@ class AgentRuntime:
             agent: The agent.
             elapsed_sec: Start value of `elapsed_sec`, for an agent that continues from its own state.
         """
-        self._began = time.monotonic() - elapsed_sec
-        self._begin(agent)
+        self._started = time.monotonic() - elapsed_sec
+        self._start(agent)
         self._pump()
         self._dispatch()
 
@@ -163,7 +163,7 @@ class AgentRuntime:
             self._outer.call_soon(self._dispatch)
 
     async def cancel(self, grace_sec: float) -> None:
-        """Closes the door, cancels all that is left of the agent and waits, so long, for what it ran to be dead."""
+        """Closes the forwarded port, cancels the agent, and waits with a bound until its commands are dead."""
         self._closed = True
         self.release()
         for task in list(self._agent_loop.tasks) if self._agent_loop is not None else [self.task]:
@@ -173,7 +173,7 @@ class AgentRuntime:
         self._dispatch()
         deadline = time.monotonic() + grace_sec
         while (left := deadline - time.monotonic()) > 0:
-            self._works = {work for work in self._works if not work.done()}  # one that never began does not see to it
+            self._works = {work for work in self._works if not work.done()}  # one that never started does not see to it
             if not self._works and (self.has_ended or self.blocked is not None):
                 break
             self._ran = self._outer.create_future()
@@ -209,7 +209,7 @@ class AgentRuntime:
             JournalError: The journal cannot be followed.
         """
         self._play_again(agent, originals)
-        self._began = time.monotonic() - elapsed_sec
+        self._started = time.monotonic() - elapsed_sec
         self._new = sorted(self._open.values(), key=lambda call: call.call_id)
         if busy := self.in_flight:
             raise JournalError(f"The journal ends while the agent's call for {busy[0].kind} was being carried out.")
@@ -228,7 +228,7 @@ class AgentRuntime:
         assert self.journal is not None
         assert self._agent_loop is not None
         replay = self._replay = JournalReplay(self.journal.entries, originals)
-        self._begin(agent)
+        self._start(agent)
         self._pump()
         while (entry := replay.next_event(finished=self.has_ended)) is not None:
             if isinstance(entry, SeedEntry):
@@ -248,7 +248,7 @@ class AgentRuntime:
         self._next_id = replay.last_call + 1
         self._replay = None
 
-    def _begin(self, agent: AgentStart) -> None:
+    def _start(self, agent: AgentStart) -> None:
         if self._agent_loop is not None:
             self._agent_loop.call_soon(self._make_task, agent)
         else:
@@ -343,7 +343,7 @@ class AgentRuntime:
         call.is_open = False
         if self.journal is not None:
             assert self._agent_loop is not None
-            now = self._agent_loop.now = round(max(self._agent_loop.now, time.monotonic() - self._began), 6)
+            now = self._agent_loop.now = round(max(self._agent_loop.now, time.monotonic() - self._started), 6)
             if call.kind == "thread":  # the function is run again: what it returns need not be JSON-ready
                 self.journal.entries.append(DoneEntry(call.call_id, now))
             else:

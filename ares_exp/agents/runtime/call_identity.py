@@ -105,7 +105,7 @@ def recorded(entry: CallEntry) -> str:
 
 
 def _apart(was: str, now: str) -> tuple[str, str]:
-    """Cuts both texts to begin shortly before they differ."""
+    """Cuts both texts to start shortly before they differ."""
     start, was, now = apart(was, now, width=SHOWN_CHARS, before=SHOWN_CHARS // 4)
     dots = "…" if start else ""
     return f"{dots}{was}", f"{dots}{now}"

@@ -35,7 +35,7 @@ class DoneEntry:
 
     Attributes:
         call_id: Number of the call.
-        at: The agent's clock then, seconds since it began.
+        at: The agent's clock then, seconds since it started.
         value: The outcome: an `LLMResponse`, an `ExecResult`, …; `None` of timers and threads.
         error: What was raised instead.
     """
@@ -101,7 +101,7 @@ class Journal:
     """The events of an episode so far.
 
     Attributes:
-        started_at: Epoch seconds at which the agent began.
+        started_at: Epoch seconds at which the agent started.
         seed: Seed of what the agent draws, at first.
         entries: In order.
     """

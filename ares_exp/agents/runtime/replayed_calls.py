@@ -23,7 +23,7 @@ class JournalReplay:
     """
 
     def __init__(self, entries: Sequence[Entry], originals: Mapping[int, LLMRequest] | None = None) -> None:
-        """Begins at the first entry.
+        """Starts at the first entry.
 
         Args:
             entries: As they were read back.

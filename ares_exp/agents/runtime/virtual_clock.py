@@ -28,7 +28,7 @@ class VirtualClockAndRandom:
     """A context manager: inside, this thread has the clock and the randomness of one agent.
 
     Attributes:
-        started_at: Epoch seconds at which the agent began.
+        started_at: Epoch seconds at which the agent started.
         now: Returns the seconds since then, as the agent sees them.
     """
 

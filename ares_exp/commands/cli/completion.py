@@ -1,7 +1,7 @@
 """Completion of commands, their words and flags at a press of Tab; Hydra completes options and keys.
 
 A shell runs the program with `-sc query=SHELL`, and what was typed in `COMP_LINE`; what is printed are the candidates,
-of which it takes those that begin as the last word does. Where there are none it completes names of files.
+of which it takes those that start as the last word does. Where there are none it completes names of files.
 """
 
 from __future__ import annotations

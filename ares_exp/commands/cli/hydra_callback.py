@@ -31,14 +31,14 @@ BASIC_LAUNCHER = "BasicLauncher"
 
 
 class SweepRefused(BaseException):
-    """The sweep cannot begin in its folder: a user's mistake. Hydra makes a mere warning of a callback's Exception."""
+    """The sweep cannot start in its folder: a user's mistake. Hydra makes a mere warning of a callback's Exception."""
 
 
 class SweepCallback(Callback):
     """Gives a sweep one folder that all its processes know, and its records.
 
     Attributes:
-        sweep_dir: Folder of the sweep that this process began; `None` as long as it has begun none.
+        sweep_dir: Folder of the sweep that this process started; `None` as long as it has started none.
         interruption: Ends the sweep early, if its jobs run in other processes.
         held: The folder, open and locked until this process ends: two would fall out about the jobs.
     """
@@ -62,7 +62,7 @@ class SweepCallback(Callback):
         _pin(config, folder)
         _refuse_secrets_on_disk(config)
         try:
-            self._begin(config, folder)
+            self._start(config, folder)
         except ConfigError as error:
             raise SweepRefused(str(error)) from None
         except OSError as error:
@@ -76,7 +76,7 @@ class SweepCallback(Callback):
         if self._record:
             self._keep_record(Path(config.hydra.sweep.dir))
 
-    def _begin(self, config: DictConfig, folder: Path) -> None:
+    def _start(self, config: DictConfig, folder: Path) -> None:
         record = folder / SWEEP_RECORD
         recorded = record.read_text(encoding="utf-8") if record.exists() else ""
         if recorded and not config.resume:
@@ -101,7 +101,7 @@ class SweepCallback(Callback):
         Inbox(RunDir(folder).control).forget()
 
     def _keep_record(self, folder: Path) -> None:
-        """Restores `multirun.yaml` to the record of the command that began the sweep."""
+        """Restores `multirun.yaml` to the record of the command that started the sweep."""
         path = folder / SWEEP_RECORD
         try:
             if not path.exists() or path.read_text(encoding="utf-8") != self._record:
@@ -111,7 +111,7 @@ class SweepCallback(Callback):
 
 
 def end_sweep(exit_code: int) -> int:
-    """Prints the summary of the sweep that this process began, if any; returns the command's exit code.
+    """Prints the summary of the sweep that this process started, if any; returns the command's exit code.
 
     Args:
         exit_code: The exit code so far, as known in this process.
@@ -127,7 +127,7 @@ def end_sweep(exit_code: int) -> int:
         exit_code = INTERRUPTED if interruption.requested else exit_code
     try:
         report = SweepReport.read(folder)
-        if exit_code == USAGE and not report.has_begun:
+        if exit_code == USAGE and not report.has_started:
             _discard(folder)
             return exit_code
         report.write()

@@ -2,7 +2,7 @@
 
 A command is a module that is imported when it is called. It has
 
-- `DESCRIPTION` and `EPILOG`, the beginning and the end of its help;
+- `DESCRIPTION` and `EPILOG`, the start and the end of its help;
 - `add_arguments(parser)`, which declares its arguments, or the commands below it, on a `CommandParser`;
 - `run(arguments)`, if there are no commands below it: returns the exit code, and raises the errors of the user.
 
@@ -52,7 +52,7 @@ class CommandParser(argparse.ArgumentParser):
             name: Its word.
             act: Runs it and returns the exit code. The parsed arguments have it as `act`.
             about: The line about it in the help of this command.
-            description: The beginning of its help.
+            description: The start of its help.
             epilog: The end of its help.
         """
         self.below[name] = CommandParser(f"{self.prog} {name}", description=description, epilog=epilog)

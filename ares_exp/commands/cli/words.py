@@ -22,7 +22,7 @@ OTHERS_CALL_IT = {
 
 
 def run_word(argv: Sequence[str], program: str) -> int | None:
-    """Runs the command that a command line begins with, and returns its exit code; `None` of one that plays.
+    """Runs the command that a command line starts with, and returns its exit code; `None` of one that plays.
 
     `--help COMMAND` is `COMMAND --help`.
     """
@@ -42,7 +42,7 @@ def run_word(argv: Sequence[str], program: str) -> int | None:
 
 
 def _is_word(argv: Sequence[str]) -> bool:
-    """Whether a command line begins with a word: no override (`key=value`, `+key=value`, `~key`) and no flag."""
+    """Whether a command line starts with a word: no override (`key=value`, `+key=value`, `~key`) and no flag."""
     return bool(argv) and "=" not in argv[0] and not argv[0].startswith(("-", "+", "~"))
 
 

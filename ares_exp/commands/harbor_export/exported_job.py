@@ -66,7 +66,7 @@ def is_file_name(text: str) -> bool:
 
 
 def trial_name(task_name: str, episode_id: str) -> str:
-    """Returns `<task>__<7 characters>`: the begin of the task's name and a hash of the episode's id."""
+    """Returns `<task>__<7 characters>`: the start of the task's name and a hash of the episode's id."""
     head = re.sub(r"[^A-Za-z0-9._-]", "-", task_name.split("/")[-1])
     digest = hashlib.sha256(episode_id.encode(errors="backslashreplace")).hexdigest()
     return f"{head[:MAX_TASK_CHARS].lstrip('.').rstrip('_-') or 'task'}__{digest[:HASH_CHARS]}"
@@ -158,15 +158,15 @@ class _Writer:
 def _of_stages(trajectory: EpisodeTrajectory, stages: Sequence[StageResult]) -> list[EpisodeTrajectory]:
     """Returns the part of each stage, and one more of the steps after the last stage that ended, if there are any.
 
-    The step that ended one stage began the next one: its action belongs to the first, its observation to the other.
+    The step that ended one stage started the next one: its action belongs to the first, its observation to the other.
     """
     parts: list[EpisodeTrajectory] = []
-    begin = 0
+    start = 0
     for stage in stages:
-        parts.append(replace(_between(trajectory, begin, begin + stage.num_steps), total_reward=stage.reward))
-        begin += stage.num_steps
-    if len(trajectory.steps) > begin and trajectory.steps[begin].observation is not None:
-        parts.append(_between(trajectory, begin, len(trajectory.steps)))
+        parts.append(replace(_between(trajectory, start, start + stage.num_steps), total_reward=stage.reward))
+        start += stage.num_steps
+    if len(trajectory.steps) > start and trajectory.steps[start].observation is not None:
+        parts.append(_between(trajectory, start, len(trajectory.steps)))
     return parts
 
 

@@ -56,7 +56,7 @@ class RecordedJob:
 
     @property
     def times(self) -> tuple[float, float]:
-        """When the first attempt began and the last one ended, epoch seconds."""
+        """When the first attempt started and the last one ended, epoch seconds."""
         times = [time for one in self.results for time in (one.started_at, one.finished_at) if time]
         times = times or [self.run_dir.episodes.stat().st_mtime]
         return min(times), max(times)

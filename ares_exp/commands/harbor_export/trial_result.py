@@ -93,7 +93,7 @@ def _exception(error: ErrorInfo | None, occurred_at: float) -> dict[str, Any] | 
 
 
 def _phases(result: EpisodeResult) -> dict[str, dict[str, Any]]:
-    """Begin and end of the phases, reckoned from their lengths: they follow each other from the start on."""
+    """Start and end of the phases, reckoned from their lengths: they follow each other from the start on."""
     clock, found = result.started_at, {}
     for name, parts in _PHASES.items():
         if name in result.phase_sec:

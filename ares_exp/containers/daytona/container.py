@@ -37,14 +37,14 @@ from ares_exp.containers.daytona.sandbox_relay import Relay
 from ares_exp.containers.daytona.sandbox_request import create_params, network_settings, ttl_minutes
 from ares_exp.containers.daytona.terminal import DaytonaTerminal, terminal_script
 from ares_exp.containers.daytona.transfer import FileTransfer
-from ares_exp.containers.door import DOOR_PORT, Door, OpenDoors, Serve
 from ares_exp.containers.filesystem.delta import Delta
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
+from ares_exp.containers.forwarded_port import FORWARDED_PORT_PORT, ForwardedPort, ForwardedPorts, Serve
 from ares_exp.containers.images.image_plan import ImagePlan, plan_image
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.containers.owned_directory import short_lived_directory
 from ares_exp.containers.ownership import owner_labels
-from ares_exp.containers.relay_door import open_relay_door
+from ares_exp.containers.relayed_port import open_relayed_port
 from ares_exp.containers.terminal import TERM, Terminal
 from ares_exp.errors import (
     ContainerDiedError,
@@ -96,12 +96,12 @@ class DaytonaContainer(Container):
         self._image_env: Mapping[str, str] = {}
         self._policy: NetworkPolicy | None = spec.network
         self._stopping = asyncio.Lock()
-        self._doors = OpenDoors()
-        self._terminals = OpenDoors()
+        self._forwarded_ports = ForwardedPorts()
+        self._terminals = ForwardedPorts()
         self._stopped = False
 
     async def start(self) -> None:
-        refuse_second_start(begun=self._starting is not None or self._stopped)
+        refuse_second_start(started=self._starting is not None or self._stopped)
         what = f"The sandbox of {self._spec.name}"
         async with bounded_start(what, self._spec.start_timeout_sec, stop=self.stop, remedy=_WHEN_SLOW):
             starting = self._starting = asyncio.create_task(self._start())
@@ -278,19 +278,19 @@ class DaytonaContainer(Container):
             "Make the factory with capture='files' or 'provider', or call its check_snapshots() before."
         )
 
-    async def open_door(self, serve: Serve, *, port: int = DOOR_PORT) -> Door:
-        """Opens a door by a relay over the service.
+    async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT_PORT) -> ForwardedPort:
+        """Opens a forwarded port by a relay over the service.
 
-        One request waits in the sandbox, and four in each `door_lease_sec` say that this process is there.
+        One request waits in the sandbox, and four in each `forwarded_port_lease_sec` say that this process is there.
         """
         self._running_relay()
         try:
-            return await self._doors.open(
-                lambda: open_relay_door(
+            return await self._forwarded_ports.open(
+                lambda: open_relayed_port(
                     lambda: self._running_relay().open(None, is_answered=False),
                     serve,
                     port,
-                    lease_sec=self._options.door_lease_sec,
+                    lease_sec=self._options.forwarded_port_lease_sec,
                 )
             )
         except ContainerError as error:
@@ -322,7 +322,7 @@ class DaytonaContainer(Container):
         terminal = DaytonaTerminal(connection.service, sandbox)
         try:
             await terminal.open(columns=columns, lines=lines)
-            await terminal.begin(typed, mark)
+            await terminal.start(typed, mark)
         except BaseException:
             await terminal.close()
             raise
@@ -379,7 +379,7 @@ class DaytonaContainer(Container):
             if connection is None:
                 return
             try:
-                await self._doors.close()
+                await self._forwarded_ports.close()
                 await self._terminals.close()
                 if self._channels is not None:
                     await self._channels.close()

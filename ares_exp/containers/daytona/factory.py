@@ -31,9 +31,9 @@ class DaytonaContainerFactory(ContainerFactoryBase):
     name = "daytona"
     harbor_name = "daytona"
     has_terminals = True
-    has_doors = True
+    forwards_ports = True
     harmless_options = frozenset(
-        {"cpus", "memory_mb", "storage_mb", "ttl_min", "shell", "env", "capture", "door_lease_sec"}
+        {"cpus", "memory_mb", "storage_mb", "ttl_min", "shell", "env", "capture", "forwarded_port_lease_sec"}
     )
 
     @pydantic.validate_call
@@ -50,7 +50,7 @@ class DaytonaContainerFactory(ContainerFactoryBase):
         shell: Shell = "bash -c",
         env: Mapping[str, str] | None = None,
         capture: CaptureWay | None = None,
-        door_lease_sec: Annotated[int, pydantic.Field(ge=1, le=_MAX_LEASE_SEC)] = 2,
+        forwarded_port_lease_sec: Annotated[int, pydantic.Field(ge=1, le=_MAX_LEASE_SEC)] = 2,
     ) -> None:
         """Validates the options.
 
@@ -72,9 +72,9 @@ class DaytonaContainerFactory(ContainerFactoryBase):
                 service takes and keeps; faster for large changes, and worth nothing without the service. `None`:
                 `files` from when `check_snapshots` was called, as a run that takes snapshots does; before, sandboxes
                 do not list their files when they start (about a second), and cannot be captured.
-            door_lease_sec: Seconds after which the door of a sandbox closes when nothing was heard of the run, as when
-                it was killed. While a door is open, four requests in this time say that it is there; where they are
-                late, the agent's connections are cut and the door opens again.
+            forwarded_port_lease_sec: Seconds after which the forwarded port of a sandbox closes when nothing was heard
+                of the run, as when it was killed. While a forwarded port is open, four requests in this time say that
+                it is there; where they are late, the agent's connections are cut and the forwarded port opens again.
         """
         protect(value for name, value in (env or {}).items() if is_sensitive(name))
         self._options = DaytonaOptions(
@@ -88,7 +88,7 @@ class DaytonaContainerFactory(ContainerFactoryBase):
             env=dict(env or {}),
             shell=shell,
             capture=capture,
-            door_lease_sec=door_lease_sec,
+            forwarded_port_lease_sec=forwarded_port_lease_sec,
         )
         self._connections = Connections()
 
@@ -110,7 +110,7 @@ class DaytonaContainerFactory(ContainerFactoryBase):
             "allowed_hosts": sorted(options.allowed_hosts),
             "shell": options.shell,
             "capture": options.capture,
-            "door_lease_sec": options.door_lease_sec,
+            "forwarded_port_lease_sec": options.forwarded_port_lease_sec,
             **({"env": sorted(options.env)} if options.env else {}),
         }
 

@@ -27,7 +27,7 @@ unset TAR_OPTIONS POSIXLY_CORRECT GZIP
 d={DIRECTORY}; cd / || exit {UNREADABLE}
 if command -v gzip >/dev/null 2>&1; then z='gzip -1'; else z=cat; fi
 """
-"""The beginning of every script: `$d` is our directory, `$z` compresses if possible."""
+"""The start of every script: `$d` is our directory, `$z` compresses if possible."""
 
 _NEEDED = ("find", "xargs", "stat", "sort", "uniq", "tr", "sha256sum", "wc", "tar", "rm", "mkdir", "date")
 _PRUNED = " -o ".join(f"-path {path}" for path in (DIRECTORY, *UNKEPT_DIRECTORIES))
@@ -119,7 +119,7 @@ class Compared:
     """The result of a `compare_script` besides the changes.
 
     Attributes:
-        clock_sec: The sandbox's clock at its beginning.
+        clock_sec: The sandbox's clock at its start.
         unlisted: Names with line breaks, which cannot be listed.
         size: Size of the file of changes, bytes.
     """

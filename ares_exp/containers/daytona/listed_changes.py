@@ -77,7 +77,7 @@ def read_changes(file: IO[bytes], style: str, limits: DeltaLimits) -> Changes:
     """Parses the file made by a `compare_script`. Blocking.
 
     Args:
-        file: Positioned at its beginning.
+        file: Positioned at its start.
         style: The program that made the lines.
         limits: The bounds.
 

@@ -81,7 +81,7 @@ async def read_files(
         ScriptFailedError: A command in the sandbox failed.
         ContainerError: The sandbox is gone, or the service does not answer.
     """
-    names = b"".join(os.fsencode(f".{path}\0") for path in paths)  # no name begins with a dash
+    names = b"".join(os.fsencode(f".{path}\0") for path in paths)  # no name starts with a dash
     await scripts.send(io.BytesIO(names), _NAMES)
     said = _SAID.fullmatch(await scripts.run(_PACK))
     if said is None or int(said[2]) > limits.max_bytes + _MORE_BYTES:

@@ -59,7 +59,7 @@ class RelayStream:
 
     @property
     def in_doubt(self) -> bool:
-        """As `ChannelStream.in_doubt`: until the answer of a poll that began after all input had arrived."""
+        """As `ChannelStream.in_doubt`: until the answer of a poll that started after all input had arrived."""
         is_feeding = self.feeding is not None and not self.feeding.done()
         return is_feeding or self.heard_at < self._seen_by
 

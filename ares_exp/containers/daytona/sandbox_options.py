@@ -26,7 +26,7 @@ class DaytonaOptions:
         env: Variables of every sandbox; the task's win.
         shell: The default shell of commands.
         capture: The way to capture; `None`: no captures.
-        door_lease_sec: Seconds without a word of this process after which a door closes.
+        forwarded_port_lease_sec: Seconds without a word of this process after which a forwarded port closes.
     """
 
     snapshot: str | None = None
@@ -39,4 +39,4 @@ class DaytonaOptions:
     env: Mapping[str, str] = field(default_factory=dict)
     shell: Shell = "bash -c"
     capture: CaptureWay | None = None
-    door_lease_sec: int = 2
+    forwarded_port_lease_sec: int = 2

@@ -133,7 +133,7 @@ class Relay:
         """Sends a shell's input.
 
         Returns:
-            The first poll that begins after its arrival in the sandbox; compare `RelayStream.heard_at`.
+            The first poll that starts after its arrival in the sandbox; compare `RelayStream.heard_at`.
 
         Raises:
             OSError: It cannot be sent.

@@ -95,8 +95,8 @@ class DaytonaService:
             asyncio.get_running_loop(),
             self.client,
         )  # first: its imports take long
-        begun = loop.time()
-        deadline = begun + timeout_sec
+        started = loop.time()
+        deadline = started + timeout_sec
         last: ContainerError | None = None
         tries = 0
         while True:
@@ -114,7 +114,7 @@ class DaytonaService:
                     raise last from None
                 wait_sec = self._wait_sec(tries, failure)
                 bound_sec = min(timeout_sec, unreachable_sec) if failure.never_connected else timeout_sec
-                if loop.time() + wait_sec >= begun + bound_sec:
+                if loop.time() + wait_sec >= started + bound_sec:
                     raise last from None
             except TimeoutError:
                 if not timer.expired():

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from daytona import AsyncDaytona, AsyncSandbox
     from daytona.handle.async_pty_handle import AsyncPtyHandle
 
-BEGIN_SEC = 30.0
-"""Bound on the beginning of a shell."""
+START_SEC = 30.0
+"""Bound on the start of a shell."""
 
 _END_SEC = 10.0
 _MAX_BEFORE_BYTES = 64 * 1024  # what the service's own shell may print
@@ -37,9 +37,9 @@ def terminal_script(
     The service's shell is typed into, and echoes that, so what is typed has neither variables nor the mark.
 
     Args:
-        mark: Printed in a line of its own when the shell begins.
+        mark: Printed in a line of its own when the shell starts.
         user: Whose shell it is; `None`: root.
-        workdir: Where it begins; `None`: where the service begins.
+        workdir: Where it starts; `None`: where the service starts.
         env: Its variables.
         keep_in: The file in the sandbox that holds the script until it is run.
     """
@@ -92,16 +92,16 @@ class DaytonaTerminal:
         self._handle = await self._service.call(self._what, request)
         self._watching = asyncio.create_task(self._watch(self._handle))
 
-    async def begin(self, typed: str, mark: str) -> None:
+    async def start(self, typed: str, mark: str) -> None:
         """Types what makes the shell another one, and waits for the line with the mark.
 
         Raises:
-            ContainerError: The shell does not begin; with what was printed instead.
+            ContainerError: The shell does not start; with what was printed instead.
         """
         printed = bytearray()
         line = re.compile(rb"[\r\n]%s\r*\n" % mark.encode())
         try:
-            async with asyncio.timeout(BEGIN_SEC):
+            async with asyncio.timeout(START_SEC):
                 await self.write(typed.encode())
                 while (found := line.search(printed)) is None:
                     data = await self.read()
@@ -111,7 +111,7 @@ class DaytonaTerminal:
         except OSError as error:  # TimeoutError is one
             shown = bytes(printed[-300:]).decode(errors="replace")
             raise ContainerError(
-                f"{self._what} could not be opened: its shell does not begin ({str(error) or f'{BEGIN_SEC:g} s'}). "
+                f"{self._what} could not be opened: its shell does not start ({str(error) or f'{START_SEC:g} s'}). "
                 f"It printed: {shown!r}."
             ) from None
         self._ahead = bytes(printed[found.end() :])

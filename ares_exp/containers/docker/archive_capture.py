@@ -140,7 +140,7 @@ class ArchiveCapture:
         return all(chunk is None or objects.keep(chunk) for chunk in known[1].chunks)
 
     async def _run(self, command: list[str], paths: Iterable[str], read: Callable[[BinaryIO], _T]) -> tuple[_T, int]:
-        stdin = b"".join(os.fsencode(f".{path}\0") for path in paths)  # no name begins with a dash
+        stdin = b"".join(os.fsencode(f".{path}\0") for path in paths)  # no name starts with a dash
         return await run_program(self._engine, self._container, command, stdin, read)
 
 

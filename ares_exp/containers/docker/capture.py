@@ -147,7 +147,7 @@ class Capture:
         self._is_closed = True
         async with self._one_at_a_time:
             if self._base_files is not None:
-                await in_thread(self._base_files.close, lane="removals")
+                await in_thread(self._base_files.close, pool="removals")
 
 
 @functools.lru_cache(maxsize=1)

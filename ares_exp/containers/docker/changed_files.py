@@ -137,7 +137,7 @@ async def find_base(engine: Engine, spec: ContainerSpec, *, keep: bool) -> dict[
     if found is not None and found["Id"] == base:
         return found
     if spec.docker_image is None and not keep:
-        await in_thread(lambda: why_it_stays(lambda: engine.api.remove_image(image)), lane="removals")
+        await in_thread(lambda: why_it_stays(lambda: engine.api.remove_image(image)), pool="removals")
     other = found["Id"] if found is not None else "gone"
     raise SnapshotMismatchError(f"{what}. Its task's image {image} is now {other}. {_REMEDY}")
 
@@ -170,7 +170,7 @@ async def put_back(engine: Engine, container: str, changes: StoredChanges, *, is
     files = {path: replace(entry, opaque=False) for path, entry in entries.items() if entry.kind != "whiteout"}
     if files:
         plain = StoredChanges(Delta(changes.delta.base, files), changes.objects)
-        await in_thread(lambda: _put(engine, container, plain), lane="transfers")
+        await in_thread(lambda: _put(engine, container, plain), pool="transfers")
 
 
 def _not_in_the_image(entries: Mapping[str, Entry]) -> dict[str, Entry]:

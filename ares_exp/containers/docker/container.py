@@ -30,9 +30,9 @@ from ares_exp.containers.docker.mounts import container_mounts
 from ares_exp.containers.docker.network import ContainerNetwork, NetworkOptions
 from ares_exp.containers.docker.reaper import watch_over_us
 from ares_exp.containers.docker.running import RunningContainer
-from ares_exp.containers.door import DOOR_PORT, Door, Serve
 from ares_exp.containers.filesystem.delta import Delta
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
+from ares_exp.containers.forwarded_port import FORWARDED_PORT_PORT, ForwardedPort, Serve
 from ares_exp.containers.images.image import ensure_image
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.containers.ownership import owner_labels
@@ -85,7 +85,7 @@ class EngineContainer(Container):
         self._stopped = False
 
     async def start(self) -> None:
-        refuse_second_start(begun=self._engine is not None or self._stopped)
+        refuse_second_start(started=self._engine is not None or self._stopped)
         what = f"The container of {self._spec.name}"
         failures: tuple[type[Exception], ...] = (*engine_errors(), PreflightError, TaskError)
         async with bounded_start(what, self._spec.start_timeout_sec, stop=self.stop, remedy=WHEN_SLOW):
@@ -142,8 +142,8 @@ class EngineContainer(Container):
         variables = {**self._network.env, **(env or {})}
         return await self._started.open_terminal(columns=columns, lines=lines, user=user, env=variables)
 
-    async def open_door(self, serve: Serve, *, port: int = DOOR_PORT) -> Door:
-        return await self._started.open_door(serve, port)
+    async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT_PORT) -> ForwardedPort:
+        return await self._started.forward_port(serve, port)
 
     async def set_network(self, policy: NetworkPolicy) -> None:
         running = self._started
@@ -205,9 +205,9 @@ class DockerContainer(EngineContainer):
         mounts = await cancellation.in_thread(lambda: container_mounts(engine, spec, image)) if spec.mounts else []
         async with starts(engine).slot():
             await cancellation.in_thread(lambda: watch_over_us(engine))
-            await in_thread(lambda: self._create(engine, image, mounts), lane="starts")
+            await in_thread(lambda: self._create(engine, image, mounts), pool="starts")
             self._first_process = await FirstProcess.attach(engine, self.container_name)
-            await in_thread(lambda: engine.api.start(self.container_name), lane="starts")
+            await in_thread(lambda: engine.api.start(self.container_name), pool="starts")
         await self._changed_files.has_started(engine)
 
     def _create(self, engine: Engine, image: str, mounts: list[Mount]) -> None:
@@ -246,9 +246,9 @@ class DockerContainer(EngineContainer):
         try:
             is_ours_to_remove = self._spec.docker_image is None and not self._options.keep_image
             image = self.image if is_ours_to_remove else None
-            await in_thread(lambda: remove(engine, self.container_name, image), lane="removals")
+            await in_thread(lambda: remove(engine, self.container_name, image), pool="removals")
             if self._may_appear:
-                await in_thread(lambda: remove_when_it_appears(engine, self.container_name), lane="removals")
+                await in_thread(lambda: remove_when_it_appears(engine, self.container_name), pool="removals")
         finally:
             await self._changed_files.close()
 

@@ -31,10 +31,10 @@ INQUIRY_TIMEOUT_SEC = 10.0
 PODMAN_SOCKET = "/podman/podman.sock"
 """The end of the path of Podman's sockets: the system's, and each user's."""
 
-Lane = Literal["calls", "starts", "removals", "transfers"]
+Pool = Literal["calls", "starts", "removals", "transfers"]
 """Kinds of calls. Each kind has its own threads, so that quick calls do not wait for slow ones of another kind."""
 
-_THREADS: dict[Lane, int] = {"calls": 8, "starts": 16, "removals": 8, "transfers": 8}
+_THREADS: dict[Pool, int] = {"calls": 8, "starts": 16, "removals": 8, "transfers": 8}
 _STREAM_LIMIT = 256 * 1024
 _T = TypeVar("_T")
 
@@ -121,16 +121,16 @@ async def connect(host: str | None = None) -> Engine:
     return await in_thread(lambda: connect_blocking(host))
 
 
-async def in_thread(function: Callable[[], _T], *, lane: Lane = "calls", abandon: bool = False) -> _T:
+async def in_thread(function: Callable[[], _T], *, pool: Pool = "calls", abandon: bool = False) -> _T:
     """Runs a blocking engine call.
 
     Args:
         function: The call.
-        lane: The threads to use.
+        pool: The threads to use.
         abandon: Whether a cancelled caller leaves the call running, as is right for a read-only call. Else cancellation
             waits for it, so that nothing appears after a clean-up.
     """
-    future = asyncio.wrap_future(_executor(os.getpid(), lane).submit(function))
+    future = asyncio.wrap_future(_executor(os.getpid(), pool).submit(function))
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
@@ -250,5 +250,5 @@ def _address(docker_host: str) -> tuple[str, bool]:
 
 
 @functools.lru_cache(maxsize=4 * len(_THREADS))
-def _executor(pid: int, lane: Lane) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_THREADS[lane], thread_name_prefix=f"docker {lane}")
+def _executor(pid: int, pool: Pool) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_THREADS[pool], thread_name_prefix=f"docker {pool}")

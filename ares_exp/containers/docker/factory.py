@@ -35,7 +35,7 @@ class DockerContainerFactory(ContainerFactoryBase):
     name = "docker"
     harbor_name = "docker"
     has_terminals = True
-    has_doors = True
+    forwards_ports = True
     harmless_options = frozenset({"shell", "keep_image", "pids_limit", "swap_mb", "no_new_privileges", "env"})
 
     @pydantic.validate_call
@@ -148,7 +148,7 @@ class DockerContainerFactory(ContainerFactoryBase):
                 f"The Docker engine at {engine.host} no longer answers: {reason(error)}. Restart it, or set "
                 "DOCKER_HOST to another one."
             ) from error
-        await in_thread(lambda: remove_stale(engine), lane="removals")
+        await in_thread(lambda: remove_stale(engine), pool="removals")
 
     def check_snapshots(self) -> None:
         if not self._options.keep_image:

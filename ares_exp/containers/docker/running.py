@@ -1,4 +1,4 @@
-"""A running container on a Docker engine: its commands, files, terminals and doors."""
+"""A running container on a Docker engine: its commands, files, terminals and forwarded ports."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, 
 from ares_exp.containers.docker.network import namespace_obstacle
 from ares_exp.containers.docker.stream import DockerTerminal, EngineStream
 from ares_exp.containers.docker.transfer import get, put
-from ares_exp.containers.door import Door, OpenDoors, Serve
-from ares_exp.containers.listening_door import listen_at_free_port, open_listening_door
+from ares_exp.containers.forwarded_port import ForwardedPort, ForwardedPorts, Serve
+from ares_exp.containers.listening_port import listen_at_free_port, open_listening_port
 from ares_exp.containers.network_namespace import listen_inside
-from ares_exp.containers.relay_door import open_relay_door
+from ares_exp.containers.relayed_port import open_relayed_port
 from ares_exp.containers.terminal import FIND_SHELL, TERM, Terminal
 from ares_exp.errors import (
     ContainerDiedError,
     ContainerError,
     ContainerLostError,
-    DoorUnavailableError,
+    PortForwardingError,
     TransferError,
 )
 
@@ -62,7 +62,7 @@ class RunningContainer:
         Args:
             engine: The engine.
             container: Its name.
-            what: Its name in messages, which begin with "The " and this.
+            what: Its name in messages, which start with "The " and this.
             shell: The default shell of commands.
             workdir: Default directory of commands; `None`: the image's.
             first_process: Its first process, if attached.
@@ -75,7 +75,7 @@ class RunningContainer:
         self._first_process = first_process
         self._exit_watch = ExitWatch(engine, container, first_process) if first_process is not None else None
         self._channels: CommandRunner | None = None
-        self._doors = OpenDoors()
+        self._forwarded_ports = ForwardedPorts()
         self._default_user = ""
         self._workdir = "/"
         self._start_dir: str | None = None
@@ -166,7 +166,7 @@ class RunningContainer:
             failure = ContainerError(f"No terminal could be opened in the {self._what}: {reason(error)}.")
             await self.raise_if_dead(failure)
             raise failure from error
-        return await DockerTerminal.begun(*connection, hang_up=self._hang_up)
+        return await DockerTerminal.started(*connection, hang_up=self._hang_up)
 
     async def _hang_up(self, pid: int) -> None:
         """Ends the shell of a terminal; it tells its jobs."""
@@ -181,30 +181,30 @@ class RunningContainer:
         self._start_dir = "/"
         return True
 
-    async def open_door(self, serve: Serve, port: int) -> Door:
+    async def forward_port(self, serve: Serve, port: int) -> ForwardedPort:
         self.raise_if_closed()
         failures: tuple[type[Exception], ...] = (ContainerError, *engine_errors())
         try:
-            return await self._doors.open(lambda: self._make_door(serve, port))
+            return await self._forwarded_ports.open(lambda: self._make_forwarded_port(serve, port))
         except failures as error:
             await self.raise_if_dead(error)
-            if isinstance(error, DoorUnavailableError):
+            if isinstance(error, PortForwardingError):
                 raise
-            raise DoorUnavailableError(f"No door can be opened in the container: {reason(error)}.") from error
+            raise PortForwardingError(f"No forwarded port can be opened in the container: {reason(error)}.") from error
 
-    async def _make_door(self, serve: Serve, port: int) -> Door:
-        """Opens a door at a socket inside the container's network, or by a relay if that is impossible."""
+    async def _make_forwarded_port(self, serve: Serve, port: int) -> ForwardedPort:
+        """Opens a forwarded port at a socket inside the container's network, or by a relay if that is impossible."""
         engine, container = self._engine, self._container
         why = await in_thread(lambda: namespace_obstacle(engine.host))
         if why is None:
             found = await in_thread(lambda: engine.api.inspect_container(container), abandon=True)
             listen = functools.partial(listen_inside, found["State"]["Pid"], found["Id"])
             try:
-                return await open_listening_door(lambda: listen_at_free_port(listen, port), serve)
+                return await open_listening_port(lambda: listen_at_free_port(listen, port), serve)
             except OSError as error:
                 why = str(error)
-        _logger.info("A door of %s is a relay: %s.", container, why)
-        return await open_relay_door(lambda: self.open_shell("0"), serve, port, remedy=_NO_INTERPRETER)
+        _logger.info("A forwarded port of %s is a relay: %s.", container, why)
+        return await open_relayed_port(lambda: self.open_shell("0"), serve, port, remedy=_NO_INTERPRETER)
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
         source, path = Path(source), posixpath.join(self._workdir, str(target))
@@ -224,7 +224,7 @@ class RunningContainer:
         self.raise_if_closed()
         failures: tuple[type[Exception], ...] = (*engine_errors(), TransferError)
         try:
-            await in_thread(lambda: copy(self._engine.api), lane="transfers")
+            await in_thread(lambda: copy(self._engine.api), pool="transfers")
         except failures as error:
             await self.raise_if_dead(error)
             if isinstance(error, TransferError):
@@ -258,9 +258,9 @@ class RunningContainer:
             raise kind(f"The {self._what} {dead.clause}.{seen}") from cause
 
     async def close(self) -> None:
-        """Closes doors and shells; running commands raise `ContainerDiedError`. Idempotent. It keeps running."""
+        """Closes forwarded ports and shells; running commands raise `ContainerDiedError`. Idempotent."""
         self._closed = True
-        await self._doors.close()
+        await self._forwarded_ports.close()
         if self._exit_watch is not None:
             self._exit_watch.close()
         if self._channels is not None:

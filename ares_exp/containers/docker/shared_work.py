@@ -60,7 +60,7 @@ class _Shared:
 
 
 _lock = threading.Lock()
-_under_way: dict[str, _Shared] = {}
+_in_progress: dict[str, _Shared] = {}
 
 
 async def share(key: str, work: Callable[[Demand], None]) -> None:
@@ -71,9 +71,9 @@ async def share(key: str, work: Callable[[Demand], None]) -> None:
     """
     key = f"{os.getpid()} {key}"
     with _lock:
-        shared = _under_way.get(key)
+        shared = _in_progress.get(key)
         if shared is None:
-            shared = _under_way[key] = _Shared()
+            shared = _in_progress[key] = _Shared()
             shared.future.set_running_or_notify_cancel()  # a cancelled waiter does not cancel the others
             threading.Thread(target=_run, args=(key, shared, work), name=f"work {key}", daemon=True).start()
         shared.waiters += 1
@@ -104,5 +104,5 @@ def _run(key: str, shared: _Shared, work: Callable[[Demand], None]) -> None:
 
 
 def _forget(key: str, shared: _Shared) -> None:
-    if _under_way.get(key) is shared:
-        del _under_way[key]
+    if _in_progress.get(key) is shared:
+        del _in_progress[key]

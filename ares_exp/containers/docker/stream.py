@@ -10,7 +10,7 @@ from ares_exp.errors import ContainerError
 _CHUNK_BYTES = 256 * 1024
 _STDOUT = 1
 
-_BEGIN_SEC = 30.0
+_START_SEC = 30.0
 
 
 class EngineStream:
@@ -86,7 +86,7 @@ class DockerTerminal:
         self._closed = False
 
     @classmethod
-    async def begun(
+    async def started(
         cls,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
@@ -99,12 +99,12 @@ class DockerTerminal:
             ContainerError: It prints something else.
         """
         try:
-            async with asyncio.timeout(_BEGIN_SEC):
+            async with asyncio.timeout(_START_SEC):
                 line = await reader.readline()
             return cls(reader, writer, int(line), hang_up)
         except (OSError, ValueError) as error:
             writer.close()
-            raise ContainerError("No terminal could be opened in the container: its shell does not begin.") from error
+            raise ContainerError("No terminal could be opened in the container: its shell does not start.") from error
         except BaseException:
             writer.close()
             raise

@@ -33,7 +33,7 @@ class ChunkWriter:
         """Adds the next chunk: `CHUNK_BYTES`, but for the last one.
 
         Raises:
-            CaptureError: It holds a known secret, or its beginning ends one.
+            CaptureError: It holds a known secret, or its start ends one.
         """
         if data == _ZEROS[: len(data)]:
             self.add_zeros()

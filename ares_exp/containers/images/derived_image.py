@@ -84,7 +84,7 @@ class DerivedImage:
             if image.users:
                 return
             del _images[self._key]  # a later `borrow` loads it under another name
-        problem = await in_thread(lambda: _remove(self._engine, image.name), lane="removals")
+        problem = await in_thread(lambda: _remove(self._engine, image.name), pool="removals")
         if problem:
             _logger.info("The image %s stays until the next run: %s.", image.name, problem)
 

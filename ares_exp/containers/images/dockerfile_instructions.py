@@ -36,7 +36,7 @@ class HereDocument(NamedTuple):
 
     Attributes:
         name: The word that ends it.
-        strips_tabs: Whether tabs at the beginning of its lines do not count (`<<-`).
+        strips_tabs: Whether tabs at the start of its lines do not count (`<<-`).
         body: Its lines as they are, each with its line break.
         has_end: Whether a line ends it.
     """

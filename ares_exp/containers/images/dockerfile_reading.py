@@ -118,7 +118,7 @@ def read_dockerfile(path: Path, base: Base, *, refusal: str) -> Dockerfile:
     for instruction in instructions(read_text(path)):
         reader.read(instruction)
     if reader.base is None:
-        raise TaskError(f"Expected {path} to begin with FROM, found no FROM.")
+        raise TaskError(f"Expected {path} to start with FROM, found no FROM.")
     steps = tuple(step for step in reader.steps if step.line > base.built_lines)
     return Dockerfile(reader.base, steps, reader.env, reader.workdir, reader.user)
 
@@ -143,9 +143,9 @@ class _Reader:
 
     def __post_init__(self) -> None:
         self.global_args.update(self.start.args)
-        self._begin_stage("")
+        self._start_stage("")
 
-    def _begin_stage(self, base: str) -> None:
+    def _start_stage(self, base: str) -> None:
         """Starts from an earlier stage, or from an image."""
         fresh = (dict(self.start.env), self.start.workdir, "root", ("/bin/sh", "-c"))
         env, self.workdir, self.user, self.shell = self.stages.get(base.lower(), fresh)
@@ -197,7 +197,7 @@ class _Reader:
                 raise
             self.base = base
         self.stage = rest[1].lower() if len(rest) == 2 else f" {self.line}"  # no name, no reference
-        self._begin_stage(self.base)
+        self._start_stage(self.base)
 
     def _on_arg(self, value: str) -> None:
         for word in split_words(value):

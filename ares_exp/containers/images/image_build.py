@@ -109,7 +109,7 @@ def check_needs(engine: Engine, path: Path, needs: BuildKitNeeds) -> None:
     if newer is not None and needs.frontend is None:
         raise UnsupportedTaskError(
             f"{path}:{newer.line}: {newer.name} needs Dockerfile syntax {_dotted(newer.syntax)}, and the engine "
-            f"{way.engine_version} at {engine.host} reads {_dotted(way.syntax)}. Begin the file with "
+            f"{way.engine_version} at {engine.host} reads {_dotted(way.syntax)}. Start the file with "
             f"`# syntax=docker/dockerfile:1`, which the engine pulls; take a newer engine; {image}."
         )
 

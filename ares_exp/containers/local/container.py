@@ -27,12 +27,18 @@ from ares_exp.containers.container import (
     bounded_start,
     refuse_second_start,
 )
-from ares_exp.containers.door import DOOR_HOST, DOOR_PORT, Door, OpenDoors, Serve
 from ares_exp.containers.filesystem.delta import Delta
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
+from ares_exp.containers.forwarded_port import (
+    FORWARDED_PORT_HOST,
+    FORWARDED_PORT_PORT,
+    ForwardedPort,
+    ForwardedPorts,
+    Serve,
+)
 from ares_exp.containers.images.dockerfile_reading import Dockerfile
 from ares_exp.containers.images.dockerfile_steps import apply_step, stage_context
-from ares_exp.containers.listening_door import listen_at_free_port, open_listening_door
+from ares_exp.containers.listening_port import listen_at_free_port, open_listening_port
 from ares_exp.containers.local import guardian
 from ares_exp.containers.local.bubblewrap import bwrap_arguments, find_bwrap, is_privileged
 from ares_exp.containers.local.cgroup import Limits, lack_of_memory, lack_of_processes, make_groups
@@ -51,7 +57,7 @@ from ares_exp.errors import (
     ContainerDiedError,
     ContainerError,
     ContainerStartError,
-    DoorUnavailableError,
+    PortForwardingError,
     SnapshotUnsupportedError,
     TransferError,
 )
@@ -101,7 +107,7 @@ class LocalContainer(Container):
         self._user: User = "root"
         self._workdir = "/"
         self._channels: CommandRunner | None = None
-        self._doors = OpenDoors()
+        self._forwarded_ports = ForwardedPorts()
         self._stopped = False
 
     async def start(self) -> None:
@@ -113,7 +119,7 @@ class LocalContainer(Container):
             TaskError: As `LocalContainerFactory.check`.
             SnapshotError: The files do not match this host, or could not be written; see `ContainerFiles.make`.
         """
-        refuse_second_start(begun=self._directory is not None or self._stopped)
+        refuse_second_start(started=self._directory is not None or self._stopped)
         what = f"The local container of {self._spec.name}"
         async with bounded_start(what, self._spec.start_timeout_sec, stop=self.stop):
             await self._start()
@@ -304,19 +310,19 @@ class LocalContainer(Container):
         except ContainerError as error:
             raise await self._explained(error) or error from error
 
-    async def open_door(self, serve: Serve, *, port: int = DOOR_PORT) -> Door:
-        """Opens a door. With the host's network, its port is any free one of the host's loopback."""
+    async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT_PORT) -> ForwardedPort:
+        """Opens a forwarded port. With the host's network, its port is any free one of the host's loopback."""
         process = self._running
 
         def listen() -> socket.socket:
             if self._share_network:  # ports of its own would collide with those of other containers
-                return socket.create_server((DOOR_HOST, 0))
+                return socket.create_server((FORWARDED_PORT_HOST, 0))
             return listen_at_free_port(process.listen, port)
 
         try:
-            return await self._doors.open(lambda: open_listening_door(listen, serve))
+            return await self._forwarded_ports.open(lambda: open_listening_port(listen, serve))
         except OSError as error:
-            failure = DoorUnavailableError(f"No socket can be made inside the container's network: {error}.")
+            failure = PortForwardingError(f"No socket can be made inside the container's network: {error}.")
             raise await self._explained(failure) or failure from error
 
     async def set_network(self, policy: NetworkPolicy) -> None:
@@ -331,7 +337,7 @@ class LocalContainer(Container):
         """Kills the container and deletes its directory. Idempotent."""
         self._stopped = True
         try:
-            await self._doors.close()
+            await self._forwarded_ports.close()
             if self._channels is not None:
                 await self._channels.close()
         finally:

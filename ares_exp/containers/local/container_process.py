@@ -259,7 +259,7 @@ class ContainerProcess:
                 await shell.write(f"exec env {variables} setsid /bin/sh -c {shlex.quote(inside)}\n".encode())
                 async with asyncio.timeout(SHELL_TIMEOUT_SEC):
                     if not await shell.read_line():
-                        raise OSError("its shell does not begin")
+                        raise OSError("its shell does not start")
             except BaseException:
                 shell.close()
                 raise

@@ -36,7 +36,7 @@ class LocalContainerFactory(ContainerFactoryBase):
 
     name = "local"
     has_terminals = True
-    has_doors = True
+    forwards_ports = True
     harmless_options = frozenset({"pids_limit", "shell"})
 
     @pydantic.validate_call

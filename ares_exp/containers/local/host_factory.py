@@ -65,7 +65,7 @@ class HostContainerFactory(ContainerFactoryBase):
 
     name = "host"
     has_terminals = True
-    has_doors = True
+    forwards_ports = True
     harmless_options = frozenset({"shell"})
 
     @pydantic.validate_call

@@ -63,7 +63,7 @@ class AresEnvironment(EnvironmentBase):
         self.truncated_by: LimitName | None = None
 
     async def reset(self) -> TimeStep[LLMRequest]:  # type: ignore[override]  # neither seed nor options
-        """Starts an episode; one under way is given up.
+        """Starts an episode; one in progress is given up.
 
         Raises:
             TimeoutError: It did not start within `timeout_sec`.

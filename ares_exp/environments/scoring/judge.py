@@ -1,6 +1,6 @@
 """The judge: a scorer that has a model grade an episode, by a prompt of your own or by a rubric.
 
-How its answer is read: thoughts at its beginning (`<think>…</think>`) do not count. For each thing that is graded, the
+How its answer is read: thoughts at its start (`<think>…</think>`) do not count. For each thing that is graded, the
 last line of the form `NAME: N` or `NAME: N/HIGHEST` counts, whatever the case, emphasis and list marks around it. The
 name is `Score`, or that of a criterion. N is a decimal number between `lowest` and `highest`; the score is
 (N - lowest) / (highest - lowest), from 0 to 1. If a line is missing, or a number is out of bounds, the model is told so

@@ -44,7 +44,7 @@ what it is by asking questions that can be answered with yes or no.
 - You have {questions} replies in all; guesses, and replies that are neither, count as well.
 - You win when you guess right before they are used up.
 - A reply has at most {max_chars} characters."""
-BEGIN = "I have thought of something. Ask your first question."
+START = "I have thought of something. Ask your first question."
 WRONG = "No, that is not it."
 UNUSABLE = (
     "I cannot answer that: {reason}. It counts. Ask one question that can be answered with yes or no, or write a line "
@@ -107,7 +107,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
         self._calls = OneCallAtATime()
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[LLMRequest]:
-        """Starts a game; one under way is given up.
+        """Starts a game; one in progress is given up.
 
         Args:
             seed: Reseeds the choice of objects.
@@ -139,7 +139,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
             right guess on the very step that also reaches a limit is termination.
 
         Raises:
-            EpisodeStateError: Before `reset()`, after LAST, while another call is under way, or when the environment
+            EpisodeStateError: Before `reset()`, after LAST, while another call is running, or when the environment
                 was closed meanwhile.
             OracleAnswerError: The oracle gave no answer.
             TypeError: `action` is something else than an `LLMResponse`; the episode continues.
@@ -153,7 +153,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
                 self._give_up()
                 raise
             if self._game is not game or (game.over and not time_step.last()):
-                raise EpisodeStateError("The environment was closed while its episode was under way.")
+                raise EpisodeStateError("The environment was closed while its episode was running.")
             self.time_step = time_step
             return time_step
 
@@ -168,7 +168,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
             return self.time_step
 
     async def close(self) -> None:
-        """Gives up a game under way. Idempotent. A LAST `time_step` stays readable."""
+        """Gives up a game in progress. Idempotent. A LAST `time_step` stays readable."""
         if self.time_step is None or not self.time_step.last():
             self._give_up()
 
@@ -208,7 +208,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
 
     @property
     def time_left_sec(self) -> float | None:
-        """Seconds that the time limit leaves; `None` without a limit, or with no episode under way."""
+        """Seconds that the time limit leaves; `None` without a limit, or with no episode in progress."""
         return self._game.deadline.left_sec if self._game is not None and not self._game.over else None
 
     def grant_time(self, seconds: float) -> None:
@@ -247,7 +247,7 @@ class _Game:
         self.phase_sec: dict[str, float] = {}
         self.over = False
         self._limits, self._questions, self._metadata = limits, limits.steps, metadata
-        self._messages = [Message(role="user", content=f"{BEGIN} {self._left}")]
+        self._messages = [Message(role="user", content=f"{START} {self._left}")]
 
     async def step(self, action: LLMResponse | None) -> TimeStep[LLMRequest]:
         """Takes a reply, and has it answered. Raises `OracleAnswerError` when the oracle could not."""
@@ -294,12 +294,12 @@ class _Game:
             return UNUSABLE.format(reason=reply.reason)
         if isinstance(reply, Guess):
             return WRONG
-        began, self.phase = time.perf_counter(), "oracle"
+        started, self.phase = time.perf_counter(), "oracle"
         try:
             return (await self.oracle.answer(reply.text)).value
         finally:
             self.phase = None
-            self.phase_sec["oracle"] = self.phase_sec.get("oracle", 0.0) + time.perf_counter() - began
+            self.phase_sec["oracle"] = self.phase_sec.get("oracle", 0.0) + time.perf_counter() - started
 
     @property
     def _left(self) -> str:

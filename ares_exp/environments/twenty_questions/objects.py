@@ -100,7 +100,7 @@ class ObjectSet:
 def load_objects(path: Path | None = None) -> ObjectSet:
     """Reads a file of objects, by default the bundled one. Blocking.
 
-    A `.txt` has a name in each line; empty lines and those that begin with `#` do not count. A `.yaml` or `.json` has a
+    A `.txt` has a name in each line; empty lines and those that start with `#` do not count. A `.yaml` or `.json` has a
     list of names, or of mappings with `name`, `aliases` and `facts`; or a mapping with that list as `objects` and with
     `complete_facts` (see `ObjectSet`; false by default).
 

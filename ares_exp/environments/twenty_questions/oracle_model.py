@@ -69,7 +69,7 @@ def known_facts(request: LLMRequest) -> list[str]:
 
 
 def parse_answer(said: str) -> Answer | None:
-    """Reads an answer; `None` when it is too long, or begins with neither of the three.
+    """Reads an answer; `None` when it is too long, or starts with neither of the three.
 
     A reason may follow, after a comma or a full stop: it is not read.
     """

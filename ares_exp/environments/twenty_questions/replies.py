@@ -2,10 +2,10 @@
 
 - A line `Guess: …` (or `Final answer: …`) is a guess; so are `My guess is …`, `I think it is …`, `It is …`, and a reply
   of at most five words that asks nothing (`A cat.`).
-- Text with one question mark is a question; without one, if it begins as questions do (`Does it fly`). One of the form
+- Text with one question mark is a question; without one, if it starts as questions do (`Does it fly`). One of the form
   `Is it a …?` names something: if that is what is hidden, the question was a guess. `Is it bigger than a cat?` and
   `Is it a cat or a dog?` name something else.
-- What a reasoning model thought, `<think>…</think>` at the beginning, does not count.
+- What a reasoning model thought, `<think>…</think>` at the start, does not count.
 - Everything else is neither: nothing, more than 500 characters, several questions, several guesses, both.
 
 A name is right when it is one of the object's names, whatever the case, accents, punctuation, spaces, a leading article
@@ -103,7 +103,7 @@ def _without_mark(text: str) -> Reply:
         return Guess(stated[1])
     if len(text.split()) <= MAX_WORDS_OF_A_NAME:
         return Guess(text)
-    return Unusable("it neither asks something nor has a line that begins with “Guess:”")
+    return Unusable("it neither asks something nor has a line that starts with “Guess:”")
 
 
 def is_one_of(said: str, names: Iterable[str]) -> bool:

@@ -39,7 +39,7 @@ Found = tuple[str, list[_Call]]
 
 
 def pieces_of(
-    text: str, template: str, tools: Sequence[Mapping[str, Any]] | None, *, call_id: str, begins_thinking: bool
+    text: str, template: str, tools: Sequence[Mapping[str, Any]] | None, *, call_id: str, starts_thinking: bool
 ) -> list[Piece]:
     """Returns the pieces of an answer.
 
@@ -47,10 +47,10 @@ def pieces_of(
         text: What the model wrote, without the token that ended it.
         template: The chat template.
         tools: Those that were offered; without any, no calls are looked for.
-        call_id: Beginning of the ids that calls get.
-        begins_thinking: Whether the prompt ended within reasoning.
+        call_id: Start of the ids that calls get.
+        starts_thinking: Whether the prompt ended within reasoning.
     """
-    thinking, said = _thinking(text, template, begins_thinking)
+    thinking, said = _thinking(text, template, starts_thinking)
     left, calls = said, list[_Call]()
     find = _finder(template)
     if tools and find is not None:
@@ -61,14 +61,14 @@ def pieces_of(
     return pieces + [ToolCallData(f"{call_id}_{number}", one.name, one.arguments) for number, one in enumerate(calls)]
 
 
-def _thinking(text: str, template: str, begins_thinking: bool) -> tuple[str, str]:
+def _thinking(text: str, template: str, starts_thinking: bool) -> tuple[str, str]:
     """Splits reasoning from what is said. Reasoning without an end is all that there is."""
     if "</think>" not in template:
         return "", text
     stripped = text.lstrip()
     if stripped.startswith("<think>"):
         inside = stripped.removeprefix("<think>")
-    elif begins_thinking:
+    elif starts_thinking:
         inside = text
     else:
         return "", text

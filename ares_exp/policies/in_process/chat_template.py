@@ -49,10 +49,10 @@ class ChatTemplate:
         Raises:
             UnsendableRequestError: The template cannot hold it.
         """
-        return self._ids(self._render(messages_of(request), request, begins_answer=True))
+        return self._ids(self._render(messages_of(request), request, starts_answer=True))
 
     def continued(self, turn: Turn, request: LLMRequest) -> list[int] | None:
-        """Makes the ids of a request whose conversation begins with a turn: those of the turn, and what is new.
+        """Makes the ids of a request whose conversation starts with a turn: those of the turn, and what is new.
 
         Returns:
             The ids; `None` where the template does not tell what comes after an answer.
@@ -65,7 +65,7 @@ class ChatTemplate:
         marked = [*messages[:place], {**messages[place], "content": _MARK}]
         for name in REASONING_FIELDS:
             marked[-1].pop(name, None)
-        asked = self._after_mark(self._render([*marked, *messages[place + 1 :]], request, begins_answer=True))
+        asked = self._after_mark(self._render([*marked, *messages[place + 1 :]], request, starts_answer=True))
         answered = self._after_mark(self._render(marked, request))
         bare = self._after_mark(self._render([*marked[:-1], {"role": "assistant", "content": _MARK}], request))
         if asked is None or answered is None or bare is None or not asked.startswith(answered):
@@ -105,11 +105,11 @@ class ChatTemplate:
         _, mark, after = text.rpartition(_MARK)
         return after if mark else None
 
-    def _render(self, messages: list[dict[str, Any]], request: LLMRequest, *, begins_answer: bool = False) -> str:
+    def _render(self, messages: list[dict[str, Any]], request: LLMRequest, *, starts_answer: bool = False) -> str:
         tools = None if request.tool_choice == "none" else plain(request.tools) or None
         try:
             text: str = self._tokenizer.apply_chat_template(
-                messages, tools=tools, tokenize=False, add_generation_prompt=begins_answer
+                messages, tools=tools, tokenize=False, add_generation_prompt=starts_answer
             )
         except Exception as error:  # of the template: jinja2's, or whatever it does to the messages
             raise UnsendableRequestError(
@@ -197,14 +197,14 @@ def answer_pieces(
         request: What was asked.
         prompt: Ids of the prompt.
         text: What was generated, perhaps with special tokens.
-        call_id: Beginning of the ids that calls of tools get.
+        call_id: Start of the ids that calls of tools get.
     """
     pieces = pieces_of(
         text,
         template.text,
         None if request.tool_choice == "none" else request.tools,
         call_id=call_id,
-        begins_thinking=template.decode(prompt[-8:]).rstrip().endswith("<think>"),
+        starts_thinking=template.decode(prompt[-8:]).rstrip().endswith("<think>"),
     )
     return [TextData(template.without_special(one.content)) if isinstance(one, TextData) else one for one in pieces]
 

@@ -71,7 +71,7 @@ def generate(loaded: LoadedModel, rows: Sequence[Row], watch: Watch) -> None:
     for half in (left[: (len(left) + 1) // 2], left[(len(left) + 1) // 2 :]):  # past the handler: it holds memory
         torch.cuda.empty_cache()
         for row in half:
-            row.begin_again()
+            row.start_again()
         generate(loaded, half, watch)
 
 

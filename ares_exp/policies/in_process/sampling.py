@@ -80,10 +80,10 @@ class Row:
     _is_handed_over: bool = False
 
     def __post_init__(self) -> None:
-        """Begins the sequence of draws."""
+        """Starts the sequence of draws."""
         self._draws = random.Random(self.sampling.seed)
 
-    def begin_again(self) -> None:
+    def start_again(self) -> None:
         """Forgets what was generated, as when a batch did not fit into memory; a row that has ended stays."""
         if self.finish is None:
             self.ids, self.logprobs, self._draws = [], [], random.Random(self.sampling.seed)

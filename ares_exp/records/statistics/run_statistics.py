@@ -38,7 +38,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class RunStatistics:
-    """Statistics of a run, from the last try of each attempt. Attempts never begun count in `planned` alone.
+    """Statistics of a run, from the last try of each attempt. Attempts never started count in `planned` alone.
 
     Attributes:
         threshold: The reward from which on an attempt has passed.

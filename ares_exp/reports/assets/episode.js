@@ -14,10 +14,10 @@ function stepNode(episode, position, address) {
   const told = [step.type, ...["reward", "discount"].filter((name) => step[name] !== undefined && (name === "reward" || step.type === "LAST")).map((name) => `${name} ${number(step[name])}`),
     ...["policy", "environment", "container"].filter((name) => step[name + "_sec"] !== undefined).map((name) => `${name} ${seconds(step[name + "_sec"])}`)];
   return el("article", { class: "step", id: `step-${position}`, "data-step": position },
-    el("h3", null, el("a", { href: address ? address(position) : null }, `step ${step.index}`), step.lane ? el("span", { class: "lane", title: "conversation of a part of the agent" }, step.lane) : null,
+    el("h3", null, el("a", { href: address ? address(position) : null }, `step ${step.index}`), step.conversation ? el("span", { class: "conversation", title: "conversation of a part of the agent" }, step.conversation) : null,
       el("span", { class: "dim" }, ` ${step.at < 0 ? `${seconds(-step.at)} before the episode` : seconds(step.at)} · ${told.join(" · ")}`)),
     step.reply ? replyNodes(step.reply) : null,
-    (step.commands || []).map(commandNode), (step.asides || []).map(asideNode),
+    (step.commands || []).map(commandNode), (step.background_requests || []).map(backgroundNode),
     changes ? changeNodes(changes) : null,
     requestNodes(episode, step),
     step.observation !== undefined ? el("div", { class: "kind request" }, el("h4", null, "observation"), block(step.observation)) : null);
@@ -45,8 +45,8 @@ function commandNode(command) {
 }
 
 // A call that the agent made beside its work, answered without a step.
-function asideNode(aside) {
-  return el("div", { class: "kind reply" }, fold(`aside ${aside.lane}: ${oneLine(aside.asked, 100)}`, () => el("div", null, block(aside.asked), replyNodes(aside.reply))));
+function backgroundNode(background_request) {
+  return el("div", { class: "kind reply" }, fold(`background_request ${background_request.conversation}: ${oneLine(background_request.asked, 100)}`, () => el("div", null, block(background_request.asked), replyNodes(background_request.reply))));
 }
 
 function changeNodes(changes) {
@@ -131,15 +131,15 @@ function episodeView(index, run, row, episode, position) {
     el("option", { value: "" }, "side by side with …"), siblings.slice(0, 200).map((one) => el("option", { value: one.episode_id }, `attempt ${one.attempt}: ${one.outcome}, reward ${one.reward ?? none}`))) : null;
   const facts = [["reward", score(episode.reward)], ...Object.entries(episode.rewards || {}).filter(([name]) => name !== "reward").map(([name, value]) => [name, score(value)]),
     ["steps", number(Math.max(episode.steps.length - 1, 0))], ["seconds", seconds(episode.seconds)],
-    ...(row ? [["attempt", row.attempt], ["tokens", number((row.prompt_tokens || 0) + (row.generated_tokens || 0))], ["cost", dollars(row.cost)]] : []), ["began", moment(episode.began)],
+    ...(row ? [["attempt", row.attempt], ["tokens", number((row.prompt_tokens || 0) + (row.generated_tokens || 0))], ["cost", dollars(row.cost)]] : []), ["started", moment(episode.started)],
     ...Object.entries(episode.metadata).filter(([name]) => ["agent", "policy", "model", "seed", "container_image"].includes(name))];
-  const aside = asideOf(episode, row);
+  const background_request = backgroundOf(episode, row);
   const node = el("div", { class: "episode" },
     el("header", null, el("h2", null, episode.task, " ", badge({ outcome: episode.outcome || "running", reward: episode.reward }, threshold)), el("p", { class: "dim id" }, episode.id),
       factList(facts), episode.error ? el("div", { class: "problem" }, block(`${episode.error.type}: ${episode.error.message}`)) : null, row && row.note ? el("p", { class: "problem" }, row.note) : null),
     el("div", { class: "tools" }, Object.entries(KINDS).map(([kind, words]) => el("label", null, el("input", { type: "checkbox", checked: !hiddenKinds.has(kind), onchange: (event) => { hiddenKinds[event.target.checked ? "delete" : "add"](kind); node.className = classOf(); } }), " ", words)), input, found, compareTo),
     stripPlace, fold("where the time went", () => episodeTimeline(episode, row, show) || el("p", null, "No times are recorded."), true),
-    el("div", { class: "beside" }, list, aside));
+    el("div", { class: "beside" }, list, background_request));
   const classOf = () => ["episode", ...[...hiddenKinds].map((kind) => "no-" + kind)].join(" ");
   node.className = classOf();
   return { node, keys: { j: () => show(at + 1), k: () => show(at - 1) }, search: input, settled: () => { if (position !== null && position !== undefined) show(at); }, step: () => at };
@@ -147,21 +147,21 @@ function episodeView(index, run, row, episode, position) {
 
 function stepText(episode, step) {
   return [...(step.reply ? step.reply.pieces.map((one) => `${one.name || ""} ${one.text}`) : []), ...(step.commands || []).map((one) => one.command),
-    ...(step.asides || []).map((one) => [one.asked, ...one.reply.pieces.map((piece) => piece.text)].join("\n")), ...(step.edits || []).map(([sign, n]) => (sign === "=" ? "" : episode.messages[n].text)), step.observation || ""].join("\n");
+    ...(step.background_requests || []).map((one) => [one.asked, ...one.reply.pieces.map((piece) => piece.text)].join("\n")), ...(step.edits || []).map(([sign, n]) => (sign === "=" ? "" : episode.messages[n].text)), step.observation || ""].join("\n");
 }
 
 function factList(facts) {
   return el("dl", { class: "facts" }, facts.filter(([, value]) => value !== null && value !== undefined && value !== none).map(([name, value]) => el("div", null, el("dt", null, name), el("dd", null, value))));
 }
 
-function asideOf(episode, row) {
+function backgroundOf(episode, row) {
   const shownFiles = episode.files.filter((one) => one.text !== undefined), others = episode.files.filter((one) => one.text === undefined);
   const nodes = shownFiles.map((one, n) => fold(`${one.name} (${bytes(one.size)})`, () => block(one.text || "(empty)"), n < 3));
   if (others.length) nodes.push(fold(`${count(others.length, "more file")}`, () => el("ul", null, others.map((one) => el("li", null, `${one.name} (${bytes(one.size)})`)))));
   if (row && row.stages && row.stages.length) nodes.push(fold("stages", () => el("ul", null, row.stages.map((one) => el("li", null, `${one.name}: reward ${one.reward ?? none}, ${count(one.num_steps, "step")}`))), true));
   const more = Object.entries(episode.metadata);
   if (more.length) nodes.push(fold("metadata", () => el("dl", { class: "facts long" }, more.map(([name, value]) => el("div", null, el("dt", null, name), el("dd", null, oneLine(value, 500)))))));
-  return el("aside", null, el("h3", null, shownFiles.length ? "Why this reward" : "More"), nodes.length ? nodes : el("p", { class: "dim" }, "The verifier left no files."), el("p", { class: "dim" }, episode.path));
+  return el("background_request", null, el("h3", null, shownFiles.length ? "Why this reward" : "More"), nodes.length ? nodes : el("p", { class: "dim" }, "The verifier left no files."), el("p", { class: "dim" }, episode.path));
 }
 
 // Where two episodes part: the first step of which a mark differs, and what it stands for.

@@ -60,7 +60,7 @@ function card(name, value, note) {
 function overview(index, run) {
   const { totals, statistics } = run.results, scored = statistics.scored_only, zero = statistics.errors_as_zero, state = run.state;
   const running = run.episodes.filter((one) => one.outcome === "running"), tokens = (totals.prompt_tokens || 0) + (totals.generated_tokens || 0);
-  const told = [...run.about, state.began ? `begun ${moment(state.began)}` : null, state.sessions > 1 ? count(state.sessions, "session") : null, totals.ended_by, totals.interrupted ? "interrupted" : null].filter((one) => one).join(" · ");
+  const told = [...run.about, state.started ? `started ${moment(state.started)}` : null, state.sessions > 1 ? count(state.sessions, "session") : null, totals.ended_by, totals.interrupted ? "interrupted" : null].filter((one) => one).join(" · ");
   const failed = run.episodes.filter((one) => one.is_last && ["broken", "failed"].includes(verdict(one, statistics.threshold))).slice(0, 8);
   return el("div", null, el("h2", null, run.name, " ", el("span", { class: "badge state " + state.name.replace(" ", "-") }, state.name)), el("p", { class: "dim" }, told),
     liveBox(index, run),
@@ -159,8 +159,8 @@ function runsView(runs) {
     { key: "reward", name: "mean reward", isNumber: true, get: (row) => of(row, "mean_reward"), show: (row) => figure(of(row, "mean_reward"), score) },
     { key: "cost", name: "cost", isNumber: true, get: (row) => of(row, "cost"), show: (row) => figure(of(row, "cost"), dollars) },
     { key: "seconds", name: "time", isNumber: true, get: (row) => of(row, "wall_sec"), show: (row) => figure(of(row, "wall_sec"), seconds) },
-    { key: "began", name: "begun", isNumber: true, get: (row) => of(row, "began"), show: (row) => (of(row, "began") ? moment(of(row, "began")) : none) },
-  ], runs.map((run, index) => ({ ...run, index })), { state: stateOf("runs"), thing: "run", example: "state:under", sort: { key: "began", down: true } }));
+    { key: "started", name: "started", isNumber: true, get: (row) => of(row, "started"), show: (row) => (of(row, "started") ? moment(of(row, "started")) : none) },
+  ], runs.map((run, index) => ({ ...run, index })), { state: stateOf("runs"), thing: "run", example: "state:under", sort: { key: "started", down: true } }));
 }
 
 // Every episode that is at hand is searched for some words; hits are shown as they are found.

@@ -35,7 +35,7 @@ class LoopLag:
         blocked_sec: float = BLOCKED_SEC,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Keeps the arguments; `start` begins to measure.
+        """Keeps the arguments; `start` starts to measure.
 
         Args:
             warn: Is given the sentence about a blocked loop, in the thread: the loop cannot.

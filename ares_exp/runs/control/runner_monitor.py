@@ -69,7 +69,7 @@ class RunnerMonitor:
         return self._lag.max_sec
 
     async def __aenter__(self) -> Self:
-        """Begins to watch."""
+        """Starts to watch."""
         self._lag.start()
         self._task = asyncio.create_task(self._watch())
         return self

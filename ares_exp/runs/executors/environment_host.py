@@ -47,7 +47,6 @@ from ares_exp.records.environment_answers import Asked
 from ares_exp.runs.executors.executor import Recipe
 from ares_exp.runs.executors.host_calls import CALL_BYTES, HostCalls, Method, failed
 from ares_exp.runs.executors.remote_messages import (
-    AnswerAside,
     AppendRecord,
     AskModel,
     Bases,
@@ -62,6 +61,7 @@ from ares_exp.runs.executors.remote_messages import (
     Reply,
     Reported,
     RequestEncoder,
+    RespondInBackground,
     coded_step,
 )
 
@@ -136,7 +136,7 @@ class _Hosted:
         is_fetched: Whether that has been done.
         told: The report that the run was told last.
         replied: The report that the last reply was about, and how many others replies were about before.
-        calls: Number of its calls under way.
+        calls: Number of its calls in progress.
     """
 
     environment: EnvironmentBase
@@ -264,8 +264,8 @@ class EnvironmentHost(ModelsElsewhere):
         made = self._parts(order.parts)
         if order.streams and made.output_dir is not None:
             made = replace(made, output_dir=await asyncio.to_thread(self._new_folder))
-        if order.has_side_calls:
-            made = replace(made, side_calls=self.side_calls_of(name))
+        if order.has_background_requests:
+            made = replace(made, background_client=self.background_client_of(name))
         environment = self._source.make(order.task_name, made)
         self.adopt(name, limited(environment, made.limits), files=made.output_dir, is_streamed=order.streams)
 
@@ -326,25 +326,25 @@ class EnvironmentHost(ModelsElsewhere):
             value = value.snapshot_dir
         elif value is not None:
             value = coded_step(value, lambda observation: hosted.encoder.encode(observation, bases))
-        facts = await self._facts(hosted, bases, known_report, begins=method == "reset")
+        facts = await self._facts(hosted, bases, known_report, starts=method == "reset")
         if method == "close" and not facts.has_files:
             await self.drop(name)
         return Reply(value, failure, facts)
 
-    async def _facts(self, hosted: _Hosted, bases: Bases, known_report: int = 0, *, begins: bool = False) -> Facts:
+    async def _facts(self, hosted: _Hosted, bases: Bases, known_report: int = 0, *, starts: bool = False) -> Facts:
         environment, encoder = hosted.environment, hosted.encoder
         (before, number), report = hosted.replied, environment.report()
         if report != before:
             number += 1
         hosted.told, hosted.replied = report, (report, number)
-        past = environment.past_steps if begins else ()
+        past = environment.past_steps if starts else ()
         step_type = environment.time_step.step_type if environment.time_step is not None else None
         may_have_files = step_type in (None, "LAST") and hosted.is_streamed and not hosted.is_fetched
         return Facts(
             report=report if number != known_report else None,
             report_number=number,
             step_count=environment.step_count,
-            has_begun=True,
+            has_started=True,
             step_type=step_type,
             time_left_sec=environment.time_left_sec,
             activity=environment.activity,
@@ -473,11 +473,11 @@ class EnvironmentHost(ModelsElsewhere):
 
         return ask
 
-    def side_calls_of(self, name: str) -> LLMClient:
-        """Makes a client that has the run answer the side calls of an environment."""
+    def background_client_of(self, name: str) -> LLMClient:
+        """Makes a client that has the run answer the background requests of an environment."""
 
         async def ask(request: LLMRequest) -> LLMResponse:
-            answer: LLMResponse = await self._ask(lambda question: AnswerAside(question, name, request))
+            answer: LLMResponse = await self._ask(lambda question: RespondInBackground(question, name, request))
             return answer
 
         return ask

@@ -2,7 +2,7 @@
 
 To carry bytes there and back costs more than most messages themselves. So a call has all messages that the run had to
 send at that moment, and returns when the first of them is answered, with all that is to be told by then. What is
-answered later goes with later calls; one without messages, which the run always has under way, waits for it.
+answered later goes with later calls; one without messages, which the run always has in progress, waits for it.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ class HostCalls:
         if call is None:
             call = self._calls[number] = _Call()
             for message in messages:
-                self._begin(message, call)
+                self._start(message, call)
             if wait_sec is not None:
                 self._listen(call, wait_sec)
         await asyncio.wait({call.answer})
         return call.answer.result()
 
-    def _begin(self, message: Message, call: _Call) -> None:
+    def _start(self, message: Message, call: _Call) -> None:
         number, data = message
         task = self._work[number] = asyncio.ensure_future(self._carried_out(data))
         task.add_done_callback(partial(self._answered, number, call))

@@ -287,9 +287,9 @@ class RayExecutor(ExecutorBase):
                 logger.info("No host could be started on %s", node.name, exc_info=error)
             else:
                 self._placement.add(started, node.name.partition(" ")[0], self._slots)
-                began = time.monotonic()
+                since = time.monotonic()
                 await started.ended.wait()
-                if asyncio.get_running_loop().time() - began > RESTART_SEC[-1]:
+                if asyncio.get_running_loop().time() - since > RESTART_SEC[-1]:
                     failed = 0
             await asyncio.sleep(RESTART_SEC[min(failed, len(RESTART_SEC) - 1)])
             failed += 1
@@ -408,8 +408,10 @@ class _RayPlace(Place):
         sent = parts_to_send(parts)
         if parts.output_dir is not None:
             sent["output_dir"] = parts.output_dir.absolute()
-        streams, asides = not self._started.shares_disk, parts.side_calls
-        order = EnvironmentOrder(task_name, sent, streams=streams, has_side_calls=asides is not None)
+        streams, background_requests = not self._started.shares_disk, parts.background_client
+        order = EnvironmentOrder(
+            task_name, sent, streams=streams, has_background_requests=background_requests is not None
+        )
 
         async def find(name: str) -> RemoteHost:
             return self._started.host
@@ -419,7 +421,7 @@ class _RayPlace(Place):
             task_name=task_name,
             order=order,
             output_dir=parts.output_dir,
-            side_calls=asides,
+            background_client=background_requests,
             loss=self._loss,
         )
 

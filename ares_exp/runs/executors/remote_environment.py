@@ -62,7 +62,7 @@ class RemoteEnvironment(EnvironmentBase):
         task_name: str,
         order: EnvironmentOrder | None = None,
         output_dir: Path | None = None,
-        side_calls: LLMClient | None = None,
+        background_client: LLMClient | None = None,
         loss: Callable[[HostLostError], Exception] = lambda error: error,
     ) -> None:
         """Starts nothing.
@@ -72,7 +72,7 @@ class RemoteEnvironment(EnvironmentBase):
             task_name: Its task, for an environment that does not tell.
             order: What the host makes it from; `None`: the host has it.
             output_dir: Where files of the episode are kept in the run; `None`: nowhere.
-            side_calls: Answers what its agent asks beside its work.
+            background_client: Answers what its agent asks beside its work.
             loss: Makes of the error of a lost host what is raised.
         """
         self.output_dir = output_dir
@@ -81,8 +81,8 @@ class RemoteEnvironment(EnvironmentBase):
         self._order = order
         self._is_made = False
         self._loss = loss
-        self._side_calls = side_calls
-        self._asides: set[asyncio.Task[LLMResponse]] = set()
+        self._background_client = background_client
+        self._background_requests: set[asyncio.Task[LLMResponse]] = set()
         self._name = uuid.uuid4().hex
         self._host: RemoteHost | None = None
         self._facts = Facts()
@@ -104,21 +104,21 @@ class RemoteEnvironment(EnvironmentBase):
         with self._calls.during("reset()"):
             self.time_step = None
             self._asked = None
-            began = time.perf_counter()
+            started = time.perf_counter()
             time_step = _there_is(await self._stepped("reset", {"seed": seed, "options": options}))
             past = (replace(one, time_step=coded_step(one.time_step, self._decoder.decode)) for one in self._facts.past)
             self._past = list(past)
             if self._facts.keeps_past:
-                self._note(time_step, None, began, None)
+                self._note(time_step, None, started, None)
             return time_step
 
     async def step(self, action: Any) -> TimeStep[Any]:
         """Applies `action` and returns the next step."""
         with self._calls.during("step()"):
-            began, waited_since = time.perf_counter(), self._answered_at
+            started, waited_since = time.perf_counter(), self._answered_at
             time_step = _there_is(await self._stepped("step", {"action": action}))
             if self._past:
-                self._note(time_step, action, began, began - waited_since)
+                self._note(time_step, action, started, started - waited_since)
             return time_step
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
@@ -147,10 +147,10 @@ class RemoteEnvironment(EnvironmentBase):
             ]
             facts = await self._asked_of_host("fork", [fork._name for fork in forks], diversify)
             for fork, told in zip(forks, facts, strict=True):
-                fork._begin_as_fork(host, told, self)
+                fork._start_as_fork(host, told, self)
             return forks
 
-    def _begin_as_fork(self, host: RemoteHost, facts: Facts, parent: RemoteEnvironment) -> None:
+    def _start_as_fork(self, host: RemoteHost, facts: Facts, parent: RemoteEnvironment) -> None:
         host.guests[self._name] = self
         self._host, self.time_step, self._past = host, parent.time_step, list(parent._past)
         self._is_made = True
@@ -162,7 +162,7 @@ class RemoteEnvironment(EnvironmentBase):
         if self.time_step is not None and not self.time_step.last():
             self.time_step = None
         self._pending = ()
-        self._end_asides()
+        self._end_background_requests()
         host = self._host
         if host is None or self._name not in host.guests:
             return
@@ -208,7 +208,7 @@ class RemoteEnvironment(EnvironmentBase):
             raise
         taken = coded_step(sent, self._decoder.decode) if sent is not None else None
         if taken is not None and taken.last():
-            self._end_asides()
+            self._end_background_requests()
         self.time_step = taken or before
         return taken
 
@@ -236,10 +236,10 @@ class RemoteEnvironment(EnvironmentBase):
     def _decoded(self, pending: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
         return tuple(one._replace(request=self._decoder.decode(one.request)) for one in pending)
 
-    def _note(self, time_step: TimeStep[Any], action: Any, began: float, policy_sec: float | None) -> None:
+    def _note(self, time_step: TimeStep[Any], action: Any, started: float, policy_sec: float | None) -> None:
         """Keeps a time step as one of the past steps."""
         answer = action if isinstance(action, LLMResponse) else None
-        seconds, seen = time.perf_counter() - began, self._facts.activity or Activity()
+        seconds, seen = time.perf_counter() - started, self._facts.activity or Activity()
         self._past.append(PastStep(time_step, answer, time.time(), policy_sec, seconds, seen))
 
     async def _fetch_files(self) -> None:
@@ -266,26 +266,26 @@ class RemoteEnvironment(EnvironmentBase):
 
     def reported(self, report: EpisodeReport) -> None:
         """Takes a report that came while the environment is busy; one that a reply has overtaken is of the past."""
-        if self._calls.under_way:
+        if self._calls.in_progress:
             self._news = report
 
     def asked(self, asked: Asked) -> None:
         """Counts what a question of the environment's own has cost."""
         self._asked = asked.usage if self._asked is None else self._asked + asked.usage
 
-    async def answer_aside(self, request: LLMRequest) -> LLMResponse:
-        """Has the policy answer a side call, as long as the episode goes on."""
-        assert self._side_calls is not None, "the host asks where it was told so"
-        answering = asyncio.ensure_future(self._side_calls(request))
-        self._asides.add(answering)
+    async def respond_in_background(self, request: LLMRequest) -> LLMResponse:
+        """Has the policy answer a background request, as long as the episode goes on."""
+        assert self._background_client is not None, "the host asks where it was told so"
+        answering = asyncio.ensure_future(self._background_client(request))
+        self._background_requests.add(answering)
         try:
             return await answering
         finally:
             answering.cancel()
-            self._asides.discard(answering)
+            self._background_requests.discard(answering)
 
-    def _end_asides(self) -> None:
-        for answering in self._asides:
+    def _end_background_requests(self) -> None:
+        for answering in self._background_requests:
             answering.cancel()
 
     @property
@@ -296,7 +296,7 @@ class RemoteEnvironment(EnvironmentBase):
     @property
     def current_task(self) -> str | None:
         """Name of the task; the task itself is in the host."""
-        return (self._report.task_name or self._task_name) if self._facts.has_begun else None
+        return (self._report.task_name or self._task_name) if self._facts.has_started else None
 
     @property
     def activity(self) -> Activity | None:
@@ -333,7 +333,7 @@ class RemoteEnvironment(EnvironmentBase):
             sent = await self._asked_of_host("changed", calls, bases, CHANGED_SEC)
             if sent is not None:
                 pending = self._decoded(sent)
-                if not self._calls.under_way:
+                if not self._calls.in_progress:
                     self._pending = pending
                 return pending
 

@@ -24,7 +24,6 @@ from ares_exp.records.environment_answers import Asked, read_asked
 from ares_exp.runs.executors.host_calls import Message, fitting
 from ares_exp.runs.executors.host_connection import ConnectionDoubtfulError, ConnectionLostError, HostConnection
 from ares_exp.runs.executors.remote_messages import (
-    AnswerAside,
     AppendRecord,
     AskModel,
     ClientOfModel,
@@ -34,6 +33,7 @@ from ares_exp.runs.executors.remote_messages import (
     Question,
     ReadRecord,
     Reported,
+    RespondInBackground,
 )
 
 NEWS_SEC = 5.0
@@ -63,8 +63,8 @@ class Guest(Protocol):
         """Takes a question of the environment's own model that is on record now."""
         ...
 
-    async def answer_aside(self, request: LLMRequest) -> LLMResponse:
-        """Has the policy answer a side call, as long as the episode goes on."""
+    async def respond_in_background(self, request: LLMRequest) -> LLMResponse:
+        """Has the policy answer a background request, as long as the episode goes on."""
         ...
 
 
@@ -86,7 +86,7 @@ class RemoteHost:
         lease_sec: float,
         on_lost: Callable[[RemoteHost], None] = lambda host: None,
     ) -> None:
-        """Keeps the arguments; `start` begins to listen.
+        """Keeps the arguments; `start` starts to listen.
 
         Args:
             connection: To the host.
@@ -110,7 +110,7 @@ class RemoteHost:
         self._clients: dict[int, tuple[str | None, LLMClient]] = {}
 
     async def start(self) -> None:
-        """Waits until the host answers, and begins to listen to it. Raises `HostLostError`."""
+        """Waits until the host answers, and starts to listen to it. Raises `HostLostError`."""
         await self._exchange(0.0)
         self._spawn(self._listen(), name=f"news of {self.node}")
 
@@ -219,7 +219,7 @@ class RemoteHost:
         return HostLostError(f"The host on {self.node} is lost: {self.why_lost}.")
 
     def lose(self, why: str) -> None:
-        """Gives the host up: calls under way and to come raise `HostLostError`. Only the first time counts."""
+        """Gives the host up: calls in progress and to come raise `HostLostError`. Only the first time counts."""
         if self.why_lost is not None:
             return
         self._give_up(why)
@@ -263,11 +263,11 @@ class RemoteHost:
         while self.why_lost is None:
             try:
                 async with asyncio.timeout(self._lease_sec):
-                    began = time.perf_counter()
-                    if began - measured_at > wait_sec:
-                        measured_at = began
+                    started = time.perf_counter()
+                    if started - measured_at > wait_sec:
+                        measured_at = started
                         await self._exchange(0.0)
-                        self.round_trip_sec = time.perf_counter() - began
+                        self.round_trip_sec = time.perf_counter() - started
                     await self._exchange(wait_sec)
             except TimeoutError:
                 self.lose(f"it gave no sign of life for {self._lease_sec:g} s")
@@ -299,10 +299,10 @@ class RemoteHost:
         match question:
             case AskModel(_, of, request):
                 return await self._models[of.key].call(self._client(of), request)
-            case AnswerAside(_, environment, request):
+            case RespondInBackground(_, environment, request):
                 if (guest := self.guests.get(environment)) is None:
                     raise EpisodeStateError("The episode has ended: its policy is asked for nothing more.")
-                return await guest.answer_aside(request)
+                return await guest.respond_in_background(request)
             case ReadRecord(_, environment):
                 files = self._files(environment)
                 return await asyncio.to_thread(read_asked, files) if files is not None else None

@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any, NamedTuple, Self
 
 from ares_exp.containers.activity import Activity
-from ares_exp.environment import MAIN_LANE, EpisodeReport, PastStep, PendingRequest, TimeStep
+from ares_exp.environment import MAIN_CONVERSATION, EpisodeReport, PastStep, PendingRequest, TimeStep
 from ares_exp.llms.request import LLMRequest
 from ares_exp.records.environment_answers import Asked
 
@@ -129,7 +129,7 @@ _LARGE = ("system_prompt", "tools")
 """Fields that rarely change and may be long."""
 
 Bases = Mapping[str, int]
-"""By lane, the number of the latest request that the other side has."""
+"""By conversation, the number of the latest request that the other side has."""
 
 
 class RequestEncoder:
@@ -147,13 +147,13 @@ class RequestEncoder:
         """Returns the difference of a request; anything else as it is."""
         if not isinstance(observation, LLMRequest):
             return observation
-        lane = lane_of(observation)
+        conversation = conversation_of(observation)
         for number, (_, known) in self._sent.items():
             if known is observation:
-                return self._difference(number, observation, lane, bases)
+                return self._difference(number, observation, conversation, bases)
         number = next(self._numbers)
-        self._sent[number] = (lane, observation)
-        return self._difference(number, observation, lane, bases)
+        self._sent[number] = (conversation, observation)
+        return self._difference(number, observation, conversation, bases)
 
     def encode_past(self, past: Sequence[PastStep]) -> tuple[PastStep, ...]:
         """Returns time steps with their requests taken apart, each against the one before it."""
@@ -162,12 +162,12 @@ class RequestEncoder:
         for one in past:
             time_step = coded_step(one.time_step, lambda request: self.encode(request, bases))
             if isinstance(sent := time_step.observation, RequestDifference):
-                bases[lane_of(sent.rest)] = sent.number
+                bases[conversation_of(sent.rest)] = sent.number
             encoded.append(replace(one, time_step=time_step))
         return tuple(encoded)
 
-    def _difference(self, number: int, request: LLMRequest, lane: str, bases: Bases) -> RequestDifference:
-        base = bases.get(lane)
+    def _difference(self, number: int, request: LLMRequest, conversation: str, bases: Bases) -> RequestDifference:
+        base = bases.get(conversation)
         if base is None or base not in self._sent or base >= number:
             return RequestDifference(number, None, 0, request)
         earlier = self._sent[base][1]
@@ -200,9 +200,9 @@ class RequestDecoder:
             earlier = self._known[sent.base][1]
             same = {name: getattr(earlier, name) for name in sent.same}
             request = replace(request, messages=(*earlier.messages[: sent.kept], *request.messages), **same)
-        lane = lane_of(request)
-        self._known[sent.number] = (lane, request)
-        self.bases[lane] = max(sent.number, self.bases.get(lane, 0))
+        conversation = conversation_of(request)
+        self._known[sent.number] = (conversation, request)
+        self.bases[conversation] = max(sent.number, self.bases.get(conversation, 0))
         return request
 
     def forget(self, bases: Bases) -> None:
@@ -210,9 +210,9 @@ class RequestDecoder:
         self._known = {n: one for n, one in self._known.items() if n >= bases.get(one[0], 0)}
 
 
-def lane_of(request: LLMRequest) -> str:
+def conversation_of(request: LLMRequest) -> str:
     """Returns the conversation that a request belongs to."""
-    return MAIN_LANE if request.origin is None else request.origin.lane
+    return MAIN_CONVERSATION if request.origin is None else request.origin.conversation
 
 
 class EnvironmentOrder(NamedTuple):
@@ -222,13 +222,13 @@ class EnvironmentOrder(NamedTuple):
         task_name: Its task.
         parts: Of its episode, without the factories.
         streams: Whether files of the episode are kept in the host, to be fetched.
-        has_side_calls: Whether the run answers side calls of its agent.
+        has_background_requests: Whether the run answers background requests of its agent.
     """
 
     task_name: str
     parts: Mapping[str, Any]
     streams: bool
-    has_side_calls: bool = False
+    has_background_requests: bool = False
 
 
 class Facts(NamedTuple):
@@ -238,7 +238,7 @@ class Facts(NamedTuple):
         report: Its report; `None`: the one that the run has said to have.
         report_number: Tells reports of replies from each other.
         step_count: Number of time steps since FIRST.
-        has_begun: Whether it was reset; without that there is nothing to tell.
+        has_started: Whether it was reset; without that there is nothing to tell.
         step_type: Of its time step; `None` when it has none.
         time_left_sec: Seconds until its time limit.
         activity: The agent's activity in the container.
@@ -251,7 +251,7 @@ class Facts(NamedTuple):
     report: EpisodeReport | None = None
     report_number: int = 0
     step_count: int = 0
-    has_begun: bool = False
+    has_started: bool = False
     step_type: str | None = None
     time_left_sec: float | None = None
     activity: Activity | None = None
@@ -319,8 +319,8 @@ class AskModel(Question):
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerAside(Question):
-    """The policy is to answer a side call of an environment's agent."""
+class RespondInBackground(Question):
+    """The policy is to answer a background request of an environment's agent."""
 
     environment: str
     request: LLMRequest

@@ -8,7 +8,7 @@ The recorded config is used before its references to other keys were resolved (s
 with resolved ones, `branches=4` would no longer reach the attempts, and a replay would
 write into the directory of the run that it replays.
 
-A sweep has no single config, as its jobs differ: it is resumed by the command line that began it. Each of its jobs
+A sweep has no single config, as its jobs differ: it is resumed by the command line that started it. Each of its jobs
 continues with the config that it recorded (`keep_recorded`).
 """
 
@@ -31,9 +31,9 @@ from ares_exp.runs.resume.episode_ref import EpisodeRef
 from ares_exp.runs.resume.recorded_run import (
     RecordedRun,
     RecordedSweep,
-    begins_where_started,
     is_folder_of_runs,
     last_attempts,
+    starts_where_started,
 )
 from ares_exp.runs.resume.session import RESUME_KEYS, config_differences
 from ares_exp.runs.resume.trusted_record import (
@@ -143,7 +143,7 @@ def _resume(path: Path, flags: Sequence[str], typed: Sequence[Override], *, forc
         raise ConfigError(f"{path} is one run and no sweep: leave `-m` out.")
     if place.is_dir() and not RunDir(place).has_run and not is_folder_of_runs(place):
         raise ConfigError(
-            f"There is nothing to resume in {path}: its run was killed before it began, or there was none. Start "
+            f"There is nothing to resume in {path}: its run was killed before it started, or there was none. Start "
             "it again."
         )
     run = RecordedRun(place)
@@ -273,8 +273,8 @@ def _from(place: Path, recorded: Sequence[Override]) -> list[str]:
     for one in recorded:
         value: Any = one.value()
         line, paths = str(one.input_line), value if isinstance(value, list) else [value]
-        begins_there = place != Path.cwd() and begins_where_started(one.key_or_group, given)
-        if begins_there and all(isinstance(path, str) and path and "${" not in path for path in paths):
+        starts_there = place != Path.cwd() and starts_where_started(one.key_or_group, given)
+        if starts_there and all(isinstance(path, str) and path and "${" not in path for path in paths):
             meant = [str(place / path) for path in paths]
             line = f"{line.partition('=')[0]}={listed(meant) if isinstance(value, list) else quoted(meant[0])}"
         lines.append(line)
@@ -284,7 +284,7 @@ def _from(place: Path, recorded: Sequence[Override]) -> list[str]:
 def keep_recorded(config: DictConfig, run_dir: RunDir, overrides: Sequence[str]) -> list[str]:
     """Keeps the recorded values in a config that is composed from a repeated command, except those typed now.
 
-    Options and defaults may have changed on disk since the run was begun. What cannot be given back stays:
+    Options and defaults may have changed on disk since the run was started. What cannot be given back stays:
     `open_session` refuses it if it matters. A class that differs and a secret are not taken from a file.
 
     Args:

@@ -22,7 +22,7 @@ class PlannedEpisode:
         attempt: Number of the attempt at the task, from 0.
         seed: Derived from the run's seed, the task's name, the attempt and the try, so that it depends on nothing else.
         retry: Number of earlier tries of the attempt.
-        earlier: The try whose answers are given again; `None` for a start from the beginning.
+        earlier: The try whose answers are given again; `None` for a start from the start.
         use_snapshots: Whether it may continue from a snapshot of the earlier try.
     """
 
@@ -45,7 +45,7 @@ class PlannedEpisode:
         return replace(again, earlier=earlier, use_snapshots=use_snapshots)
 
     def anew(self, *, retry: int, seed: int) -> Self:
-        """Plans a try that starts from the beginning, after one that failed or was lost."""
+        """Plans a try that starts from the start, after one that failed or was lost."""
         return replace(self, episode_id=_new_id(*self.slot), seed=seed, retry=retry, earlier=None)
 
 

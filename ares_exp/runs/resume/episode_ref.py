@@ -30,7 +30,7 @@ class EpisodeRef:
         """Finds what `text` means: the longest part of it that is a run directory; the rest is the episode.
 
         Args:
-            text: For the episode its id, a beginning of it that no other has, or its task if that was played once.
+            text: For the episode its id, a start of it that no other has, or its task if that was played once.
 
         Raises:
             ConfigError: There is no such run, episode or step; the message lists those that exist.

@@ -57,7 +57,7 @@ class PreviousSessions:
     def owed(
         self, planned: Sequence[PlannedEpisode], *, run_seed: int, redo: Sequence[str] = ()
     ) -> list[PlannedEpisode]:
-        """Returns the attempts still to be played, those that were under way first.
+        """Returns the attempts still to be played, those that were running first.
 
         Args:
             planned: All planned attempts.
@@ -65,23 +65,23 @@ class PreviousSessions:
             redo: Outcomes that do not count as results: their attempts are played again.
         """
         final = {(result.task_name, result.attempt): result for result in final_results(self.results)}
-        begun: list[PlannedEpisode] = []
+        started: list[PlannedEpisode] = []
         new: list[PlannedEpisode] = []
         for one in planned:
             last, log = final.get(one.slot), self.logs.get(one.slot)
             if last is None:
                 new.append(one)
-            elif log is not None and not log.has_begun:
-                begun.append(replace(one, episode_id=log.episode_id, seed=log.seed, retry=log.retry))
+            elif log is not None and not log.has_started:
+                started.append(replace(one, episode_id=log.episode_id, seed=log.seed, retry=log.retry))
             elif last.outcome in UNFINISHED or last.outcome.value in redo:
                 retry = last.retry + 1
                 if log is not None:
-                    begun.append(one.going_on(log, retry=retry))
+                    started.append(one.going_on(log, retry=retry))
                 elif last.outcome in UNFINISHED:
-                    begun.append(one.anew(retry=retry, seed=last.seed))
+                    started.append(one.anew(retry=retry, seed=last.seed))
                 else:
-                    begun.append(one.anew(retry=retry, seed=episode_seed(run_seed, *one.slot, retry)))
-        return [*begun, *new]
+                    started.append(one.anew(retry=retry, seed=episode_seed(run_seed, *one.slot, retry)))
+        return [*started, *new]
 
 
 def load_previous_sessions(run_dir: RunDir, *, wall_sec: float = 0.0) -> PreviousSessions:
@@ -101,9 +101,9 @@ def load_previous_sessions(run_dir: RunDir, *, wall_sec: float = 0.0) -> Previou
     logs = logged_episodes(run_dir.answers)
     ended = {result.episode_id for result in results}
     _end_lost_trajectories(run_dir.path)
-    lost = [log for log in logs if log.episode_id not in ended and log.has_begun]
-    under_way = {log.slot for log in lost}
-    never = [log for log in logs if not log.has_begun and log.slot in under_way]  # for a retry of these
+    lost = [log for log in logs if log.episode_id not in ended and log.has_started]
+    in_progress = {log.slot for log in lost}
+    never = [log for log in logs if not log.has_started and log.slot in in_progress]  # for a retry of these
     end_times = _end_times(run_dir.path, {log.episode_id for log in lost})
     new = [
         log.result or _lost(log, end_times.get(log.episode_id, 0.0), recorded_usage(run_dir.files / log.episode_id))

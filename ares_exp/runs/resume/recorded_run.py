@@ -27,12 +27,12 @@ _MAYBE_IN_A_REPOSITORY = ("env.path", "env.registry")
 _AT_LAST_STEP = frozenset({Outcome.COMPLETED.value, Outcome.TRUNCATED.value})
 
 
-def begins_where_started(key: str, given: Container[str]) -> bool:
+def starts_where_started(key: str, given: Container[str]) -> bool:
     """Whether a relative value of `key` is resolved against the folder where the run was started.
 
     Args:
         key: Of a config, dotted.
-        given: The keys that are set: with a git repository, the paths of its tasks begin there.
+        given: The keys that are set: with a git repository, the paths of its tasks start there.
     """
     in_a_repository = key in _MAYBE_IN_A_REPOSITORY and ("env.repo" in given or "env.git_url" in given)
     return PATH_KEY.search(key) is not None and not in_a_repository
@@ -62,7 +62,7 @@ class _Source(BaseModel):
 
 
 class _Runtime(BaseModel):
-    """Hydra's record of the process that began a run."""
+    """Hydra's record of the process that started a run."""
 
     cwd: str
     config_sources: list[_Source]
@@ -253,7 +253,7 @@ class RecordedSweep(RecordedRun):
 
 
 def recorded_config(run_dir: Path) -> dict[str, Any]:
-    """Reads a run's config, as it was resolved when the run began.
+    """Reads a run's config, as it was resolved when the run started.
 
     Raises:
         OSError: It cannot be read, or is no regular file.

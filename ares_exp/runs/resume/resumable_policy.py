@@ -24,7 +24,7 @@ from ares_exp.policies.policy import AdvancingClient
 from ares_exp.trajectories.answer_log import AnswerLog
 from ares_exp.trajectories.normalisers import Normaliser
 from ares_exp.trajectories.recorded_responses import Exchange, RecordedResponses, answers
-from ares_exp.trajectories.records import deserialize_llm_request, lane_of, serialize_llm_request
+from ares_exp.trajectories.records import conversation_of, deserialize_llm_request, serialize_llm_request
 from ares_exp.trajectories.request_diff import StepComparison
 
 logger = logging.getLogger(__name__)
@@ -60,10 +60,10 @@ class _Answered(NamedTuple):
 class ResumablePolicy:
     """Gives the answers of an earlier try again while the requests are the same; then asks the policy.
 
-    Times, process ids and the like may differ (see `normalisers`). The conversations of an agent are lanes, each with
-    an order of its own: a request is compared with the next one of its lane. Answers that were asked ahead are logged
-    when they come; those of the earlier try whose turn never came are given to the requests that they answer, in
-    whatever order.
+    Times, process ids and the like may differ (see `normalisers`). The conversations of an agent are conversations,
+    each with an order of its own: a request is compared with the next one of its conversation. Answers that were asked
+    ahead are logged when they come; those of the earlier try whose turn never came are given to the requests that they
+    answer, in whatever order.
 
     Attributes:
         given_again: The answers given again so far.
@@ -76,12 +76,12 @@ class ResumablePolicy:
         *,
         earlier: Sequence[Exchange] = (),
         ahead: Sequence[Exchange] = (),
-        begin_at: int = 0,
+        start_at: int = 0,
         events: EpisodeEvents | None = None,
         may_ask: Callable[[], Awaitable[None]] | None = None,
         normalisers: Sequence[Normaliser] | None = None,
     ) -> None:
-        """Advances the client past the exchanges before `begin_at`.
+        """Advances the client past the exchanges before `start_at`.
 
         Args:
             client: Answers new requests. An `AdvancingClient` is informed of the answers that are
@@ -89,7 +89,7 @@ class ResumablePolicy:
             log: Has the earlier exchanges already, and receives the new ones.
             earlier: The exchanges of the earlier try.
             ahead: What the earlier try had asked ahead, and had not applied.
-            begin_at: How many of them precede the snapshot that the episode continues from.
+            start_at: How many of them precede the snapshot that the episode continues from.
             events: Says how many stages of the task have ended and whether the time is up, and hears of every answer
                 that is to be paid for.
             may_ask: Returns when the policy may be asked: not while the run is held.
@@ -98,8 +98,8 @@ class ResumablePolicy:
         self._client = client
         self._log = log
         self._logged = list(earlier)
-        self._recorded = RecordedResponses(earlier, used=begin_at, normalisers=normalisers)
-        self._position = begin_at
+        self._recorded = RecordedResponses(earlier, used=start_at, normalisers=normalisers)
+        self._position = start_at
         self._events = events or EpisodeEvents()
         self._may_ask = may_ask
         self._advance = client.advance if has_members(client, AdvancingClient) else _stay
@@ -110,11 +110,11 @@ class ResumablePolicy:
             on_wait=self._events.waited,
         )
         self._pending: Sequence[PendingRequest] = ()
-        self._aside = asyncio.Lock()
+        self._background_request = asyncio.Lock()
         self._is_live = self._has_gone_live = False
         self._left_over = dict(enumerate(ahead))
-        self.given_again = GivenAgain(answers(earlier[:begin_at]))
-        for exchange in earlier[:begin_at]:
+        self.given_again = GivenAgain(answers(earlier[:start_at]))
+        for exchange in earlier[:start_at]:
             self._advance(deserialize_llm_request(exchange.request), exchange.answer)
 
     @property
@@ -164,7 +164,7 @@ class ResumablePolicy:
         return answer
 
     async def _recorded_answer(self, request: LLMRequest, position: int) -> LLMResponse | None:
-        """Returns the answer of the earlier try to the same request; `None`: its lane has no more, or goes another way.
+        """Returns the recorded response to the same request; `None` if its conversation has no more or differs.
 
         Raises:
             UnansweredError: As `__call__`.
@@ -186,7 +186,7 @@ class ResumablePolicy:
         await self._diverge(position, asked, compared)
         return None
 
-    async def answer_aside(self, request: LLMRequest) -> LLMResponse:
+    async def respond_in_background(self, request: LLMRequest) -> LLMResponse:
         """Answers a request that takes no step, one at a time; given again, too, if an earlier try had the answer.
 
         In the log such an answer is one that was asked ahead and whose turn never comes.
@@ -194,8 +194,8 @@ class ResumablePolicy:
         Raises:
             PolicyError: The policy failed, or what it answered is no answer.
         """
-        async with self._aside:
-            call = PendingRequest(NO_CALL, lane_of(serialize_llm_request(request)), request)
+        async with self._background_request:
+            call = PendingRequest(NO_CALL, conversation_of(serialize_llm_request(request)), request)
             if (taken := self._take(call)) is not None:
                 self._advance(request, taken.answer)
                 if not self._has_gone_live:
@@ -218,7 +218,7 @@ class ResumablePolicy:
                 compared.where,
             )
         forgotten = set(map(id, self._recorded.forget(asked)))
-        await self._begin_log([exchange for exchange in self._logged if id(exchange) not in forgotten])
+        await self._start_log([exchange for exchange in self._logged if id(exchange) not in forgotten])
 
     def _go_live(self) -> None:
         """Asks the policy from now on, ahead, too, when nothing is given again any more."""
@@ -282,13 +282,13 @@ class ResumablePolicy:
         """Logs the end of a stage whose agent was interrupted by its time limit, before the next exchange."""
         place = next(number for number, exchange in enumerate(self._logged) if exchange is next_one)
         self._logged.insert(place, Exchange(asked, None, self._events.num_stages))
-        await self._begin_log(self._logged)
+        await self._start_log(self._logged)
 
-    async def _begin_log(self, logged: Sequence[Exchange]) -> None:
-        """Begins the log anew with other exchanges than it had."""
+    async def _start_log(self, logged: Sequence[Exchange]) -> None:
+        """Starts the log anew with other exchanges than it had."""
         self._logged = list(logged)
         ahead = list(self._left_over.values())
-        await in_thread(lambda: self._log.begin(self._logged, ahead))
+        await in_thread(lambda: self._log.start(self._logged, ahead))
 
 
 def _stay(request: LLMRequest, answer: LLMResponse | None) -> None:

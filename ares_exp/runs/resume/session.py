@@ -24,7 +24,7 @@ from ares_exp.records.run_dir import RunDir, append_durably, append_lines, dump_
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.secrets import scrub_argv
 from ares_exp.runs.resume.previous_sessions import PreviousSessions, load_previous_sessions
-from ares_exp.runs.resume.recorded_run import begins_where_started, recorded_config
+from ares_exp.runs.resume.recorded_run import recorded_config, starts_where_started
 from ares_exp.tasks.recorded_digest import changed_files, content_of
 
 SHOWN = 5
@@ -72,7 +72,7 @@ def open_session(
     tasks: Mapping[str, str | None],
     warnings: Sequence[str],
 ) -> Session:
-    """Begins the run, or resumes the one in its directory. Blocking.
+    """Starts the run, or resumes the one in its directory. Blocking.
 
     Args:
         run_dir: Of the run; this process owns it.
@@ -104,7 +104,7 @@ def open_session(
         text = OmegaConf.to_yaml(OmegaConf.create(dict(config)))
         write_atomically(run_dir.config, text)  # the last one: with it there is a run
     line = {
-        "began": time.time(),
+        "started": time.time(),
         "pid": os.getpid(),
         "hostname": provenance["hostname"],
         "ares_exp_version": provenance["ares_exp_version"],
@@ -151,7 +151,7 @@ def _check_same(
         logger.warning("The run is resumed although it is not the same any more: %s.", shown)
         return
     raise ConfigError(
-        f"Expected the experiment that {run_dir.path} was begun with, but this is another one: {shown}. Its results "
+        f"Expected the experiment that {run_dir.path} was started with, but this is another one: {shown}. Its results "
         "would be a mixture. Leave out what differs, start another run, or mix them with `resume_force=true`."
     )
 
@@ -179,7 +179,7 @@ def config_differences(
         if any(covers(one, key) for one in may_differ):
             continue
         before, after = old.get(key, "nothing"), new.get(key, "nothing")
-        if begins_where_started(key, given):
+        if starts_where_started(key, given):
             same = _places(before, place or Path.cwd()) == _places(after, Path.cwd())
         elif key.endswith("base_url"):
             same = _without_port(before) == _without_port(after)
@@ -232,10 +232,10 @@ def _wall_sec(run_dir: RunDir, results: Sequence[EpisodeResult]) -> float:
         for text in read_record(run_dir.sessions).splitlines():
             with suppress(ValueError, TypeError, OverflowError, RecursionError):  # a torn line is no use
                 line = json.loads(text)
-                starts += [float(line["began"])] if "began" in line else []
+                starts += [float(line["started"])] if "started" in line else []
                 ends += [float(line["ended"])] if "ended" in line else []
     ends += [result.finished_at for result in results]
     total = 0.0
-    for began, following in pairwise([*starts, math.inf]):
-        total += max((end - began for end in ends if began <= end < following), default=0.0)
+    for started, following in pairwise([*starts, math.inf]):
+        total += max((end - started for end in ends if started <= end < following), default=0.0)
     return total

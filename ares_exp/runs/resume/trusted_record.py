@@ -25,7 +25,7 @@ from ares_exp.config.targets import classes_of_options
 from ares_exp.errors import ConfigError
 from ares_exp.records.run_dir import SWEEP_RECORD, RunDir
 from ares_exp.records.secrets import MASK
-from ares_exp.runs.resume.recorded_run import RecordedRun, begins_where_started, recorded_config
+from ares_exp.runs.resume.recorded_run import RecordedRun, recorded_config, starts_where_started
 
 SCORERS = "env.scorers"
 _NOT_OF_THE_RUN = ("defaults", "hydra")
@@ -69,7 +69,7 @@ def check_trust(run_dir: Path, *, forced: bool) -> None:
 def values_of(run: RecordedRun) -> dict[str, Any]:
     """Returns the recorded config of a run in a form to compose from.
 
-    Its values are those that were recorded when the run began, as text: nothing in them is interpolated. But a
+    Its values are those that were recorded when the run started, as text: nothing in them is interpolated. But a
     reference to another key, or to the run's directory, stays a reference, so that a key that is typed now applies
     wherever it is referred to, and a new run writes in its own directory.
 
@@ -98,7 +98,7 @@ def values_as_meant(run: RecordedRun) -> dict[str, Any]:
             return {name: meant(f"{key}.{name}", one) for name, one in value.items()}
         if isinstance(value, list):
             return [meant(key, one) for one in value]
-        return str(place / value) if isinstance(value, str) and value and begins_where_started(key, given) else value
+        return str(place / value) if isinstance(value, str) and value and starts_where_started(key, given) else value
 
     return values if place == Path.cwd() else {key: meant(key, value) for key, value in values.items()}
 

@@ -29,7 +29,7 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class SweepInterrupted(Exception):
-    """The sweep ends early: this job was cut short, or not begun. A BaseException would break a launcher's worker."""
+    """The sweep ends early: this job was cut short, or not started. A BaseException would break a launcher's worker."""
 
 
 def is_stopped(sweep_dir: Path) -> bool:

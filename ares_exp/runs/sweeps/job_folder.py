@@ -42,7 +42,7 @@ class JobFolder:
 
     Attributes:
         path: The folder.
-        summary: Totals of its run so far; `None` if no run was begun.
+        summary: Totals of its run so far; `None` if no run was started.
         failure: Exit code and message, where it was refused or failed.
     """
 
@@ -101,7 +101,7 @@ class JobFolder:
 
 
 def job_folders(sweep_dir: Path, *, depth: int = DEPTH) -> Iterator[Path]:
-    """Yields the folders in which jobs of a sweep have begun to write, numbered ones in their order."""
+    """Yields the folders in which jobs of a sweep have started to write, numbered ones in their order."""
     try:
         folders = [path for path in sweep_dir.iterdir() if path.is_dir() and not path.name.startswith(".")]
     except OSError as error:

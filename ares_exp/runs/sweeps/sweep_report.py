@@ -60,7 +60,7 @@ class SweepReport:
     Attributes:
         path: The folder.
         plan: What the sweep was to consist of.
-        rows: One for each job, those that have not begun included.
+        rows: One for each job, those that have not started included.
         exit_code: What the command that played the sweep exits with, unless it was interrupted.
     """
 
@@ -97,7 +97,7 @@ class SweepReport:
         return cls(path, plan, rows, max((job.exit_code for job in jobs), default=exit_codes.COMPLETE))
 
     @property
-    def has_begun(self) -> bool:
+    def has_started(self) -> bool:
         """Whether any job left something."""
         return any(row.state is not JobState.NOT_STARTED for row in self.rows)
 

@@ -28,7 +28,7 @@ class BuildOptions:
     """Options for building images.
 
     Attributes:
-        base_image: What they begin with.
+        base_image: What they start with.
         repository: Where repositories are: an address, with `{repo}` for `owner/name`; or a folder, the repository
             itself or with it at `owner/name`.
         setup: Shell commands before the repository is there: packages of the system.

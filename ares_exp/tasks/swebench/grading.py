@@ -97,9 +97,9 @@ def grade(log: str, expected: Expectation) -> Grade:
         log: Output of the tests between markers (`eval_commands.marked`), and their exit code.
         expected: What they are to do; the parser is one of `LOG_PARSERS`.
     """
-    _, begun, rest = log.partition(START_MARKER)
+    _, started, rest = log.partition(START_MARKER)
     between, ended, _ = rest.partition(END_MARKER)
-    if not (begun and ended):
+    if not (started and ended):
         return nothing_to_grade(expected, "The tests did not run to their end: the log lacks its markers.")
     statuses, exit_code = LOG_PARSERS[expected.log_parser](between), exit_code_of(log)
     if not statuses:

@@ -88,7 +88,7 @@ class SweBenchStage:
     Attributes:
         row: The row.
         conditions: How it is played and graded.
-        verifier_spec: The container that the tests are run in, as the agent's was when it began.
+        verifier_spec: The container that the tests are run in, as the agent's was when it started.
     """
 
     row: SweBenchRow
@@ -97,7 +97,7 @@ class SweBenchStage:
 
     name = ""
     agent_timeout_sec = AGENT_TIMEOUT_SEC
-    begin_timeout_sec = 2 * _PROBE_SEC
+    start_timeout_sec = 2 * _PROBE_SEC
     collect_timeout_sec = 600.0
     verifier_network = PUBLIC
 
@@ -132,7 +132,7 @@ class SweBenchStage:
         """Bound on the tests, and time to apply patches and to grade."""
         return self.conditions.test_timeout_sec + _GRADING_SEC
 
-    async def begin(self, container: Container) -> None:
+    async def start(self, container: Container) -> None:
         """Checks that the image has what runs the tests, before an agent works for nothing.
 
         Raises:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ares_exp.errors import TaskError
 
-_BEGIN = b"version https://git-lfs.github.com/spec/v1\n"
+_START = b"version https://git-lfs.github.com/spec/v1\n"
 _MAX_BYTES = 1024
 """The size of a pointer, at most, by the specification of Git LFS."""
 
@@ -38,6 +38,6 @@ def _is_pointer(path: Path) -> bool:
         if not path.is_file() or path.stat().st_size > _MAX_BYTES:
             return False
         with path.open("rb") as file:
-            return file.read(len(_BEGIN)) == _BEGIN
+            return file.read(len(_START)) == _START
     except OSError:  # who needs it says so
         return False

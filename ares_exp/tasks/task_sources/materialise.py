@@ -22,7 +22,7 @@ def materialise(task: Path, target: Path) -> None:
 
     Raises:
         TaskError: A link is absolute, leads out or nowhere, or to a folder with links; or there is too much. The
-            message begins with the entry's path in the task.
+            message starts with the entry's path in the task.
         OSError: It cannot be read or written.
     """
     root = task.resolve()

@@ -1,4 +1,4 @@
-"""`TaskSource`: tasks that are read when a run begins, from a local folder or from where a list says they are."""
+"""`TaskSource`: tasks that are read when a run starts, from a local folder or from where a list says they are."""
 
 from __future__ import annotations
 

@@ -50,10 +50,10 @@ async def await_health(check: HealthCheck, container: Container, *, user: User |
 
 
 async def _run(check: HealthCheck, container: Container, user: User | None) -> None:
-    begins_to_count = time.monotonic() + check.start_period_sec
+    starts_to_count = time.monotonic() + check.start_period_sec
     failures = 0
     while True:
-        counts = time.monotonic() >= begins_to_count
+        counts = time.monotonic() >= starts_to_count
         result = await container.exec(check.command, user=user, timeout_sec=whole_seconds(check.timeout_sec))
         if result.timed_out:  # no failed attempt: the state of its command is unknown
             raise HealthcheckError(

@@ -66,7 +66,7 @@ class TimeLimits:
         start = self.start(task)
         phases: list[float | None] = [start, task.set_up_timeout_sec]
         for stage in task.stages:
-            before, after = stage.begin_timeout_sec, stage.collect_timeout_sec
+            before, after = stage.start_timeout_sec, stage.collect_timeout_sec
             phases += [before, self.agent(stage), after, self._verification(task, stage)]
         return replace(task.container_spec, start_timeout_sec=start, lifetime_sec=_sum(phases))
 

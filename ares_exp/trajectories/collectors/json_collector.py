@@ -14,7 +14,7 @@ from pydantic import validate_call
 
 from ares_exp.records.run_dir import append_durably, append_text
 from ares_exp.trajectories.collector import EpisodeCollector, EpisodeHandle
-from ares_exp.trajectories.files.episode_file import begin_line, dump_episode, end_line, step_line
+from ares_exp.trajectories.files.episode_file import dump_episode, end_line, start_line, step_line
 from ares_exp.trajectories.files.line_file import ZSTD, write_lines
 from ares_exp.trajectories.files.writer_lock import WriterLock
 from ares_exp.trajectories.records import EpisodeTrajectory
@@ -41,7 +41,7 @@ class JsonTrajectoryCollector(EpisodeCollector):
         """Takes the directory; `begin_episode` makes it.
 
         Args:
-            output_dir: Made when the first episode begins.
+            output_dir: Made when the first episode starts.
             compression: `"zstd"` writes `{episode_id}.json.zst` when the episode ends, in place of `{episode_id}.json`.
             clock: Gives epoch seconds.
         """
@@ -66,7 +66,7 @@ class JsonTrajectoryCollector(EpisodeCollector):
         """
         if episode_id is not None and (not SAFE_NAME.fullmatch(episode_id) or episode_id.startswith(".")):
             raise ValueError(
-                "Expected an episode id of letters, digits, '.', '_' and '-', not beginning with '.', "
+                "Expected an episode id of letters, digits, '.', '_' and '-', not starting with '.', "
                 f"got {episode_id!r}."
             )
         if episode_id is not None:
@@ -82,10 +82,10 @@ class JsonTrajectoryCollector(EpisodeCollector):
                 self._directory.release(episode_id)
             raise
 
-    def _begun(self, handle: EpisodeHandle) -> None:
+    def _started(self, handle: EpisodeHandle) -> None:
         try:
             self._hold_directory(handle.episode_id)
-            append_text(self._path(handle), begin_line(handle), flags=os.O_CREAT | os.O_EXCL)
+            append_text(self._path(handle), start_line(handle), flags=os.O_CREAT | os.O_EXCL)
         except OSError as error:
             if isinstance(error, FileExistsError):
                 raise _taken(handle.episode_id, self._path(handle)) from None

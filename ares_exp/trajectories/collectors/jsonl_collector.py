@@ -13,7 +13,7 @@ from pydantic import validate_call
 
 from ares_exp.records.run_dir import append_durably, append_text
 from ares_exp.trajectories.collector import EpisodeCollector, EpisodeHandle
-from ares_exp.trajectories.files.episode_file import begin_line, dump_episode, end_line, step_line
+from ares_exp.trajectories.files.episode_file import dump_episode, end_line, start_line, step_line
 from ares_exp.trajectories.files.writer_lock import WriterLock
 from ares_exp.trajectories.records import EpisodeTrajectory
 
@@ -26,7 +26,7 @@ class JsonlTrajectoryCollector(EpisodeCollector):
         """Takes the file; `begin_episode` makes it.
 
         Args:
-            path: The file; made, and its directory, when the first episode begins.
+            path: The file; made, and its directory, when the first episode starts.
             clock: Gives epoch seconds.
         """
         super().__init__(clock=clock)
@@ -35,12 +35,12 @@ class JsonlTrajectoryCollector(EpisodeCollector):
         self._was_made = False
         self._writing = WriterLock()
 
-    def _begun(self, handle: EpisodeHandle) -> None:
+    def _started(self, handle: EpisodeHandle) -> None:
         try:
             self._make_file(handle)
             # First the lock: whoever finds our line must not take us for dead.
             self._writing.acquire(self.path, handle.episode_id)
-            append_text(self.path, f"{chr(10) if _is_torn(self.path) else ''}{begin_line(handle, shared=True)}")
+            append_text(self.path, f"{chr(10) if _is_torn(self.path) else ''}{start_line(handle, shared=True)}")
         except OSError as error:  # no reason not to collect: there may be room again when the episode ends
             handle.unwritten = error
 
@@ -72,7 +72,7 @@ class JsonlTrajectoryCollector(EpisodeCollector):
 
 
 def _is_torn(path: Path) -> bool:
-    """Whether a new line must be begun: a crash of the machine may have left half of one."""
+    """Whether a new line must be started: a crash of the machine may have left half of one."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))

@@ -10,7 +10,7 @@
 | an assistant's message of no action | an agent step with `is_copied_context` and without LLM call |
 | a command | a tool call `bash` of the agent step, unless the LLM made tool calls: those are the calls then |
 | `tools` | `agent.tool_definitions` |
-| a sub-agent's or a side call's answer | an agent step with its `lane` in `extra.ares_exp` |
+| a sub-agent's or a background request's answer | an agent step with its `conversation` in `extra.ares_exp` |
 | a request of another conversation than the one before | a system step with `extra.context_management`, likewise |
 | a history that was rewritten | a system step with `extra.context_management`, its observation what was kept |
 
@@ -29,7 +29,7 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from ares_exp.environment import MAIN_LANE
+from ares_exp.environment import MAIN_CONVERSATION
 from ares_exp.llms.request import FrozenList, Message
 from ares_exp.llms.wire import plain
 from ares_exp.records.run_dir import dump_json
@@ -48,14 +48,15 @@ from ares_exp.trajectories.exports.atif_messages import (
 )
 from ares_exp.trajectories.exports.atif_schema import NEWEST_VERSION, Step, validate_atif
 from ares_exp.trajectories.files.line_file import write_lines
-from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, lane_of
+from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, conversation_of
 
 ATIF_SUFFIX = ".atif.json"
 MAX_CONTEXT_CHARS = 10_000
 REWRITTEN = "The agent rewrote its history: the document says so and shows what it kept, long texts cut"
 NO_CHAT = "Observations or actions that are no chat requests and answers became JSON text"
-OTHER_LANES = (
-    "Steps of sub-agents and side calls stand among those of the main conversation: `lane` says whose they are"
+OTHER_CONVERSATIONS = (
+    "Steps of sub-agents and background requests stand among those of the main conversation: `conversation` names the "
+    "conversation of each"
 )
 PARTS = "Parts of messages that ATIF has no place for became text that names them"
 SURROGATES = "Half surrogate pairs, which no JSON text can hold, became replacement characters"
@@ -105,7 +106,7 @@ class _AtifWriter:
         self._settings: dict[str, Any] = {}
         self._first_settings: dict[str, Any] = {}  # of the first request, which no agent step asks for
         self._prompt: str | None = None
-        self._lane = MAIN_LANE  # of the request before
+        self._conversation = MAIN_CONVERSATION  # of the request before
         self._timestamp: str | None = None
         self._messages: Sequence[Mapping[str, Any]] = FrozenList()  # of the request before
         self._shown: set[str] = set()  # every message that was shown so far, as JSON text
@@ -167,8 +168,8 @@ class _AtifWriter:
         """Shows an action; returns its agent step, and the message that agents keep of it, if it is a reply."""
         commands = [asdict(command) for command in record.commands]
         ours: dict[str, Any] = {"record": _record_fields(record)}
-        if self._lane != MAIN_LANE:
-            ours["lane"] = self._lane
+        if self._conversation != MAIN_CONVERSATION:
+            ours["conversation"] = self._conversation
         reply = None
         if (answer := _answer_fields(record.action)) is not None:
             fields, rest = answer
@@ -197,7 +198,7 @@ class _AtifWriter:
             self._emit({"source": "user", "message": dumps(observation, ensure_ascii=False)})
             return
         step, reply = acted if acted is not None else (None, None)
-        before, self._lane = self._lane, lane_of(observation)
+        before, self._conversation = self._conversation, conversation_of(observation)
         if settings := self._changed_settings(observation):
             (self._first_settings if step is None else step["extra"][OURS])["settings"] = settings
         if (prompt := observation.get("system_prompt")) is not None and prompt != self._prompt:
@@ -206,10 +207,10 @@ class _AtifWriter:
         messages = observation["messages"]
         new = self._appended(messages, reply)
         if new is None:
-            self._dropped[REWRITTEN if before == self._lane else OTHER_LANES] = None
+            self._dropped[REWRITTEN if before == self._conversation else OTHER_CONVERSATIONS] = None
             shown = self._shown if reply is None else self._shown | {_key(reply)}
             new = [message for message in messages if _key(message) not in shown]
-            self._tell_replacing(messages, new, None if before == self._lane else self._lane)
+            self._tell_replacing(messages, new, None if before == self._conversation else self._conversation)
             step = None
         self._messages = messages
         self._shown.update(map(_key, new if reply is None else [*new, reply]))
@@ -218,7 +219,7 @@ class _AtifWriter:
     def _appended(
         self, messages: Sequence[Mapping[str, Any]], reply: Mapping[str, Any] | None
     ) -> Sequence[Mapping[str, Any]] | None:
-        """Returns the messages after the previous request and its reply; `None` if the request does not begin so."""
+        """Returns the messages after the previous request and its reply; `None` if the request does not start so."""
         length = len(self._messages)
         if messages[:length] != self._messages:
             return None
@@ -240,13 +241,17 @@ class _AtifWriter:
         return settings
 
     def _tell_replacing(
-        self, messages: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], lane: str | None
+        self, messages: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], conversation: str | None
     ) -> None:
-        """Says that a request does not go on from the one before: of the `lane` named, or with a rewritten history."""
+        """Notes that a request does not continue the previous one: another conversation, or a rewritten history."""
         fresh = set(map(id, new))
         old = [message for message in messages if id(message) not in fresh]
         kept = "\n\n".join(f"[{message.get('role')}]\n{_text(message)}" for message in old)
-        what = "The agent rewrote its history" if lane is None else f"The agent goes on in its conversation {lane}"
+        what = (
+            "The agent rewrote its history"
+            if conversation is None
+            else f"The agent goes on in its conversation {conversation}"
+        )
         self._emit(
             {
                 "source": "system",
@@ -329,8 +334,12 @@ def _answer_fields(action: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
 
 def _record_fields(record: StepRecord) -> dict[str, Any]:
     values = {name: getattr(record, name) for name in (*_RECORD, *_SECONDS)}
-    asides = {"asides": [aside.to_dict() for aside in record.asides]} if record.asides else {}
-    return {name: value for name, value in values.items() if name in _RECORD or value is not None} | asides
+    background_requests = (
+        {"background_requests": [background_request.to_dict() for background_request in record.background_requests]}
+        if record.background_requests
+        else {}
+    )
+    return {name: value for name, value in values.items() if name in _RECORD or value is not None} | background_requests
 
 
 def _command_call(call_id: str, command: dict[str, Any]) -> dict[str, Any]:

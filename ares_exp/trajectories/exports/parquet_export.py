@@ -18,8 +18,8 @@ one row whose step columns are null. The rows of an episode follow each other, i
 | `step_index`, `step_type`, `reward`, `discount`, `timestamp` | as in `StepRecord` |
 | `returns_to_go` | rewards from this step on, undiscounted; null on FIRST, and if the episode has no reward |
 | `policy_sec`, `environment_sec`, `container_sec` | wall seconds |
-| `lane` | the conversation of the response that led here; null on FIRST |
-| `request_lane` | the conversation of the pending request; null on LAST |
+| `conversation` | the conversation of the response that led here; null on FIRST |
+| `request_conversation` | the conversation of the pending request; null on LAST |
 | `model`, `policy_version`, `finish_reason`, `prompt_tokens`, `generated_tokens`, `cost` | of the response |
 | `cached_tokens`, `reasoning_tokens` | parts of the prompt's and of the generated tokens; null if not known |
 | `response` | the text of the response |
@@ -48,8 +48,8 @@ from ares_exp.trajectories.records import (
     EpisodeTrajectory,
     StepRecord,
     command_to_dict,
+    conversation_of,
     deserialize_llm_response,
-    lane_of,
 )
 
 PARQUET_SUFFIX = ".parquet"
@@ -137,8 +137,8 @@ def _columns(pa: Any) -> dict[str, Any]:
         "policy_sec": number,
         "environment_sec": number,
         "container_sec": number,
-        "lane": text,
-        "request_lane": text,
+        "conversation": text,
+        "request_conversation": text,
         "model": text,
         "policy_version": text,
         "finish_reason": text,
@@ -177,21 +177,21 @@ def _episode_rows(episode: EpisodeTrajectory) -> Iterator[dict[str, Any]]:
         yield of_episode
         return
     encoder = StepEncoder()
-    lane: str | None = None
+    conversation: str | None = None
     for record, gain in zip(episode.steps, (None, *episode.returns_to_go()), strict=True):
-        asked = None if record.observation is None else lane_of(record.observation)
+        asked = None if record.observation is None else conversation_of(record.observation)
         messages = encoder.encode(record)[1].get("adds", {}).get("messages")
         yield {
             **of_episode,
             **{name: getattr(record, name) for name in _OF_STEP},
             "returns_to_go": gain,
-            "lane": lane,
-            "request_lane": asked,
+            "conversation": conversation,
+            "request_conversation": asked,
             "messages_added": dump_json(messages) if messages else None,
             "commands": [command_to_dict(command) for command in record.commands],
             **_response_columns(record),
         }
-        lane = asked
+        conversation = asked
 
 
 def _response_columns(record: StepRecord) -> dict[str, Any]:

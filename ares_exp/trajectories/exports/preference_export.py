@@ -8,7 +8,7 @@ report.sentences()          # what was left out, and why
 ```
 
 An attempt is the conversation with which an episode ended: its last main conversation, if it has one. The prompt of a
-pair is the longest beginning of both attempts that ends before a response of the model. `chosen` and `rejected` are the
+pair is the longest start of both attempts that ends before a response of the model. `chosen` and `rejected` are the
 rest of the better and of the worse attempt.
 """
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from ares_exp.environment import MAIN_LANE
+from ares_exp.environment import MAIN_CONVERSATION
 from ares_exp.llms.wire import plain
 from ares_exp.records.run_dir import dump_json
 from ares_exp.trajectories.exports.training_conversations import (
@@ -91,10 +91,10 @@ def preference_rows(
 
 
 def _last(talked: Iterable[Conversation]) -> Conversation | None:
-    """Returns the last conversation of the main lane, or of any where that has none."""
+    """Returns the last conversation of the main conversation, or of any where that has none."""
     last: Conversation | None = None
     for conversation in talked:
-        if conversation.lane == MAIN_LANE or last is None or last.lane != MAIN_LANE:
+        if conversation.conversation == MAIN_CONVERSATION or last is None or last.conversation != MAIN_CONVERSATION:
             last = conversation
     return last
 
@@ -119,7 +119,7 @@ def _pairs_of_task(
             made.add(text)
             yield alternatives | {
                 "task": task,
-                "lane": better.conversation.lane,
+                "conversation": better.conversation.conversation,
                 "chosen_episode_id": better.episode_id,
                 "chosen_reward": better.reward,
                 "rejected_episode_id": worse.episode_id,
@@ -151,7 +151,7 @@ def _alternatives(better: Conversation, worse: Conversation) -> dict[str, Any] |
     replies = (at for at in range(latest, -1, -1) if _is_reply(chosen[at]) and _is_reply(rejected[at]))
     start = next(replies, 0)
     if start == 0:
-        return "of attempts that have no beginning in common"
+        return "of attempts that have no start in common"
     return {
         "prompt": plain(chosen[:start]),
         "chosen": plain(chosen[start:]),

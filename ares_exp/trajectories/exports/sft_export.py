@@ -2,13 +2,13 @@
 
 ```
 rows, report = sft_rows(load("outputs/first", min_reward=1.0).trajectories())
-for row in rows:            # {"messages": [...], "tools": [...], "episode_id": …, "task": …, "lane": …, "reward": …}
+for row in rows:  # {"messages": [...], "tools": [...], "episode_id": …, "task": …, "conversation": …, "reward": …}
     print(dump_json(row), file=file)
 report.sentences()          # what was left out, and why
 ```
 
 One row is a whole conversation whose last message is the model's. Of an episode only the maximal conversations become
-rows: one that another of its conversations begins with is part of that one's row. So an agent that only ever appends
+rows: one that another of its conversations starts with is part of that one's row. So an agent that only ever appends
 gives one row, and one that rewrites its history a row for every version. The same conversation again, also in another
 episode, gives no second row.
 """
@@ -80,13 +80,13 @@ def _rows(
             yield row | {
                 "episode_id": trajectory.episode_id,
                 "task": trajectory.task_name,
-                "lane": conversation.lane,
+                "conversation": conversation.conversation,
                 "reward": trajectory.total_reward,
             }
 
 
 def _maximal(all_of_them: Iterable[Conversation]) -> list[Conversation]:
-    """Returns the conversations that no other one begins with."""
+    """Returns the conversations that no other one starts with."""
     tree = ConversationWriter()
     by_node: dict[int, Conversation] = {}
     parents: set[int] = set()

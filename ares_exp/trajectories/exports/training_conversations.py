@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeGuard
 
-from ares_exp.environment import MAIN_LANE
+from ares_exp.environment import MAIN_CONVERSATION
 from ares_exp.llms.reasoning import KnownReasoning, reasoning_text
 from ares_exp.llms.request import FrozenList, Message, freeze
 from ares_exp.llms.response import ThinkingData
 from ares_exp.records.terminal_text import count_of
-from ares_exp.trajectories.records import EpisodeTrajectory, lane_of
+from ares_exp.trajectories.records import EpisodeTrajectory, conversation_of
 
 ToolArguments = Literal["text", "object"]
 Reasoning = Literal["field", "think"]
@@ -64,12 +64,12 @@ class Conversation:
     Attributes:
         tools: Definitions of the tools that the model could call; empty for none.
         messages: From the system prompt to the reply, never changing and shared where they are equal.
-        lane: Whose it is: `main`, or the name of a sub-agent's or a side call's.
+        conversation: Whose it is: `main`, or the name of a sub-agent's or a background request's.
     """
 
     tools: FrozenList
     messages: FrozenList
-    lane: str = MAIN_LANE
+    conversation: str = MAIN_CONVERSATION
 
 
 def conversations(
@@ -100,7 +100,7 @@ def conversations(
             if thinking and reasoning is None:
                 report.left_out["replies' reasoning (--reasoning keeps it)"] += 1
             messages = FrozenList((*request.messages, reader.remembered(reply, thinking)))
-            yield Conversation(request.tools, messages, lane_of(asked.observation or {}))
+            yield Conversation(request.tools, messages, conversation_of(asked.observation or {}))
 
 
 class _ChatReader:

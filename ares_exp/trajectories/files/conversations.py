@@ -52,7 +52,7 @@ class ConversationWriter:
         self._given: Sequence[Mapping[str, Any]] = ()  # the previous conversation
         self._previous = FrozenList()  # the same, of the table's messages
         self._indices: list[int] = []  # of the previous conversation's messages in the table
-        self._nodes: list[int] = []  # of the previous conversation's beginnings
+        self._nodes: list[int] = []  # of the previous conversation's starts
 
     def add(self, conversation: Sequence[Mapping[str, Any]]) -> Added:
         """Returns the node of `conversation`, whose messages must never change."""
@@ -77,7 +77,7 @@ class ConversationWriter:
         return Added(node, messages, self.messages[known:], new_nodes)
 
     def _shared_with_previous(self, conversation: Sequence[Mapping[str, Any]]) -> int:
-        """Counts the messages that `conversation` shares with the beginning of the previous one."""
+        """Counts the messages that `conversation` shares with the start of the previous one."""
         if len(conversation) >= len(self._given) and all(map(is_, self._given, conversation)):
             return len(self._given)  # most agents only ever append to one list
         count = 0
@@ -133,10 +133,10 @@ class ConversationReader:
         if type(node) is not int or not EMPTY <= node < len(self._nodes):
             raise ValueError(f"expected a conversation below {len(self._nodes)}, got {node!r:.80}")
         at, tail = node, []
-        while (begun := self._read.get(at)) is None:
+        while (started := self._read.get(at)) is None:
             at, index = self._nodes[at]
             tail.append(self.messages[index])
-        messages = FrozenList((*begun, *reversed(tail))) if tail else begun
+        messages = FrozenList((*started, *reversed(tail))) if tail else started
         self._repeated += len(messages)
         if self._repeated > MAX_REPEATED_MESSAGES:
             raise ValueError(f"expected at most {MAX_REPEATED_MESSAGES} messages in all requests together, got more")

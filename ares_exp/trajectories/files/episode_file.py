@@ -1,6 +1,6 @@
 """The files of episodes (schema version 3): JSON files of one episode, and JSON Lines files of any number.
 
-Both consist of the same records. `begin` is written when the episode starts, `step` for each step, `end` when the
+Both consist of the same records. `start` is written when the episode starts, `step` for each step, `end` when the
 episode has ended. A record is one line, so that a file can be read while it grows and after its process was killed.
 
 A JSON file is one JSON object when its last line is written:
@@ -13,7 +13,7 @@ A JSON file is one JSON object when its last line is written:
 ```
 
 Each line of a JSON Lines file is a JSON object with the `type` of the record and the `episode_id`. Lines of different
-episodes may be mixed. A `begin` with the id of an episode without an end starts that episode again. Empty lines are
+episodes may be mixed. A `start` with the id of an episode without an end starts that episode again. Empty lines are
 ignored: a writer that finds the last line without its end, torn or just being written by another thread, ends it first.
 
 A step is encoded as `step_encoding` describes; the other fields are the fields of `EpisodeTrajectory`. An episode
@@ -48,11 +48,11 @@ STEPS = '"steps": ['
 MAX_PROBLEMS = 10
 """Maximum number of problems of one file that are described. Others are counted: it may be a file of another kind."""
 _STEP = re.compile(r'\{"type": "step", "episode_id": ("(?:[^"\\]|\\.)*"), ')
-"""The beginning of a step in a JSON Lines file of this package. Lines of other writers are parsed."""
+"""The start of a step in a JSON Lines file of this package. Lines of other writers are parsed."""
 
 
-class BegunEpisode(Protocol):
-    """The facts of an episode when it begins: a collector's handle, or a whole trajectory."""
+class StartedEpisode(Protocol):
+    """The facts of an episode when it starts: a collector's handle, or a whole trajectory."""
 
     @property
     def episode_id(self) -> str:
@@ -68,14 +68,14 @@ class BegunEpisode(Protocol):
     def metadata(self) -> Mapping[str, Any]: ...  # noqa: D102
 
 
-def opening_fields(begun: BegunEpisode) -> dict[str, Any]:
-    """Returns the fields of an episode that are written when it begins."""
+def opening_fields(started: StartedEpisode) -> dict[str, Any]:
+    """Returns the fields of an episode that are written when it starts."""
     return {
         "schema_version": SCHEMA_VERSION,
-        "episode_id": begun.episode_id,
-        "task_name": begun.task_name,
-        "start_time": begun.start_time,
-        "metadata": begun.metadata,
+        "episode_id": started.episode_id,
+        "task_name": started.task_name,
+        "start_time": started.start_time,
+        "metadata": started.metadata,
     }
 
 
@@ -95,15 +95,15 @@ def closing_fields(trajectory: EpisodeTrajectory) -> dict[str, Any]:
     }
 
 
-def begin_line(begun: BegunEpisode, *, shared: bool = False) -> str:
+def start_line(started: StartedEpisode, *, shared: bool = False) -> str:
     """Returns the line that opens an episode.
 
     Args:
-        begun: The episode.
+        started: The episode.
         shared: Whether the line is for a JSON Lines file. It is the same argument of the following functions.
     """
-    fields = opening_fields(begun)
-    return _shared_line("begin", begun.episode_id, fields) if shared else f"{dump_json(fields)[:-1]}, {STEPS}\n"
+    fields = opening_fields(started)
+    return _shared_line("start", started.episode_id, fields) if shared else f"{dump_json(fields)[:-1]}, {STEPS}\n"
 
 
 def step_line(episode_id: str, encoded: Mapping[str, Any], *, first: bool, shared: bool = False) -> str:
@@ -120,7 +120,7 @@ def end_line(trajectory: EpisodeTrajectory, *, shared: bool = False) -> str:
 def dump_episode(trajectory: EpisodeTrajectory, *, shared: bool = False) -> Iterator[str]:
     """Yields all lines of one episode."""
     encoder = StepEncoder()
-    yield begin_line(trajectory, shared=shared)
+    yield start_line(trajectory, shared=shared)
     for number, record in enumerate(trajectory.steps):
         yield step_line(trajectory.episode_id, encoder.encode(record)[1], first=number == 0, shared=shared)
     yield end_line(trajectory, shared=shared)
@@ -173,7 +173,7 @@ def _header(data: Mapping[str, Any]) -> EpisodeTrajectory:
 
 
 def _lost(head: Mapping[str, Any], steps: Sequence[StepRecord]) -> EpisodeTrajectory:
-    """Makes an episode of its beginning. Raises `ValueError` if `head` is invalid."""
+    """Makes an episode of its start. Raises `ValueError` if `head` is invalid."""
     last = steps[-1] if steps else None
     outcome = Outcome.LOST
     error: ErrorInfo | None = ErrorInfo("lost", f"the end is missing; {len(steps)} steps are left")
@@ -295,14 +295,14 @@ def find_episodes(
 def _take(line: Line, path: Path, episodes: dict[str, FoundEpisode], *, with_steps: bool) -> Iterator[FoundEpisode]:
     """Applies one line; yields the episode that it ended, if it did. Raises one of `BROKEN` for a broken line."""
     kind, episode_id, text = (_records_of_jsonl if is_shared(path) else _records_of_json)(line)
-    if kind == "begin":
+    if kind == "start":
         episodes[episode_id] = FoundEpisode(_head(text))
     elif kind not in ("step", "end"):
-        raise ValueError(f"expected `type` to be begin, step or end, got {kind!r:.80}")
+        raise ValueError(f"expected `type` to be start, step or end, got {kind!r:.80}")
     if (episode := episodes.get(episode_id)) is None:
-        raise ValueError(f"episode {episode_id!r:.80} has not begun, or has ended")
+        raise ValueError(f"episode {episode_id!r:.80} has not started, or has ended")
     episode.offsets.append(line.offset)
-    if kind != "begin":
+    if kind != "start":
         episode.take(kind, text, with_steps=with_steps)
     if episode.ended is not None:
         yield episodes.pop(episode_id)
@@ -334,7 +334,7 @@ def end_lost_episodes(path: Path) -> None:
 def _records_of_json(line: Line) -> tuple[str, str, str]:
     """Returns the type of a record of a JSON file, no id, and its JSON."""
     if not line.offset:
-        return "begin", "", f"{line.text.rstrip()}]}}"
+        return "start", "", f"{line.text.rstrip()}]}}"
     if line.text.startswith("]"):
         return "end", "", "{" + line.text.removeprefix("],")
     return "step", "", line.text.removeprefix(",")

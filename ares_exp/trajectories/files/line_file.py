@@ -22,7 +22,7 @@ class Line(NamedTuple):
     """One line of a file.
 
     Attributes:
-        offset: Where it begins, in bytes of the uncompressed text.
+        offset: Where it starts, in bytes of the uncompressed text.
         number: From 1; 0 where it is not known.
         text: With its line end, if it has one.
     """
@@ -33,7 +33,7 @@ class Line(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Where it begins, in words."""
+        """Where it starts, in words."""
         return _place(self.offset, self.number)
 
 
@@ -47,7 +47,7 @@ def read_lines(path: Path, *, offsets: Sequence[int] | None = None) -> Iterator[
 
     Args:
         path: The file.
-        offsets: Where the only wanted lines begin, in order; the others are passed over. By default all are wanted.
+        offsets: Where the only wanted lines start, in order; the others are passed over. By default all are wanted.
 
     Raises:
         OSError: It cannot be read, or not be decompressed.
@@ -57,7 +57,7 @@ def read_lines(path: Path, *, offsets: Sequence[int] | None = None) -> Iterator[
     with open_regular(path) as raw, _decompressed(raw, path) as file:
         if offsets is None:
             yield _lines(file)
-        elif path.suffix == ZSTD:  # no way to the middle but through the beginning
+        elif path.suffix == ZSTD:  # no way to the middle but through the start
             yield _selected(_lines(file), offsets)
         else:
             yield (_line_at(file, offset) for offset in offsets)
@@ -75,8 +75,8 @@ def first_and_last_line(path: Path) -> tuple[Line, Line]:
         if path.suffix == ZSTD:
             last = deque(lines, maxlen=1)
             return first, last[0] if last else first
-        begins = _last_line_begins(raw, after=raw.tell())
-        return first, first if begins is None else _line_at(raw, begins)
+        starts = _last_line_starts(raw, after=raw.tell())
+        return first, first if starts is None else _line_at(raw, starts)
 
 
 def read_rest(lines: Iterator[Line]) -> str:
@@ -128,8 +128,8 @@ def _selected(lines: Iterator[Line], offsets: Sequence[int]) -> Iterator[Line]:
             offset = next(wanted, None)
 
 
-def _last_line_begins(file: IO[bytes], *, after: int) -> int | None:
-    """Returns the offset of the last line that begins at `after` or later; `None` without one."""
+def _last_line_starts(file: IO[bytes], *, after: int) -> int | None:
+    """Returns the offset of the last line that starts at `after` or later; `None` without one."""
     size = file.seek(0, os.SEEK_END)
     if size <= after:
         return None

@@ -5,7 +5,7 @@ An encoded step is a JSON object with the fields of `StepRecord`, those at their
 - `observation`, if it is a request, has in place of `messages` the number `conversation`, and in place of the other
   fields but `metadata` the number `settings`: they are kept once, as the agent rarely changes them;
 - `action`: a text piece that is the content of a message has that message's number, `{"content_of": 7}`, in place of
-  the text; `prompt_token_ids` that begin like the tokens (prompt and completion) of an earlier step's action are
+  the text; `prompt_token_ids` that start like the tokens (prompt and completion) of an earlier step's action are
   `{"step": 3, "keep": 120, "add": […]}`;
 - `adds` has what the step brought: `messages` and `nodes` (see `conversations`; a request's `conversation` is a node,
   -1 the empty one) and `settings`, each to be appended to what the steps before it brought;
@@ -66,8 +66,10 @@ class StepEncoder:
                 data[name] = seconds
         if record.commands:
             data["commands"] = [command_to_dict(command) for command in record.commands]
-        if record.asides:
-            data["asides"] = [aside.to_dict() for aside in record.asides]
+        if record.background_requests:
+            data["background_requests"] = [
+                background_request.to_dict() for background_request in record.background_requests
+            ]
         if adds:
             data["adds"] = adds
         return record, data
@@ -224,7 +226,7 @@ def _are_ids(tokens: Any) -> bool:
 
 
 def _common_length(earlier: tuple[int, ...], later: tuple[int, ...]) -> int:
-    """Counts the tokens that two lists share at their beginnings, by bisection: comparing slices is fast."""
+    """Counts the tokens that two lists share at their starts, by bisection: comparing slices is fast."""
     low, high = 0, min(len(earlier), len(later))
     while low < high:
         middle = (low + high + 1) // 2

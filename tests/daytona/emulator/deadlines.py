@@ -55,7 +55,7 @@ class Deadlines:
         else:
             sandbox.idle = loop.call_at(due, self.watch, sandbox)
 
-    def begin_stopped(self, sandbox: Sandbox) -> None:
+    def start_stopped(self, sandbox: Sandbox) -> None:
         """Deletes it when it has been stopped for long enough."""
         if sandbox.auto_delete > 0 and sandbox.state == "stopped":
             seconds = sandbox.auto_delete * self.minute

@@ -38,7 +38,7 @@ class Emulator:
         page_size: Bound on the sandboxes and snapshots in one answer.
         max_command_bytes: Length from which commands fail, as they do with a daemon that passes them as an argument;
             `None`: never, as with one that passes them by stdin.
-        patience: Seconds for which an answer about a sandbox waits for the end of what has begun with it.
+        patience: Seconds for which an answer about a sandbox waits for the end of what has started with it.
         can_fork: Whether sandboxes can be forked; the service's containers cannot, its virtual machines can.
     """
 

@@ -153,7 +153,7 @@ class Snapshot:
 
 
 def requested(params: dict[str, Any], source: Source, base: Snapshot | None) -> Sandbox:
-    """A sandbox that has not begun.
+    """A sandbox that has not started.
 
     Args:
         params: What was asked for, a CreateSandbox.

@@ -1,4 +1,4 @@
-"""The sandboxes and snapshots of the service: how they begin, live and end."""
+"""The sandboxes and snapshots of the service: how they start, live and end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Sandboxes(Registry):
         self._tasks: set[asyncio.Task[None]] = set()
 
     def create(self, params: dict[str, Any]) -> Sandbox:
-        """Begins to make what a CreateSandbox asks for.
+        """Starts to make what a CreateSandbox asks for.
 
         Raises:
             Refusal: As the service does.
@@ -59,11 +59,11 @@ class Sandboxes(Registry):
         self._check_room(name)
         sandbox = requested(params, source, base)
         self._enter(sandbox, params.get("labels") or {})
-        sandbox.life = self._begin(self._start(sandbox))
+        sandbox.life = self._launch(self._start(sandbox))
         return sandbox
 
     def fork(self, origin: Sandbox, name: str | None) -> Sandbox:
-        """Begins to make one with the files that `origin` has now, and its settings but for the TTL.
+        """Starts to make one with the files that `origin` has now, and its settings but for the TTL.
 
         Raises:
             Refusal: It does not run, or the name is taken.
@@ -94,11 +94,11 @@ class Sandboxes(Registry):
             copy.source = replace(origin.source, changes=await box.changes(self._boxes.objects))
             await self._start(copy)
 
-        copy.life = self._begin(self._guard(copy, make))
+        copy.life = self._launch(self._guard(copy, make))
         return copy
 
     def take_snapshot(self, origin: Sandbox, name: str) -> None:
-        """Begins to keep the files that `origin` has now under a name.
+        """Starts to keep the files that `origin` has now under a name.
 
         Raises:
             Refusal: It does not run, or the name is taken.
@@ -117,7 +117,7 @@ class Sandboxes(Registry):
                     origin.state = "started"
                     self.deadlines.watch(origin)
 
-        self._begin(self._guard(origin, make))
+        self._launch(self._guard(origin, make))
 
     def find_snapshot(self, id_or_name: str) -> Snapshot | None:
         by_id = (one for one in self.snapshots.values() if one.id == id_or_name)
@@ -134,7 +134,7 @@ class Sandboxes(Registry):
         return sandbox.box
 
     def start(self, sandbox: Sandbox) -> None:
-        """Begins to start one that was stopped.
+        """Starts to start one that was stopped.
 
         Raises:
             Refusal: It is in no state for that.
@@ -145,10 +145,10 @@ class Sandboxes(Registry):
             raise Refusal(400, f"Sandbox is not in valid state: {sandbox.state}")
         sandbox.state = "starting"
         sandbox.dies = asyncio.Event()
-        sandbox.life = self._begin(self._start(sandbox))
+        sandbox.life = self._launch(self._start(sandbox))
 
     def stop(self, sandbox: Sandbox) -> None:
-        """Begins to stop one; its files stay, unless it is to be deleted with that.
+        """Starts to stop one; its files stay, unless it is to be deleted with that.
 
         Raises:
             Refusal: It does not run.
@@ -165,13 +165,13 @@ class Sandboxes(Registry):
             await self._end(sandbox)
             if sandbox.state == "stopping":
                 sandbox.state = "stopped"
-                self.deadlines.begin_stopped(sandbox)
+                self.deadlines.start_stopped(sandbox)
 
         self.deadlines.cancel_idle(sandbox)
-        sandbox.life = self._begin(self._guard(sandbox, make))
+        sandbox.life = self._launch(self._guard(sandbox, make))
 
     def delete(self, sandbox: Sandbox) -> None:
-        """Begins to remove one. Its name is free at once."""
+        """Starts to remove one. Its name is free at once."""
         if sandbox.state in GONE:
             return
         sandbox.state = "destroying"
@@ -186,7 +186,7 @@ class Sandboxes(Registry):
             sandbox.state = "destroyed"
             self.by_id.pop(sandbox.id, None)
 
-        sandbox.life = self._begin(make())
+        sandbox.life = self._launch(make())
 
     def lose(self, sandbox: Sandbox, state: str = "destroyed") -> None:
         """It dies by itself, at once.
@@ -202,7 +202,7 @@ class Sandboxes(Registry):
             self.deadlines.cancel_idle(sandbox)
             sandbox.dies.set()
             sandbox.state, sandbox.error_reason = state, "Sandbox died" if state == "error" else None
-            sandbox.life = self._begin(self._end(sandbox))
+            sandbox.life = self._launch(self._end(sandbox))
 
     async def close(self) -> None:
         """Removes all of them, and makes no others."""
@@ -264,7 +264,7 @@ class Sandboxes(Registry):
             if sandbox.state not in GONE:
                 sandbox.state, sandbox.error_reason = "error", str(error)
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _launch(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

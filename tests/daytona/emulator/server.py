@@ -165,10 +165,10 @@ class Api:
         cpu, memory, disk = (asked.get(key) or least for key, least in (("cpu", 1), ("memory", 1), ("disk", 3)))
         snapshot = Snapshot(name, source, cpu, memory, disk)
         self._sandboxes.snapshots[name] = snapshot
-        begun = answer(models.SnapshotDto, {**snapshot.shown(), "state": "building"})
+        started = answer(models.SnapshotDto, {**snapshot.shown(), "state": "building"})
         if is_unknown(source):
             snapshot.state, snapshot.error_reason = "build_failed", "failed to pull the image: not found"
-        return begun
+        return started
 
     async def get_snapshot(self, request: web.Request) -> web.Response:
         return answer(models.SnapshotDto, self._snapshot(request).shown())

@@ -1,4 +1,4 @@
-"""Pseudo-terminals of sandboxes over WebSockets: bytes both ways, and messages about its beginning and end."""
+"""Pseudo-terminals of sandboxes over WebSockets: bytes both ways, and messages about its start and end."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.errors import SnapshotUnsupportedError, UserError
 from ares_exp.records.results import EpisodeResult, Outcome
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
-from ares_exp.training.sampled_calls import lanes_of
+from ares_exp.training.sampled_calls import conversations_of
 from ares_exp.trajectories import load
 from ares_exp.trajectories.answer_log import logged_episodes
 from ares_exp.trajectories.exports.atif_writer import to_atif
@@ -73,7 +73,12 @@ def test_a_program_solves_a_task_without_a_network() -> None:
     row = play(*replies(probe, GREET, "DONE"))
     assert (row.outcome, row.reward, row.num_steps) == (Outcome.COMPLETED, 1.0, 3)
     assert row.agent is not None
-    assert (row.agent.name, row.agent.requests, row.agent.retries, row.agent.lanes) == ("command", 3, 0, ("main",))
+    assert (row.agent.name, row.agent.requests, row.agent.retries, row.agent.conversations) == (
+        "command",
+        3,
+        0,
+        ("main",),
+    )
     assert row.agent.version is not None
     assert re.fullmatch(r"sha256:[0-9a-f]{16}", row.agent.version)
     requests = asked()
@@ -91,21 +96,21 @@ def test_a_program_solves_a_task_without_a_network() -> None:
     assert not any(b"ares-key-" in data for data in written)
 
 
-def test_conversations_side_by_side_are_lanes() -> None:
+def test_conversations_side_by_side_are_conversations() -> None:
     row = play(*replies("PARTS one|two", "DONE", "DONE", GREET, "DONE"))
     assert (row.reward, row.num_steps) == (1.0, 5)
-    lanes = [request["origin"].get("lane", "main") for request in asked()]
-    assert (lanes[0], lanes[3:]) == ("main", ["main", "main"])
-    assert len({*lanes}) == 3
+    conversations = [request["origin"].get("conversation", "main") for request in asked()]
+    assert (conversations[0], conversations[3:]) == ("main", ["main", "main"])
+    assert len({*conversations}) == 3
     assert row.agent is not None
-    assert {*row.agent.lanes} == {*lanes}
+    assert {*row.agent.conversations} == {*conversations}
     [stored] = load(Path("run"))
     steps = stored.load().steps
     changes = [request_change(steps, number) for number in range(5)]
     assert [(change.base, change.is_rewrite) for change in changes[1:4]] == [(None, False), (None, False), (0, False)]
 
 
-def test_a_replay_plays_the_lanes_again() -> None:
+def test_a_replay_plays_the_conversations_again() -> None:
     play(*replies("PARTS one|two", "DONE", "DONE", GREET, "DONE"))
     results = ares_exp.run(["replay=run", "tracker=none", "hydra.run.dir=again"], quiet=True)
     [row] = results.rows
@@ -117,46 +122,54 @@ def test_a_replay_plays_the_lanes_again() -> None:
 SIDE = ("TITLE a greeting", "Greetings", GREET, "DONE")
 
 
-def test_a_side_call_is_an_observation_or_answered_without_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_background_request_is_an_observation_or_answered_without_a_step(capsys: pytest.CaptureFixture[str]) -> None:
     row = play(*replies(*SIDE))
     assert (row.reward, row.num_steps) == (1.0, 4)
     assert row.agent is not None
-    assert (row.agent.requests, row.agent.asides) == (4, 0)
+    assert (row.agent.requests, row.agent.background_requests) == (4, 0)
     observed = asked()
     Path("run").rename("observed")
-    again = play(*replies(*SIDE), "agent.side_calls=answer")
-    Path("run").rename("aside")
+    again = play(*replies(*SIDE), "agent.background_requests=answer")
+    Path("run").rename("background_request")
     assert (again.reward, again.num_steps) == (1.0, 3)
     assert (again.prompt_tokens, again.generated_tokens) == (row.prompt_tokens, row.generated_tokens), "it is counted"
     assert again.agent is not None
-    assert (again.agent.requests, again.agent.asides, again.agent.lanes) == (4, 1, row.agent.lanes)
-    [stored] = load(Path("aside"))
+    assert (again.agent.requests, again.agent.background_requests, again.agent.conversations) == (
+        4,
+        1,
+        row.agent.conversations,
+    )
+    [stored] = load(Path("background_request"))
     episode = stored.load()
     steps = [step.observation for step in episode.steps if step.observation is not None]
     assert [step["messages"] for step in steps] == [one["messages"] for one in observed if one is not observed[1]]
-    [aside] = [aside for step in episode.steps for aside in step.asides]
-    assert aside in episode.steps[1].asides
-    assert aside.request["messages"] == observed[1]["messages"]
-    assert aside.request["origin"] == {**observed[1]["origin"], "is_aside": True}
-    assert aside.answer["data"][0]["content"] == "Greetings"
-    assert lanes_of(episode) == ["main", row.agent.lanes[1], "main", "main"], "trained on where its lane is asked for"
+    [background_request] = [
+        background_request for step in episode.steps for background_request in step.background_requests
+    ]
+    assert background_request in episode.steps[1].background_requests
+    assert background_request.request["messages"] == observed[1]["messages"]
+    assert background_request.request["origin"] == {**observed[1]["origin"], "is_background": True}
+    assert background_request.answer["data"][0]["content"] == "Greetings"
+    assert conversations_of(episode) == ["main", row.agent.conversations[1], "main", "main"], (
+        "trained on where its conversation is asked for"
+    )
     records = [step["extra"]["ares_exp"]["record"] for step in to_atif(episode)[0]["steps"] if "extra" in step]
-    assert [one["answer"]["data"] for record in records for one in record.get("asides", ())] == [
+    assert [one["answer"]["data"] for record in records for one in record.get("background_requests", ())] == [
         [{"content": "Greetings"}]
     ]
-    assert trajectories(["show", "aside"]) == 0
+    assert trajectories(["show", "background_request"]) == 0
     shown = capsys.readouterr().out
-    assert f"aside {row.agent.lanes[1]}: A title for: a greeting" in shown
+    assert f"background request {row.agent.conversations[1]}: A title for: a greeting" in shown
     assert "Greetings" in shown
 
-    [replayed] = ares_exp.run(["replay=aside", "tracker=none", "hydra.run.dir=again"], quiet=True).rows
+    [replayed] = ares_exp.run(["replay=background request", "tracker=none", "hydra.run.dir=again"], quiet=True).rows
     assert (replayed.outcome, replayed.reward, replayed.num_steps) == (Outcome.COMPLETED, 1.0, 3)
     assert replayed.agent is not None
-    assert replayed.agent.asides == 1
+    assert replayed.agent.background_requests == 1
 
 
-def test_a_side_call_that_cannot_be_answered_is_the_policys_failure() -> None:
-    row = play(*replies("TITLE a greeting"), "agent.side_calls=answer")
+def test_a_background_request_that_cannot_be_answered_is_the_policys_failure() -> None:
+    row = play(*replies("TITLE a greeting"), "agent.background_requests=answer")
     assert (row.outcome, row.num_steps) == (Outcome.POLICY_ERROR, 1)
     assert row.error is not None
     assert "the agent asks for one more (request 2)" in row.error.message
@@ -315,9 +328,11 @@ def test_mistakes_are_refused_before_anything_starts(words: list[str], says: str
         play(*words, *replies("DONE"), command=("agent=command", "agent.command=./x"))
 
 
-def test_a_backend_without_doors_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LocalContainerFactory, "has_doors", False)
-    with pytest.raises(UserError, match=r"agent=command .* by a door, and container=local .*has_doors = True"):
+def test_a_backend_without_forwarded_ports_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalContainerFactory, "forwards_ports", False)
+    with pytest.raises(
+        UserError, match=r"agent=command .* by a forwarded port, and container=local .*forwards_ports = True"
+    ):
         play(*replies("DONE"))
     assert not Path("run/episodes.jsonl").exists()
     assert play("policy=oracle").reward == 1.0, "the oracle plays without the program"

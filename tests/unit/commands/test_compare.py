@@ -249,7 +249,7 @@ def test_of_an_exchanged_component_its_own_arguments_are_not_told(
 def test_a_run_that_was_resumed_for_more_attempts_has_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = (_run(tmp_path / name, _tasks([1, 2]), f"attempts={count}") for name, count in (("a", 1), ("b", 4)))
     assert _document(capsys, a, b)["differing_config"] == {"attempts": ["1", "4"]}
-    sessions = ({"began": 1.0, "attempts": 1}, {"ended": 2.0}, {"began": 3.0, "attempts": 4}, {"ended": 4.0})
+    sessions = ({"started": 1.0, "attempts": 1}, {"ended": 2.0}, {"started": 3.0, "attempts": 4}, {"ended": 4.0})
     (a / "sessions.jsonl").write_text("".join(dump_json(line) + "\n" for line in sessions))
     assert _document(capsys, a, b)["differing_config"] == {}
 
@@ -284,7 +284,7 @@ def test_a_run_that_was_killed_is_compared_with_a_note(tmp_path: Path, capsys: p
     code, text, _ = _compare(capsys, a, b)
     assert code == 0
     assert "A: the last line of its episodes.jsonl is torn, and left out" in text
-    assert "A: it has no summary: it is under way, or was killed" in text
+    assert "A: it has no summary: it is running, or was killed" in text
     assert "B: only 8 of its 12 attempts have ended" in text
 
 

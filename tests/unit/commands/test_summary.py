@@ -84,10 +84,10 @@ def test_several_attempts_tell_pass_rates_and_flaky_tasks(tmp_path: Path) -> Non
         for attempt, reward in enumerate(rewards)
     )
     lines = _render(RunSummary(9, results), tmp_path).splitlines()
-    begin = lines.index("k   pass@k              pass^k")
-    assert [line.split()[:2] for line in lines[begin + 1 : begin + 4]] == [["1", "0.56"], ["2", "0.67"], ["3", "0.67"]]
-    assert lines[begin + 3].endswith("0.33 [0.06, 0.79]")
-    assert lines[begin + 4 : begin + 7] == ["", "1 of 3 tasks flaky: a 2/3", ""]
+    start = lines.index("k   pass@k              pass^k")
+    assert [line.split()[:2] for line in lines[start + 1 : start + 4]] == [["1", "0.56"], ["2", "0.67"], ["3", "0.67"]]
+    assert lines[start + 3].endswith("0.33 [0.06, 0.79]")
+    assert lines[start + 4 : start + 7] == ["", "1 of 3 tasks flaky: a 2/3", ""]
 
 
 def test_pass_rates_of_tasks_with_errors_say_how_many_tasks_they_are_of(tmp_path: Path) -> None:
@@ -240,9 +240,9 @@ def test_one_line_says_where_it_is_how_to_show_it_and_how_to_go_on(
     (run_dir / "sessions.jsonl").touch()
     monkeypatch.chdir(tmp_path)
     show = "Written to outputs/my run; show: ares-exp show 'outputs/my run'"
-    done, begun = (_render(RunSummary(planned, (_result("a", 1.0),)), run_dir) for planned in (1, 2))
+    done, started = (_render(RunSummary(planned, (_result("a", 1.0),)), run_dir) for planned in (1, 2))
     assert done.splitlines()[-2:] == ["", show]
-    assert begun.splitlines()[-2:] == ["", f"{show}; go on: ares-exp resume='outputs/my run'"]
+    assert started.splitlines()[-2:] == ["", f"{show}; go on: ares-exp resume='outputs/my run'"]
     (run_dir / "trajectories").rmdir()
     (run_dir / "sessions.jsonl").unlink()  # merged runs have none
     assert _render(RunSummary(1, ()), run_dir).endswith("\n\nWritten to outputs/my run\n")
@@ -282,7 +282,7 @@ def test_what_was_cut_short_is_no_error(tmp_path: Path) -> None:
     assert not any(line.startswith("errors") for line in lines), "there is one, listed below"
     at = lines.index("Without a reward:")
     assert lines[at + 1 : at + 4] == [
-        "  c (attempt 0): agent_error: AgentError: boom", "  2 attempts cut short", "  1 attempt never begun",
+        "  c (attempt 0): agent_error: AgentError: boom", "  2 attempts cut short", "  1 attempt never started",
     ]  # fmt: skip
 
 
@@ -295,12 +295,12 @@ def test_episodes_without_a_reward_are_listed_one_line_each_and_bounded(tmp_path
     assert listed[-1] == "  and 2 more, in episodes.jsonl"
 
 
-def test_attempts_that_never_began_are_counted_among_those_without_a_reward(tmp_path: Path) -> None:
+def test_attempts_that_never_started_are_counted_among_those_without_a_reward(tmp_path: Path) -> None:
     cut_short = (_result("a", 1.0), _result("b", None, message="cut short"))
     lines = _render(RunSummary(5, cut_short), tmp_path).splitlines()
     listed = lines[lines.index("Without a reward:") + 1 : -2]
-    assert listed == ["  b (attempt 0): agent_error: AgentError: cut short", "  3 attempts never begun"]
-    assert "\nWithout a reward:\n  1 attempt never begun\n" in _render(RunSummary(2, (_result("a", 1.0),)), tmp_path)
+    assert listed == ["  b (attempt 0): agent_error: AgentError: cut short", "  3 attempts never started"]
+    assert "\nWithout a reward:\n  1 attempt never started\n" in _render(RunSummary(2, (_result("a", 1.0),)), tmp_path)
 
 
 def test_a_long_error_is_cut_at_its_end(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from ares_exp.containers.local.container_directory import remove_stale
 from ares_exp.containers.local.guardian import MADE, MARK
 from ares_exp.errors import ContainerDiedError, ContainerStartError
 from ares_exp.testing.container_contract import ContainerContract
-from ares_exp.testing.door_contract import DoorContract
+from ares_exp.testing.forwarded_port_contract import ForwardedPortContract
 from tests.conftest import ROOT, Cli
 from tests.unit.containers.host_sandbox import is_sandbox
 
@@ -83,7 +83,7 @@ class TestHostContract(ContainerContract):
         return HostContainerFactory()
 
 
-class TestHostDoors(DoorContract):
+class TestHostForwardedPorts(ForwardedPortContract):
     networks = frozenset({"public"})
     own_network = False
 
@@ -93,7 +93,7 @@ class TestHostDoors(DoorContract):
 
     @pytest.fixture
     def spec(self) -> ContainerSpec:
-        return ContainerSpec("doors")
+        return ContainerSpec("forwarded_ports")
 
 
 class TestHostPaths:

@@ -16,7 +16,7 @@ pytestmark = needs_local
 
 
 def found_with(path: Path) -> str:
-    """The answer of `find_bwrap` in a fresh process whose PATH begins with `path`."""
+    """The answer of `find_bwrap` in a fresh process whose PATH starts with `path`."""
     run = subprocess.run(
         [sys.executable, "-c", "from ares_exp.containers.local.bubblewrap import find_bwrap; print(find_bwrap())"],
         env={"PATH": f"{path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},

@@ -184,14 +184,14 @@ async def test_a_command_that_stops_the_shell_around_it() -> None:
 
 
 async def until_killed(opened: list[HostShell]) -> None:
-    """Waits until one of the stopped shells, which might still begin its command, has been killed."""
+    """Waits until one of the stopped shells, which might still start its command, has been killed."""
     async with asyncio.timeout(10):
         while all(one.process.poll() != -signal.SIGKILL for one in opened):  # noqa: ASYNC110 (another process)
             await asyncio.sleep(0.02)
 
 
 async def test_shells_that_were_stopped_while_idle_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shell_pool, "_BEGIN_SEC", 1.0)
+    monkeypatch.setattr(shell_pool, "_START_SEC", 1.0)
     async with host_channels() as (channels, opened):
         await channels.exec("true")
         await asyncio.sleep(0.2)  # the next one's process has been forked
@@ -222,8 +222,8 @@ async def test_stderr_apart(tmp_path: Path) -> None:
         assert [(one.output, one.stderr) for one in both] == [("", f"{n}\n") for n in range(8)]
         late = await channels.exec("echo out; echo err >&2; sleep 99", separate_stderr=True, timeout_sec=1.5)
         assert (late.output, late.stderr, late.timed_out) == ("out\n", "err\n", True)
-        noisy = await channels.exec("sleep 0.3 & echo begun >&2", separate_stderr=True)
-        assert noisy.stderr == "begun\n"
+        noisy = await channels.exec("sleep 0.3 & echo started >&2", separate_stderr=True)
+        assert noisy.stderr == "started\n"
         assert (await channels.exec("echo err >&2")).stderr is None
 
 
@@ -259,7 +259,7 @@ async def test_a_kill_that_is_asked_for_during_others_is_not_forgotten(tmp_path:
 
 
 async def test_shells_whose_next_process_died_are_replaced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shell_pool, "_BEGIN_SEC", 600.0)
+    monkeypatch.setattr(shell_pool, "_START_SEC", 600.0)
     async with host_channels() as (channels, opened):
         await asyncio.gather(*(channels.exec("sleep 0.2") for _ in range(3)))
         await asyncio.sleep(0.5)  # they idle: the next one's processes have been forked
@@ -306,18 +306,18 @@ async def test_what_cannot_be_sent_is_refused() -> None:
 
 
 async def test_a_second_cancellation_does_not_skip_the_killing(tmp_path: Path) -> None:
-    begun = tmp_path / "begun"
+    started = tmp_path / "started"
     async with host_channels() as (channels, _):
-        task = asyncio.create_task(channels.exec(f"echo $$ >{begun}; exec sleep 4999"))
+        task = asyncio.create_task(channels.exec(f"echo $$ >{started}; exec sleep 4999"))
         async with asyncio.timeout(20):
-            while not (begun.exists() and begun.stat().st_size):  # noqa: ASYNC110 (another process)
+            while not (started.exists() and started.stat().st_size):  # noqa: ASYNC110 (another process)
                 await asyncio.sleep(0.02)
         task.cancel()
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert not is_alive(int(begun.read_text()))
+        assert not is_alive(int(started.read_text()))
 
 
 async def test_closing(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ _RESUME = "tests/e2e/test_resume_every_option.py::test_interrupted_run_resumes"
     ("suite", "least_passed"),
     [
         (f"{_TESTS}::TestHostContract", 40),
-        (f"{_TESTS}::TestHostDoors", 12),
+        (f"{_TESTS}::TestHostForwardedPorts", 12),
         (f"{_TESTS}::TestHostPaths", 5),
         (f"{_TESTS}::TestHostKilled", 3),
         (f"{_TESTS}::TestHostRuns", 5),

@@ -1,4 +1,4 @@
-"""One local container: commands, files, users, its beginning and its end. Runs as root and as an ordinary user."""
+"""One local container: commands, files, users, its start and its end. Runs as root and as an ordinary user."""
 
 from __future__ import annotations
 

@@ -65,9 +65,9 @@ def run(tmp_path: Path) -> Iterator[Run]:
 def test_a_run_that_is_ended_leaves_nothing(run: Run, phase: Phase, number: signal.Signals) -> None:
     run.reach(phase)
     assert mounts(run) == []
-    began = run.end(number)
+    started = run.end(number)
     assert wait_until(lambda: not left(run)), left(run)
-    print(f"nothing left {time.monotonic() - began:.2f} s after the end")
+    print(f"nothing left {time.monotonic() - started:.2f} s after the end")
 
 
 KILLED = """

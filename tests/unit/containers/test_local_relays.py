@@ -1,4 +1,4 @@
-"""Relays of doors, in Python and JavaScript, in local containers: these stand for images that have one of them.
+"""Relays of forwarded ports in Python and JavaScript, in local containers that stand for images with one of them.
 
 That in Perl is tried where it is at home, in Debian's image on Docker.
 """
@@ -13,21 +13,21 @@ from importlib import resources
 import pytest
 
 from ares_exp.containers.container import Container, ContainerFactory
-from ares_exp.containers.door import DOOR_PORT, Door, Serve
+from ares_exp.containers.forwarded_port import FORWARDED_PORT_PORT, ForwardedPort, Serve
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.container import LocalContainer
 from ares_exp.containers.local.fifo_stream import FifoStream
 from ares_exp.containers.local.host_root import SEARCH_PATH
-from ares_exp.containers.relay_door import _RUN, open_relay_door
-from ares_exp.errors import DoorUnavailableError
-from ares_exp.testing.door_contract import RelayedDoorContract, Server, echo
+from ares_exp.containers.relayed_port import _RUN, open_relayed_port
+from ares_exp.errors import PortForwardingError
+from ares_exp.testing.forwarded_port_contract import RelayedForwardedPortContract, Server, echo
 from tests.closed_port import closed_port
 from tests.unit.containers.local_containers import local_container, needs_local
 
 pytestmark = needs_local
 
 
-class RelayContract(RelayedDoorContract):
+class RelayContract(RelayedForwardedPortContract):
     """The same over a relay, of which an image has one interpreter."""
 
     networks = frozenset({"no-network"})
@@ -37,9 +37,11 @@ class RelayContract(RelayedDoorContract):
     def factory(self) -> ContainerFactory:
         return LocalContainerFactory()
 
-    async def open(self, box: Container, serve: Serve, port: int = DOOR_PORT) -> Door:
+    async def open(self, box: Container, serve: Serve, port: int = FORWARDED_PORT_PORT) -> ForwardedPort:
         assert isinstance(box, LocalContainer)
-        return await box._doors.open(lambda: open_relay_door(lambda: only(box, self.interpreter), serve, port))
+        return await box._forwarded_ports.open(
+            lambda: open_relayed_port(lambda: only(box, self.interpreter), serve, port)
+        )
 
 
 class TestPythonRelay(RelayContract):
@@ -61,8 +63,8 @@ async def only(box: LocalContainer, program: str) -> FifoStream:
 
 async def test_no_relay_without_an_interpreter() -> None:
     async with local_container() as box:
-        with pytest.raises(DoorUnavailableError, match=r"none of python3, perl and node.*perl-base"):
-            await open_relay_door(lambda: only(box, "true"), Server(echo), DOOR_PORT)
+        with pytest.raises(PortForwardingError, match=r"none of python3, perl and node.*perl-base"):
+            await open_relayed_port(lambda: only(box, "true"), Server(echo), FORWARDED_PORT_PORT)
 
 
 @pytest.mark.parametrize("program", ["python3", "perl", "node"])
@@ -78,7 +80,7 @@ async def test_it_ends_by_itself_when_nobody_is_there_any_more(program: str) -> 
     relay = await asyncio.create_subprocess_exec(path, *words[2:], stdin=asyncio.subprocess.PIPE, stdout=-1)
     assert relay.stdout is not None
     async with asyncio.timeout(60):
-        assert (await relay.stdout.readline()).startswith(b"door ")
+        assert (await relay.stdout.readline()).startswith(b"forwarded port ")
         assert await relay.stdout.read() == bytes(8)  # this was why
         await relay.wait()
 
@@ -88,18 +90,20 @@ async def test_it_stays_as_long_as_somebody_is_there(program: str) -> None:
     if shutil.which(program, path=SEARCH_PATH) is None:
         pytest.skip(f"this machine has no {program}")
     async with local_container() as box:
-        door = await open_relay_door(lambda: only(box, program), Server(echo), DOOR_PORT, lease_sec=1)
-        lost = asyncio.create_task(door.lost())
+        forwarded_port = await open_relayed_port(
+            lambda: only(box, program), Server(echo), FORWARDED_PORT_PORT, lease_sec=1
+        )
+        lost = asyncio.create_task(forwarded_port.lost())
         await asyncio.wait({lost}, timeout=3)
         assert not lost.done()
-        assert door._relay.port == DOOR_PORT
-        await door.close()
+        assert forwarded_port._relay.port == FORWARDED_PORT_PORT
+        await forwarded_port.close()
         await lost
 
 
 FORGED = """
 case "$*" in *socket,*struct*) exit 0;; esac
-echo 'door 61081'
+echo 'forwarded port 61081'
 FRAMES
 exec sleep 60
 """
@@ -132,8 +136,8 @@ async def test_a_forged_relay(frames: str, why: str) -> None:
         make = 'mkdir /tmp/forged; printf %s "$IT" >/tmp/forged/python3; chmod +x /tmp/forged/*'
         await box.exec(make, env={"IT": script})
         server = Server(nobody_reads)
-        door = await open_relay_door(forged, server, DOOR_PORT)
+        forwarded_port = await open_relayed_port(forged, server, FORWARDED_PORT_PORT)
         async with asyncio.timeout(60):
-            assert why in await door.lost()
-        await door.close()
+            assert why in await forwarded_port.lost()
+        await forwarded_port.close()
         await server.close()

@@ -104,15 +104,23 @@ def test_a_mark_says_whether_its_process_lives() -> None:
         assert not is_dead_mark(mark)
         process.communicate("\n")
     assert is_dead_mark(mark)
-    pid, began, place = mark.split("-")
-    for other in ("", pid, f"{pid}-{began}", f"{pid}-{began}-0", f"{pid}--{place}", f"-{began}-{place}", f"{mark}-"):
+    pid, started, place = mark.split("-")
+    for other in (
+        "",
+        pid,
+        f"{pid}-{started}",
+        f"{pid}-{started}-0",
+        f"{pid}--{place}",
+        f"-{started}-{place}",
+        f"{mark}-",
+    ):
         assert not is_dead_mark(other)
 
 
 def test_the_number_in_a_mark_is_given_to_another() -> None:
-    pid, began, place = owner_mark().split("-")
-    assert not is_dead_mark(f"{pid}-{began}-{place}")
-    assert is_dead_mark(f"{pid}-{int(began) - 1}-{place}")
+    pid, started, place = owner_mark().split("-")
+    assert not is_dead_mark(f"{pid}-{started}-{place}")
+    assert is_dead_mark(f"{pid}-{int(started) - 1}-{place}")
 
 
 def test_nothing_at_all() -> None:

@@ -156,9 +156,9 @@ async def test_a_command_that_takes_too_long_is_reported_with_its_output(make_en
 
     env = make_environment(agent=ShellAgentFactory(command_timeout_sec=1.5))
     await env.reset()
-    shown = (await env.step(run("echo begun; sleep 60"))).observation.messages[-1]["content"]
+    shown = (await env.step(run("echo started; sleep 60"))).observation.messages[-1]["content"]
     assert "stopped after 1.5 seconds" in shown
-    assert "begun" in shown
+    assert "started" in shown
 
 
 async def test_the_step_limit_truncates_and_verifies(make_environment: Any) -> None:
@@ -212,9 +212,9 @@ async def test_budgets(make_environment: Any, limits: EpisodeLimits, name: str) 
 async def test_the_agent_time_limit_kills_its_command_and_verifies(make_environment: Any) -> None:
     env = make_environment(limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=2.0)))
     await env.reset()
-    began = time.monotonic()
+    started = time.monotonic()
     last = await env.step(run("echo 42 > /answer; sleep 60; echo 0 > /answer"))
-    assert time.monotonic() - began < 40
+    assert time.monotonic() - started < 40
     assert (last.reward, last.discount, env.truncated_by) == (1.0, 1.0, "time")
 
 
@@ -326,7 +326,7 @@ async def test_states_that_make_no_sense(make_environment: Any) -> None:
     await env.reset()
     stepping = asyncio.create_task(env.step(run("sleep 1")))
     await asyncio.sleep(0.1)
-    with pytest.raises(EpisodeStateError, match="under way"):
+    with pytest.raises(EpisodeStateError, match="in progress"):
         await env.step(SUBMIT)
     assert (await stepping).mid()
     await env.step(SUBMIT)
@@ -463,7 +463,7 @@ async def test_the_requests_that_wait_are_known_the_observation_first(make_envir
     for waiting in ("abc", "bc", "c"):
         pending = env.pending_requests()
         assert [one.request.messages[0]["content"] for one in pending] == [*waiting]
-        assert (pending[0].request, {one.lane for one in pending}) == (time_step.observation, {"main"})
+        assert (pending[0].request, {one.conversation for one in pending}) == (time_step.observation, {"main"})
         assert len({one.call_id for one in pending}) == len(waiting)
         time_step = await env.step(SUBMIT)
     assert (time_step.last(), env.pending_requests()) == (True, ())

@@ -15,7 +15,7 @@ from tests.unit.environments.steps import MakeSteps
 
 pytestmark = pytest.mark.local
 
-HANGS = "[[verifier.collect]]\ncommand = 'touch /logs/artifacts/began; sleep 300'\ntimeout_sec = 500\n"
+HANGS = "[[verifier.collect]]\ncommand = 'touch /logs/artifacts/started; sleep 300'\ntimeout_sec = 500\n"
 
 
 async def _raises(container: Any, llm: Any) -> None:

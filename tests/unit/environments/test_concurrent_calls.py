@@ -67,7 +67,7 @@ class Model:
     Attributes:
         asked: What it was asked, in order.
         given_up: What was cancelled.
-        at_once: How many requests were under way at once, at most.
+        at_once: How many requests were running at once, at most.
     """
 
     does: Callable[[Model, str], Awaitable[None]]
@@ -76,14 +76,14 @@ class Model:
     given_up: list[str] = field(default_factory=list)
     at_once: int = 0
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
-    under_way: int = 0
+    in_progress: int = 0
     answered: list[str] = field(default_factory=list)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         text = str(request.messages[0]["content"])
         self.asked.append(text)
-        self.under_way += 1
-        self.at_once = max(self.at_once, self.under_way)
+        self.in_progress += 1
+        self.at_once = max(self.at_once, self.in_progress)
         await self.tell()
         try:
             await self.does(self, text)
@@ -91,7 +91,7 @@ class Model:
             self.given_up.append(text)
             raise
         finally:
-            self.under_way -= 1
+            self.in_progress -= 1
         self.answered.append(text)
         await self.tell()
         return LLMResponse.from_text(text.upper(), usage=Usage(10, 1), cost=1.0)
@@ -149,9 +149,9 @@ async def test_they_are_asked_at_once_and_observed_in_their_order(make_environme
     assert (events.usage.num_steps, events.usage.tokens, events.usage.cost) == (5, 55, 5.0)
 
 
-async def test_no_more_than_the_bound_are_under_way(make_environment: Any) -> None:
+async def test_no_more_than_the_bound_are_in_progress(make_environment: Any) -> None:
     async def in_twos(model: Model, text: str) -> None:
-        await model.until(lambda: model.under_way == 2 or len(model.answered) == 4)
+        await model.until(lambda: model.in_progress == 2 or len(model.answered) == 4)
 
     model = Model(in_twos, max_concurrency_per_episode=2)
     env = TrajectoryCollectingEnvironment(make_environment(agent=agent_factory(five)), EpisodeCollector())
@@ -174,21 +174,21 @@ async def test_a_policy_that_does_not_say_so_is_asked_one_after_the_other(make_e
 async def test_what_is_asked_while_another_answer_is_awaited_is_asked_at_once(make_environment: Any) -> None:
     """Two conversations with commands between their calls: neither waits for the other's answer."""
 
-    async def two_lanes(container: Any, llm: Any) -> None:
-        async def lane(name: str, commands: int) -> None:
+    async def two_conversations(container: Any, llm: Any) -> None:
+        async def conversation(name: str, commands: int) -> None:
             await llm(asks(f"{name}1"))
             for _ in range(commands):
                 await container.exec("true")
             await llm(asks(f"{name}2"))
 
-        await asyncio.gather(lane("a", 0), lane("b", 3))
+        await asyncio.gather(conversation("a", 0), conversation("b", 3))
 
     async def wait_for_b2(model: Model, text: str) -> None:
         if text == "a2":
             await model.until(lambda: "b2" in model.asked)
 
     model = Model(wait_for_b2)
-    env = TrajectoryCollectingEnvironment(make_environment(agent=agent_factory(two_lanes)), EpisodeCollector())
+    env = TrajectoryCollectingEnvironment(make_environment(agent=agent_factory(two_conversations)), EpisodeCollector())
     await run_episode(env, model)
     assert observed(env) == [(text, text.upper()) for text in ("a1", "b1", "a2", "b2")]
 
@@ -216,7 +216,7 @@ async def test_what_the_agent_gives_up_is_cancelled_while_it_goes_on(make_enviro
     assert (events.usage.num_steps, events.usage.cost) == (1, 2.0), "c was paid for, and had no turn"
 
 
-async def test_what_is_under_way_when_the_episode_ends_is_cancelled(make_environment: Any) -> None:
+async def test_what_is_in_progress_when_the_episode_ends_is_cancelled(make_environment: Any) -> None:
     async def only_a(model: Model, text: str) -> None:
         if text != "a":
             await asyncio.Event().wait()
@@ -224,7 +224,7 @@ async def test_what_is_under_way_when_the_episode_ends_is_cancelled(make_environ
 
     class Recorded(EpisodeEvents):
         async def ended(self) -> None:
-            assert model.under_way == 0, "before the row is written"
+            assert model.in_progress == 0, "before the row is written"
 
     model = Model(only_a)
     env = make_environment(agent=agent_factory(five), limits=EpisodeLimits(steps=1))
@@ -321,7 +321,7 @@ async def play(env: CodeEnvironment, model: Model, folder: Path, **earlier: Any)
     """Plays an episode with a log of answers; returns what was asked, in order."""
     events = EpisodeEvents()
     log = log_in(folder / "answers", EPISODE)
-    log.begin(earlier.get("earlier", ()), earlier.get("ahead", ()))
+    log.start(earlier.get("earlier", ()), earlier.get("ahead", ()))
     await run_episode(env, ResumablePolicy(model, log, events=events, **earlier), events)
     return model.asked, events
 

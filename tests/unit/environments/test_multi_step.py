@@ -95,7 +95,7 @@ async def test_limits_of_the_episode_go_over_all_stages(
 
 
 @pytest.mark.parametrize("limit", ["steps", "time"])
-async def test_one_that_is_asked_to_end_begins_no_other_stage(
+async def test_one_that_is_asked_to_end_starts_no_other_stage(
     make_environment: Any, make_steps: MakeSteps, limit: str
 ) -> None:
     env = make_environment(make_steps())

@@ -119,10 +119,10 @@ async def test_a_scorer_that_fails_ends_the_episode_as_a_verifier_does(
 
 @pytest.mark.local
 async def test_a_cancelled_scoring_leaves_nothing(make_environment: Any, make_task: MakeTask) -> None:
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     async def waits(episode: ScoredEpisode, container: Container | None) -> float:
-        begun.set()
+        started.set()
         await asyncio.sleep(60)
         return 1.0
 
@@ -130,7 +130,7 @@ async def test_a_cancelled_scoring_leaves_nothing(make_environment: Any, make_ta
     env = scored(inner, ConfiguredScorer("waits", waits))
     await env.reset()
     ending = asyncio.create_task(env.step(SUBMIT))
-    await begun.wait()
+    await started.wait()
     assert (env.report().phase, env.report().has_container, env.time_step) == ("score", True, None)
     ending.cancel()
     with pytest.raises(asyncio.CancelledError):

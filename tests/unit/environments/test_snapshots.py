@@ -265,16 +265,16 @@ async def test_only_while_it_waits_for_an_action(make_environment: Any, store: P
     await refused("has not been reset")
     resetting = asyncio.create_task(env.reset())
     await asyncio.sleep(0)
-    await refused("is under way")
+    await refused("is running")
     await resetting
     stepping = asyncio.create_task(env.step(run("sleep 1")))
     await asyncio.sleep(0.05)
-    await refused("step.. is under way")
+    await refused("step.. is running")
     await stepping
     exporting_it = asyncio.create_task(env.export_state(store.with_name("other")))
     await asyncio.sleep(0)
-    await refused("export_state.. is under way")
-    with pytest.raises(EpisodeStateError, match="under way"):
+    await refused("export_state.. is running")
+    with pytest.raises(EpisodeStateError, match="in progress"):
         await env.step(SUBMIT)
     await exporting_it
     await env.step(SUBMIT)

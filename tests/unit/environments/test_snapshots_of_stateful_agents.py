@@ -127,7 +127,7 @@ class Stateless:
         pass
 
     async def run(self, task: str) -> None:
-        raise AssertionError("it was to go on, not to begin")
+        raise AssertionError("it was to go on, not to start")
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ async def test_while_the_oracle_thinks() -> None:
     step = asyncio.create_task(env.step(say("Is it alive?")))
     await oracle.asked.wait()
     assert env.report().phase == "oracle"
-    with pytest.raises(EpisodeStateError, match=r"while step\(\) is under way"):
+    with pytest.raises(EpisodeStateError, match=r"while step\(\) is running"):
         await env.reset()
     await env.close()
     oracle.may_answer.set()

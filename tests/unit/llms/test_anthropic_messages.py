@@ -85,7 +85,7 @@ def test_request_on_the_wire() -> None:
     assert canonical(again) == canonical(FULL)
 
 
-def test_system_text_at_the_beginning_is_the_system_prompt_and_stays_in_its_place_elsewhere() -> None:
+def test_system_text_at_the_start_is_the_system_prompt_and_stays_in_its_place_elsewhere() -> None:
     said = [{"role": "developer", "content": [{"type": "text", "text": "a"}]}, {"role": "user", "content": "b"}]
     body = request_to_body(LLMRequest([*said, {"role": "system", "content": "c"}], system_prompt="s"), model="m")
     assert body["system"] == "s\n\na"

@@ -61,7 +61,7 @@ SAME = {
         metadata={"user_id": "u"},
         temperature=1.0,
         max_output_tokens=5,
-        origin=Origin("messages", lane="x", dropped=("y",)),
+        origin=Origin("messages", conversation="x", dropped=("y",)),
     ),
 }
 OTHER = {
@@ -93,7 +93,7 @@ def test_makes_a_difference(what: str) -> None:
     assert len({fingerprint(other) for other in OTHER.values()}) == len(OTHER)
 
 
-def test_a_conversation_is_continued_by_what_begins_with_all_of_it() -> None:
+def test_a_conversation_is_continued_by_what_starts_with_all_of_it() -> None:
     whole = canonical(BASE)
     for length in range(len(SAID) + 1):
         part = canonical(replace(BASE, messages=SAID[:length]))

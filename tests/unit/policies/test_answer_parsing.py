@@ -18,8 +18,8 @@ MISTRAL = "[TOOL_CALLS]"
 LLAMA = "<|python_tag|>"
 
 
-def read(text: str, template: str, *, tools: Any = TOOLS, begins_thinking: bool = False) -> list[Piece]:
-    return pieces_of(text, template, tools, call_id="call", begins_thinking=begins_thinking)
+def read(text: str, template: str, *, tools: Any = TOOLS, starts_thinking: bool = False) -> list[Piece]:
+    return pieces_of(text, template, tools, call_id="call", starts_thinking=starts_thinking)
 
 
 def call(number: int = 0, **arguments: Any) -> ToolCallData:
@@ -68,6 +68,6 @@ def test_without_tools_there_are_no_calls() -> None:
     assert read(f"<tool_call>{LS}</tool_call>", HERMES, tools=None) == [TextData(f"<tool_call>{LS}</tool_call>")]
 
 
-def test_reasoning_that_the_prompt_began() -> None:
-    assert read("Hm.\n</think>\n\nYes.", HERMES, begins_thinking=True) == [ThinkingData("Hm."), TextData("Yes.")]
+def test_reasoning_that_the_prompt_started() -> None:
+    assert read("Hm.\n</think>\n\nYes.", HERMES, starts_thinking=True) == [ThinkingData("Hm."), TextData("Yes.")]
     assert read("Hm.</think>", HERMES) == [TextData("Hm.</think>")]

@@ -68,11 +68,11 @@ async def test_tried_again(endpoint: LoopbackEndpoint, make: Make, behaviour: Be
 
 async def test_a_slow_answer_is_given_up_and_tried_again(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.then(slow(30), endless(b" "))
-    began = time.perf_counter()
+    started = time.perf_counter()
     response = await make(timeout_sec=0.8)(HI)
     assert response.text == "hello"
     assert len(endpoint.requests) == 3
-    assert 1.6 < time.perf_counter() - began < 25
+    assert 1.6 < time.perf_counter() - started < 25
     assert response.latency_sec is not None
     assert response.latency_sec > 1.6
 
@@ -133,16 +133,16 @@ async def test_a_long_error_is_shortened(endpoint: LoopbackEndpoint, make: Make)
 
 async def test_retry_after_in_seconds(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.then(error(429, headers={"Retry-After": "0.4"}))
-    began = time.perf_counter()
+    started = time.perf_counter()
     await make()(HI)
-    assert 0.4 <= time.perf_counter() - began < 25
+    assert 0.4 <= time.perf_counter() - started < 25
 
 
 async def test_retry_after_as_a_date(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.then(error(503, headers={"Retry-After": formatdate(time.time() + 1.9, usegmt=True)}))
-    began = time.perf_counter()
+    started = time.perf_counter()
     await make()(HI)
-    assert 0.5 < time.perf_counter() - began < 25
+    assert 0.5 < time.perf_counter() - started < 25
 
 
 async def test_retry_after_beyond_the_bound_is_an_error(endpoint: LoopbackEndpoint, make: Make) -> None:

@@ -196,17 +196,17 @@ async def test_a_seed_that_is_none(tmp_path: Path, seed: object) -> None:
 
 
 async def test_attempts_are_played_in_their_order_and_of_each_the_last_try(tmp_path: Path) -> None:
-    def attempt(name: str, number: int, *, began: float, retry: int = 0, length: int) -> EpisodeTrajectory:
+    def attempt(name: str, number: int, *, started: float, retry: int = 0, length: int) -> EpisodeTrajectory:
         metadata = {"attempt": number, **({"retry": retry} if retry else {})}
-        return replace(chat(name, length=length), start_time=began, end_time=began + 1, metadata=metadata)
+        return replace(chat(name, length=length), start_time=started, end_time=started + 1, metadata=metadata)
 
     recording(
         tmp_path / "run" / "trajectories",
-        attempt("second", 1, began=5.0, length=4),
-        attempt("lost", 0, began=6.0, length=2),
-        attempt("again", 0, began=9.0, retry=1, length=5),
+        attempt("second", 1, started=5.0, length=4),
+        attempt("lost", 0, started=6.0, length=2),
+        attempt("again", 0, started=9.0, retry=1, length=5),
     )
-    recording(tmp_path / "other" / "trajectories", attempt("of-another-run", 0, began=7.0, length=3))
+    recording(tmp_path / "other" / "trajectories", attempt("of-another-run", 0, started=7.0, length=3))
     policy = await ready(tmp_path)
     for number in range(4):
         policy.for_episode(EpisodeSpec("fix-bug", number))

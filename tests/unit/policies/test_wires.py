@@ -343,12 +343,12 @@ async def test_an_agent_of_parallel_calls_plays_through_streams_that_fail(server
 
 async def test_what_a_stream_says_of_its_failure(server: Server) -> None:
     events = events_of(server.wire, calling("bash"))
-    beginning = b"".join(events)[: len(b"".join(events)) // 2]
+    start = b"".join(events)[: len(b"".join(events)) // 2]
     error = {"type": "error", **server.wire.error("invalid_request_error", "prompt is too long")}
     too_long = f"event: error\ndata: {json.dumps(error)}\n\n".encode()
     for behaviour, expected in (
-        (streamed(beginning), EndpointUnreachableError),
-        (streamed(beginning, then_silent=True), EndpointTimeoutError),
+        (streamed(start), EndpointUnreachableError),
+        (streamed(start, then_silent=True), EndpointTimeoutError),
         (streamed(b"".join(events_of(server.wire, calling(), fails_with=f"I broke {KEY}."))), ServerError),
         (streamed(events[0] + too_long), ContextOverflowError),
         (streamed(b"data: {nothing}\n\n"), MalformedAnswerError),

@@ -23,7 +23,7 @@ def test_a_directory_is_claimed_once(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "a" / "b")
     with run_dir.owned():
         assert run_dir.episodes.read_text() == ""
-        with pytest.raises(ConfigError, match="is under way"), RunDir(run_dir.path).owned(resume=True):
+        with pytest.raises(ConfigError, match="is running"), RunDir(run_dir.path).owned(resume=True):
             pass
     with pytest.raises(ConfigError, match="holds another run"), RunDir(run_dir.path).owned():
         pass

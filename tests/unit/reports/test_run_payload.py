@@ -1,4 +1,4 @@
-"""The payload of a run and of its episodes: numbers, states, lanes, files, and what two episodes have in common."""
+"""The payload of a run and its episodes: numbers, states, conversations, files, and shared steps of two episodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ares_exp.containers.activity import Aside
+from ares_exp.containers.activity import BackgroundRequest
 from ares_exp.llms.request import LLMRequest, Origin
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData
 from ares_exp.records.statistics.results_document import results_document
@@ -21,7 +21,7 @@ from ares_exp.reports.page import in_html, json_text, policy, script, style
 from ares_exp.reports.run_payload import ShownRun
 from ares_exp.trajectories.divergence import step_marks
 from ares_exp.trajectories.files.episode_file import dump_episode
-from ares_exp.trajectories.records import AsideRecord
+from ares_exp.trajectories.records import BackgroundRecord
 from tests.unit.commands.recorded import row, run_of
 from tests.unit.trajectories.chats import chat, with_answer, with_step
 
@@ -40,11 +40,11 @@ def test_numbers_are_computed_where_results_are_missing_or_old(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("sessions", "planned", "name"),
     [
-        ([{"began": 1.0, "hostname": socket.gethostname()}, {"ended": 2.0, "interrupted": False}], 3, "finished"),
-        ([{"began": 1.0}, {"ended": 2.0, "interrupted": False}], 4, "incomplete"),
-        ([{"began": 1.0}, {"ended": 2.0, "interrupted": True}], 4, "interrupted"),
-        ([{"began": 1.0, "hostname": socket.gethostname()}], 4, "killed"),
-        ([{"began": 1.0, "hostname": "another-machine"}], 4, "running"),
+        ([{"started": 1.0, "hostname": socket.gethostname()}, {"ended": 2.0, "interrupted": False}], 3, "finished"),
+        ([{"started": 1.0}, {"ended": 2.0, "interrupted": False}], 4, "incomplete"),
+        ([{"started": 1.0}, {"ended": 2.0, "interrupted": True}], 4, "interrupted"),
+        ([{"started": 1.0, "hostname": socket.gethostname()}], 4, "killed"),
+        ([{"started": 1.0, "hostname": "another-machine"}], 4, "running"),
     ],
 )
 def test_states(tmp_path: Path, sessions: list[dict[str, Any]], planned: int, name: str) -> None:
@@ -54,7 +54,7 @@ def test_states(tmp_path: Path, sessions: list[dict[str, Any]], planned: int, na
     assert ShownRun(run).state.name == name
 
 
-def test_a_killed_run_shows_the_episode_that_was_under_way(tmp_path: Path) -> None:
+def test_a_killed_run_shows_the_episode_that_was_in_progress(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", ROWS)
     lines = [*dump_episode(chat("c-0", "c"))]
     (run / "trajectories" / "c-0.json").write_text("".join(lines[:-2]))
@@ -64,25 +64,27 @@ def test_a_killed_run_shows_the_episode_that_was_under_way(tmp_path: Path) -> No
     assert len(shown.episode("c-0")["steps"]) == 3
 
 
-def test_pieces_of_a_reply_and_lanes(tmp_path: Path) -> None:
+def test_pieces_of_a_reply_and_conversations(tmp_path: Path) -> None:
     pieces = [ThinkingData("hm"), TextData("I look."), ToolCallData("1", "bash", '{"command": "ls"}')]
     episode = with_answer(chat(), LLMResponse(pieces, model="tiny"))
     asked = episode.steps[1].observation or {}
-    episode = with_step(episode, 1, observation={**asked, "origin": {"wire": "messages", "lane": "sub-agent"}})
+    episode = with_step(episode, 1, observation={**asked, "origin": {"wire": "messages", "conversation": "sub-agent"}})
     steps = episode_payload(episode)["steps"]
     assert [(one["kind"], one["text"]) for one in steps[1]["reply"]["pieces"]] == [
         ("reasoning", "hm"), ("text", "I look."), ("call", '{"command": "ls"}'),
     ]  # fmt: skip
-    assert [step.get("lane") for step in steps] == [None, "sub-agent", None, None]
+    assert [step.get("conversation") for step in steps] == [None, "sub-agent", None, None]
     assert all("origin" not in name for step in steps for name, *_ in step.get("settings", ()))
 
 
 def test_calls_without_a_step_are_with_the_step_before_them() -> None:
-    request = LLMRequest([{"role": "user", "content": "A title?"}], origin=Origin("openai-chat", lane="side-1"))
-    aside = AsideRecord.of(Aside(request, LLMResponse.from_text("Bugs")))
-    odd = AsideRecord({"messages": "no list"}, {"data": 3})
-    shown, broken = episode_payload(with_step(chat(), 1, asides=(aside, odd)))["steps"][1]["asides"]
-    assert (shown["lane"], shown["asked"], shown["reply"]["pieces"]) == (
+    request = LLMRequest([{"role": "user", "content": "A title?"}], origin=Origin("openai-chat", conversation="side-1"))
+    background_request = BackgroundRecord.of(BackgroundRequest(request, LLMResponse.from_text("Bugs")))
+    odd = BackgroundRecord({"messages": "no list"}, {"data": 3})
+    shown, broken = episode_payload(with_step(chat(), 1, background_requests=(background_request, odd)))["steps"][1][
+        "background_requests"
+    ]
+    assert (shown["conversation"], shown["asked"], shown["reply"]["pieces"]) == (
         "side-1", "A title?", [{"kind": "text", "text": "Bugs"}],
     )  # fmt: skip
     assert broken["asked"] == ""

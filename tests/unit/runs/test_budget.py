@@ -77,7 +77,7 @@ def test_cost_of_answers_counts_as_they_are_paid_and_only_once() -> None:
     assert meter.exhausted() is None
     meter.add_answer("b", answer(10, 0.25))
     assert meter.exhausted() == (
-        "The run's budget is used up: 1.05 US dollars, budget.cost=1. Nothing more is started, and what was under way "
+        "The run's budget is used up: 1.05 US dollars, budget.cost=1. Nothing more is started, and what was running "
         "is ended; resume with a larger one, such as budget.cost=2."
     )
 
@@ -164,7 +164,7 @@ def test_an_error_of_the_model_shows_that_the_rest_works(name: str) -> None:
     assert said.endswith("resume with the same one when their cause is gone.")
 
 
-def test_a_resumed_run_begins_a_new_row() -> None:
+def test_a_resumed_run_starts_a_new_row() -> None:
     meter = BudgetMeter(Budget(errors_in_a_row=2), earlier=[result("a", FAULT), result("b", FAULT)])
     assert meter.exhausted() is None
     meter.add(result("c", FAULT))
@@ -237,9 +237,9 @@ def test_a_torn_last_line_of_a_job_is_left_out(tmp_path: Path) -> None:
     assert meter.spent_by_sweep.cost == 1.0
 
 
-def test_wall_time_of_jobs_is_when_something_was_under_way(tmp_path: Path) -> None:
+def test_wall_time_of_jobs_is_when_something_was_in_progress(tmp_path: Path) -> None:
     spans = [(10.0, 20.0), (15.0, 30.0), (16.0, 17.0), (1000.0, 1005.0)]
-    rows = [result(str(n), started_at=begin, at=0.0, finished_at=end) for n, (begin, end) in enumerate(spans)]
+    rows = [result(str(n), started_at=start, at=0.0, finished_at=end) for n, (start, end) in enumerate(spans)]
     job(tmp_path, "1", *rows)
     job(tmp_path, "2", result("x", started_at=12.0, finished_at=14.0))
     clock = Clock()

@@ -494,10 +494,10 @@ async def test_an_interrupt_is_bounded_and_leaves_a_row_for_every_episode(
     playing = asyncio.create_task(play(made, tmp_path))
     for _ in range(3):
         await waiting.acquire()
-    began = time.monotonic()
+    started = time.monotonic()
     made.interrupt()
     summary = await playing
-    assert time.monotonic() - began < 25  # unwinding takes 30 s
+    assert time.monotonic() - started < 25  # unwinding takes 30 s
     assert summary.interrupted
     assert [result.outcome.value for result in summary.results] == ["cancelled"] * 3
     assert [row["outcome"] for row in rows(tmp_path)] == ["cancelled"] * 3

@@ -148,10 +148,10 @@ def test_plain_lines_come_by_time_though_nothing_finishes() -> None:
 
 def test_a_short_run_has_one_line_the_last_state() -> None:
     stream, state = io.StringIO(), State(1, "a")
-    began = time.monotonic()
+    started = time.monotonic()
     with Progress(state.read, stream=stream, interval_sec=60.0, clock=Clock()):
         state.end(1.0)
-    assert time.monotonic() - began < 50.0
+    assert time.monotonic() - started < 50.0
     assert stream.getvalue() == "1/1 done | reward 1.00 | 0.0 s\n"
 
 

@@ -101,9 +101,9 @@ def test_a_git_that_hangs_is_given_up(repository: Path, tmp_path: Path, monkeypa
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(fake.parent))
     monkeypatch.setattr("ares_exp.runs.provenance._GIT_TIMEOUT_SEC", 0.2)
-    began = time.monotonic()
+    started = time.monotonic()
     assert _state(repository / "tasks") is None
-    assert time.monotonic() - began < 30.0
+    assert time.monotonic() - started < 30.0
 
 
 def test_versions_machine_and_command_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ class Count:
     """Two steps. Counts its open episodes, and takes the seed as the task."""
 
     open_ = 0
-    begun = 0
+    started = 0
     all_closed = asyncio.Event()
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Count:
     async def reset(self, *, seed: int | None = None) -> TimeStep[Any]:
         self.seed, self.is_open = seed, True
         Count.open_ += 1
-        Count.begun += 1
+        Count.started += 1
         return restart(REQUEST)
 
     async def step(self, action: Any) -> TimeStep[Any]:
@@ -61,7 +61,7 @@ class Count:
 @pytest.fixture(autouse=True)
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
-    Count.open_ = Count.begun = 0
+    Count.open_ = Count.started = 0
     Count.all_closed = asyncio.Event()
     yield
     assert Count.open_ == 0
@@ -118,7 +118,7 @@ async def test_it_gets_no_further_ahead_than_its_concurrency() -> None:
             for _ in range(200):  # whatever can be played meanwhile is played
                 await asyncio.sleep(0)
             await asyncio.sleep(0.05)
-            ahead.append(Count.begun - taken)
+            ahead.append(Count.started - taken)
     assert taken == 20
     assert max(ahead) == 3
     assert min(ahead[:-3]) == 3

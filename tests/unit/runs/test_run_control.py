@@ -119,7 +119,7 @@ async def controlled(path: Path, **parts: Any) -> AsyncIterator[Controlled]:
         await asyncio.wait({run.playing}, timeout=LIMIT_SEC)
 
 
-async def test_a_pause_lets_what_plays_end_and_begins_nothing(tmp_path: Path) -> None:
+async def test_a_pause_lets_what_plays_end_and_starts_nothing(tmp_path: Path) -> None:
     async with controlled(tmp_path, count=5, concurrency=2) as run:
         await run.until(lambda: len(run.policy.asked) == 2)
         noted = await run.order("pause", reason="lunch")
@@ -335,7 +335,7 @@ class Rooms(LocalExecutor):
         yield self
 
 
-async def test_tries_that_wait_for_room_are_queued_cancelled_and_begin_in_no_pause(tmp_path: Path) -> None:
+async def test_tries_that_wait_for_room_are_queued_cancelled_and_start_in_no_pause(tmp_path: Path) -> None:
     rooms = Rooms()
     async with controlled(tmp_path, count=4, concurrency=3, executor=rooms) as run:
         await run.until(lambda: run.policy.asked and run.status is not None and run.status.running == 1)

@@ -63,7 +63,7 @@ async def test_what_waits_is_queued() -> None:
     seen = []
 
     async def play(one: PlannedEpisode) -> Retry | None:
-        await scheduler.begins(one)
+        await scheduler.starts(one)
         seen.append(scheduler.queued)
         return Retry(one.anew(retry=1, seed=1), 0.0) if one.retry == 0 else None
 
@@ -91,11 +91,11 @@ async def test_an_error_of_the_run_ends_it_and_whoever_plays_is_told() -> None:
 
 
 async def test_an_interrupt_cancels_what_plays_and_starts_no_more() -> None:
-    begun, ended = [], []
+    started, ended = [], []
 
     async def play(one: PlannedEpisode) -> None:
-        begun.append(one.task_name)
-        if len(begun) == 2:
+        started.append(one.task_name)
+        if len(started) == 2:
             scheduler.interrupt()
         try:
             await asyncio.sleep(LONG_SEC)
@@ -105,11 +105,11 @@ async def test_an_interrupt_cancels_what_plays_and_starts_no_more() -> None:
     scheduler = Scheduler(2, play)
     async with asyncio.timeout(10):
         await scheduler.run(planned(5))
-    assert begun == ended == ["task-0", "task-1"]
+    assert started == ended == ["task-0", "task-1"]
     assert scheduler.interrupted
 
 
-async def test_what_is_cancelled_before_it_has_begun_ends_alone() -> None:
+async def test_what_is_cancelled_before_it_has_started_ends_alone() -> None:
     """Such as a try that waits for room on a node."""
     room, played = asyncio.Event(), []
 
@@ -142,7 +142,7 @@ class Rooms:
     async def play(self, one: PlannedEpisode) -> None:
         self.waits += 1
         await self.room.wait()
-        await self.scheduler.begins(one)
+        await self.scheduler.starts(one)
         self.played.append(one.task_name)
 
     async def have(self, waits: int) -> None:
@@ -150,7 +150,7 @@ class Rooms:
             await asyncio.sleep(0)
 
 
-async def test_what_waits_for_room_is_queued_and_does_not_begin_in_a_pause() -> None:
+async def test_what_waits_for_room_is_queued_and_does_not_start_in_a_pause() -> None:
     rooms = Rooms()
     scheduler = rooms.scheduler
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
@@ -179,7 +179,7 @@ async def test_what_waits_for_room_is_taken_off_once() -> None:
     assert sorted(rooms.played) == ["task-0", "task-2"]
 
 
-async def test_an_interrupt_before_the_begin() -> None:
+async def test_an_interrupt_before_the_start() -> None:
     scheduler = Scheduler(2, None)  # type: ignore[arg-type]
     scheduler.interrupt()
     await scheduler.run(planned(2))

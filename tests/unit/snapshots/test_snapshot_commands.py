@@ -71,7 +71,7 @@ def test_the_snapshots_of_a_run(run_dir: Path, capsys: pytest.CaptureFixture[str
         assert rows[2][-2:] == [f"{EPISODE}@0", "#2"]
 
 
-def test_a_path_may_end_with_an_id_or_its_beginning(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_may_end_with_an_id_or_its_start(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in (run_dir / f"{EPISODE}@1", run_dir / "snapshots" / f"{EPISODE}@1" / "snapshot.json"):
         assert "1 snapshots" in told(capsys, "list", path)
     assert "3 snapshots" in told(capsys, "list", run_dir / "hello")
@@ -212,7 +212,7 @@ def test_mistakes_are_told_in_one_paragraph(run_dir: Path, capsys: pytest.Captur
         ("list", run_dir / "empty" / "x"): "there is no such path",
         ("verify", run_dir / "empty"): "it has none of that",
         ("show", run_dir): f"found 3 in {run_dir}: name one, such as {run_dir}/{EPISODE}@2",
-        ("show", run_dir / "hello"): "found 3 whose id begins with hello",
+        ("show", run_dir / "hello"): "found 3 whose id starts with hello",
         ("show", run_dir / "a.json"): "expected `schema` [1, 1], got None",
         ("gc", run_dir / "empty"): "to be a snapshot store, or a run directory",
         ("gc", "--keep", "1", run_dir, run_dir / "nope"): "to be a snapshot store, or a run directory",

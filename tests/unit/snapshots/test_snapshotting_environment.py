@@ -195,10 +195,10 @@ async def test_one_that_takes_too_long_is_cancelled(
 
 
 class Announcing:
-    """The environment, which tells when an export has begun."""
+    """The environment, which tells when an export has started."""
 
     def __init__(self, env: CodeEnvironment) -> None:
-        self._env, self.begun = env, asyncio.Event()
+        self._env, self.started = env, asyncio.Event()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._env, name)
@@ -210,7 +210,7 @@ class Announcing:
         await self._env.__aexit__(*exc)
 
     async def export_state(self, *args: Any, **options: Any) -> Any:
-        self.begun.set()
+        self.started.set()
         return await self._env.export_state(*args, **options)
 
 
@@ -226,7 +226,7 @@ async def test_cancelled_in_the_middle_it_leaves_nothing(make: Make, store: Snap
             await asyncio.Event().wait()
 
     playing = asyncio.create_task(episode())
-    await announcing.begun.wait()
+    await announcing.started.wait()
     for _ in range(turns):
         await asyncio.sleep(0)
     playing.cancel()
@@ -244,7 +244,7 @@ async def test_a_cancelled_step_does_not_break_the_episode(make: Make, store: Sn
     announcing = Announcing(code_environment())
     env = make(env=announcing)
     await env.reset()
-    await announcing.begun.wait()
+    await announcing.started.wait()
     stepping = asyncio.create_task(env.step(GREET))
     await asyncio.sleep(0)
     stepping.cancel()

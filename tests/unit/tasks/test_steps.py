@@ -38,9 +38,9 @@ async def test_files_and_script_of_a_step(make_task: MakeTask) -> None:
     files = {"steps/one/workdir/setup.sh": script, "steps/one/workdir/data/x": "here"}
     task = load(make_task, one=f"agent.user = {USER}", **files)
     async with set_up(task) as box:
-        await task.stages[1].begin(box)
+        await task.stages[1].start(box)
         assert (await box.exec("ls -A /app")).output == ""
-        await task.stages[0].begin(box)
+        await task.stages[0].start(box)
         assert (await box.exec("cat /tmp/said; ls -A /app")).output == f"/app {USER} here\ndata\nsetup.sh\n"
 
 
@@ -49,7 +49,7 @@ async def test_a_script_that_fails(make_task: MakeTask) -> None:
                 **{"steps/one/workdir/setup.sh": "echo no luck >&2; exit 9"})  # fmt: skip
     async with set_up(task) as box:
         with pytest.raises(StepSetupError, match=r"(?s)setup\.sh of step 'one' gave exit code 9; .*\nno luck"):
-            await task.stages[0].begin(box)
+            await task.stages[0].start(box)
         assert (await box.exec("ls /checked")).exit_code != 0
 
 
@@ -58,21 +58,21 @@ async def test_the_health_check_of_a_step_is_run_after_its_script_as_its_agent(m
     task = load(make_task, one=f"{healthcheck}healthcheck.retries = 1",
                 **{"steps/one/workdir/setup.sh": "touch /tmp/made"})  # fmt: skip
     async with set_up(task) as box:
-        await task.stages[0].begin(box)
+        await task.stages[0].start(box)
         await box.exec("rm /tmp/made; rm /app/setup.sh")
     (task.path / "steps" / "one" / "workdir" / "setup.sh").unlink()
     async with set_up(task) as box:
         with pytest.raises(HealthcheckError, match="failed 1 times"):
-            await task.stages[0].begin(box)
+            await task.stages[0].start(box)
 
 
 async def test_logs_and_tests_of_the_step_before_are_gone(make_task: MakeTask) -> None:
     task = load(make_task)
     async with set_up(task) as box:
-        await task.stages[0].begin(box)
+        await task.stages[0].start(box)
         await task.stages[0].verify(box, None)
         await box.exec("touch /logs/agent/x /logs/artifacts/x")
-        await task.stages[1].begin(box)
+        await task.stages[1].start(box)
         listing = await box.exec("find /logs /tests -mindepth 1 | sort; stat -c %a /logs/agent /logs/verifier")
     assert listing.output.splitlines() == [
         *("/logs/agent", "/logs/artifacts", "/logs/artifacts/x", "/logs/verifier", "777", "777"),

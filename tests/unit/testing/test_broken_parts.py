@@ -136,7 +136,7 @@ class ClosesOnce(Rooms):
         return ClosesOnce()
 
 
-class BeginsInTheMiddle(Rooms):
+class StartsInTheMiddle(Rooms):
     def make(self, task_name: str, parts: Any) -> Any:
         class Late(Room):
             async def reset(self) -> Any:
@@ -183,7 +183,7 @@ SOURCES = [
     case("test_its_tasks_can_be_played_with_these_parts", Refuses),
     case("test_each_episode_has_an_environment_of_its_own", OneRoom),
     case("test_what_was_never_reset_can_be_closed", ClosesOnce),
-    case("test_an_episode_begins", BeginsInTheMiddle),
+    case("test_an_episode_starts", StartsInTheMiddle),
     case("test_a_digest_stays_the_same", ForgetfulDigest),
     case("test_its_tasks_and_origins_are_those_that_it_names", OtherTasks),
     case("test_tasks_that_are_not_kept_are_left_out", KeepsAll),
@@ -327,9 +327,9 @@ class LeavesTask(Whole):
         return await super().reset(**given)
 
 
-class Doorless(Whole):
+class WithoutPorts(Whole):
     async def __aenter__(self) -> Any:
-        raise RuntimeError("no door")
+        raise RuntimeError("no forwarded port")
 
     async def __aexit__(self, *_: object) -> None: ...
 
@@ -407,16 +407,16 @@ class AlwaysChanged(Whole):
 
 
 ENVIRONMENTS = [
-    case("test_an_episode_begins_with_first", FirstIsMid),
+    case("test_an_episode_starts_with_first", FirstIsMid),
     case("test_the_steps_of_an_episode", NoDiscount),
     case("test_the_steps_of_an_episode", InfiniteReward),
-    case("test_a_reset_in_mid_episode_begins_another", NeverAnew),
-    case("test_a_reset_after_the_end_begins_another", NeverAnew),
+    case("test_a_reset_in_mid_episode_starts_another", NeverAnew),
+    case("test_a_reset_after_the_end_starts_another", NeverAnew),
     case("test_no_step_before_the_first_reset", StepsAlways),
     case("test_no_step_after_the_end", StepsAlways),
     case("test_it_can_be_closed_at_any_time", ClosedForever),
     case("test_nothing_runs_on_when_it_is_closed", LeavesTask),
-    case("test_it_can_be_entered_and_left", Doorless),
+    case("test_it_can_be_entered_and_left", WithoutPorts),
     case("test_the_same_seed_gives_the_same_task", Unseeded),
     case("test_options_that_mean_nothing_are_refused", AnyOption),
     case("test_its_episodes_are_recorded", NotRecorded),

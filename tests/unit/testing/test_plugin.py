@@ -131,7 +131,7 @@ def test_an_agent_and_a_source(run: Run, stub: Path) -> None:
     source = "--ares-exp-part=ares_exp.environments.ares.source:AresEnvironments"
     done = run(source, "--ares-exp-option=preset=echo:0:3", path=stub)
     assert done.returncode == 0, done.stdout
-    assert rows(done)["TestAresEnvironments::test_an_episode_begins"] == "PASSED"
+    assert rows(done)["TestAresEnvironments::test_an_episode_starts"] == "PASSED"
 
 
 @pytest.mark.nightly

@@ -90,7 +90,7 @@ def test_a_resumed_run_goes_on_at_the_right_step(tmp_path: Path) -> None:
     assert recorded.scalars["episode/num_steps"] == [(1, 1), (2, 2), (3, 3)]
     assert recorded.scalars["progress/mean_reward"][-1] == (3, 0.75)
     assert recorded.scalars["run/finished"] == [(2, 2), (3, 3)]
-    assert recorded.scalars["system/threads"] == [(100, 3)]  # seconds since the first episode of all began
+    assert recorded.scalars["system/threads"] == [(100, 3)]  # seconds since the first episode of all started
     assert [step for step, _ in recorded.texts["config/text_summary"]] == [0, 2]
     assert sorted(set(recorded.times)) == [15.0, 110.0]
 

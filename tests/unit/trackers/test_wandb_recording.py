@@ -112,8 +112,8 @@ def test_the_objective_is_the_metric_that_the_config_names(service: WandbService
 
 
 def test_every_try_has_a_row_against_their_number_and_against_time(service: WandbService, tmp_path: Path) -> None:
-    began = time.time()
-    results = [replace(one, started_at=began, finished_at=began + 100 + n) for n, one in enumerate(RESULTS)]
+    started = time.time()
+    results = [replace(one, started_at=started, finished_at=started + 100 + n) for n, one in enumerate(RESULTS)]
     record(run_info(tmp_path), results)
     recorded = ServedRun(service)
     first, second, third = recorded.rows
@@ -343,7 +343,7 @@ def test_rows_that_a_killed_session_had_not_logged_come_into_the_table(service: 
 
 def test_no_step_is_logged_twice_after_a_kill(no_account: None, tmp_path: Path) -> None:
     recording = WandbRecording(vars(WandbTracker())["_options"], run_info(tmp_path), online=False, report=print)
-    recording.begin()
+    recording.start()
     assert recording.run is not None
     for _ in range(2 * RENEWED_AFTER):
         recording.add_system({"system/queue": 1}, 0.0)

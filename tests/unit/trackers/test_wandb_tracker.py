@@ -149,17 +149,17 @@ def test_a_run_id_that_wandb_refuses_is_made_plain(service: WandbService, tmp_pa
 def test_start_and_log_return_at_once_and_the_loop_goes_on(tmp_path: Path) -> None:
     async def play() -> tuple[float, float, int]:
         tracker = patient_tracker()
-        began = time.perf_counter()
+        started = time.perf_counter()
         tracker.start(run_info(tmp_path / "run"))
         tracker.log_episode(RESULTS[0])
-        latency = time.perf_counter() - began
+        latency = time.perf_counter() - started
         finishing = asyncio.create_task(asyncio.to_thread(tracker.finish, RunSummary(1, RESULTS[:1])))
         turns = 0
         while not finishing.done():
             await asyncio.sleep(0.001)
             turns += 1
         assert tracker.failures == 0
-        return latency, time.perf_counter() - began, turns
+        return latency, time.perf_counter() - started, turns
 
     latency, whole, turns = asyncio.run(play())
     assert latency < whole / 4
@@ -172,9 +172,9 @@ def test_an_unreachable_service_is_one_warning_and_an_offline_run(
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{closed_port}")
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
     tracker = WandbTracker(init_timeout_sec=1.0)
-    began = time.perf_counter()
+    started = time.perf_counter()
     tracker.start(run_info(tmp_path / "run"))
-    assert time.perf_counter() - began < 1.0  # what waiting for the service would take
+    assert time.perf_counter() - started < 1.0  # what waiting for the service would take
     for result in RESULTS:
         tracker.log_episode(result)
     tracker.finish(RunSummary(3, RESULTS))

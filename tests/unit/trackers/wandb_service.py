@@ -175,7 +175,7 @@ class WandbService:
             "eventsTail": "[]",
             "tags": [],
             "notes": None,
-            "wandbConfig": '{"t": 1}',  # without this time the client takes the run for one that never began
+            "wandbConfig": '{"t": 1}',  # without this time the client takes the run for one that never started
         }
 
     def _UpsertBucket(self, variables: dict[str, Any]) -> dict[str, Any]:

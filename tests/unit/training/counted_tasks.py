@@ -1,6 +1,6 @@
 """An environment source without containers, for trainings: two steps, and a reward that the answers decide.
 
-Where there is a file `kill` with a number, the process is killed when so many episodes of it have begun.
+Where there is a file `kill` with a number, the process is killed when so many episodes of it have started.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Counted:
     """Asks twice; its reward is the share of answers with `yes`. Counts its open episodes."""
 
     open_ = 0
-    begun = 0
+    started = 0
 
     def __init__(self, task_name: str, *, forgets: bool) -> None:
         self._forgets = forgets
@@ -32,8 +32,8 @@ class Counted:
 
     async def reset(self) -> TimeStep[Any]:
         Counted.open_ += 1
-        Counted.begun += 1
-        if KILL.exists() and Counted.begun == int(KILL.read_text()):
+        Counted.started += 1
+        if KILL.exists() and Counted.started == int(KILL.read_text()):
             os.kill(os.getpid(), signal.SIGKILL)
         return restart(LLMRequest(list(self._messages)))
 

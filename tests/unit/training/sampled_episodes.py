@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ares_exp.environment import MAIN_LANE
+from ares_exp.environment import MAIN_CONVERSATION
 from ares_exp.llms.request import LLMRequest, Origin
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import Outcome
@@ -25,7 +25,7 @@ class Call:
 
     prompt: Sequence[int]
     completion: Sequence[int]
-    lane: str = MAIN_LANE
+    conversation: str = MAIN_CONVERSATION
     version: str | None = None
 
     @property
@@ -60,8 +60,12 @@ def episode(
     steps = []
     for number in range(len(calls) + 1):
         last = number == len(calls)
-        lane = "" if last else calls[number].lane
-        origin = Origin("chat_completions", lane) if lane and lane != MAIN_LANE else asked.origin
+        conversation = "" if last else calls[number].conversation
+        origin = (
+            Origin("chat_completions", conversation)
+            if conversation and conversation != MAIN_CONVERSATION
+            else asked.origin
+        )
         observation = LLMRequest(**{f: getattr(asked, f) for f in asked.__dataclass_fields__} | {"origin": origin})
         steps.append(
             StepRecord(
@@ -102,7 +106,7 @@ def check_rule(rows: Iterable[TrainingSequence], calls: Sequence[Call]) -> int:
             places = [
                 (number, offset)
                 for number, call in enumerate(calls)
-                if call.lane == row.lane
+                if call.conversation == row.conversation
                 and 0 <= (offset := at - len(call.prompt)) < len(call.completion)
                 and (*call.prompt, *call.completion[: offset + 1]) == row.ids[: at + 1]
                 and call.logprobs[offset] == row.logprobs[at]

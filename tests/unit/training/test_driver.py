@@ -122,7 +122,7 @@ async def test_another_attempt_is_played_for_one_that_an_order_takes_off_the_que
             assert len([episode async for episode in playing]) == 2
 
 
-async def test_what_has_not_begun_is_cancelled_at_the_end(policy: Answers) -> None:
+async def test_what_has_not_started_is_cancelled_at_the_end(policy: Answers) -> None:
     policy.gate.clear()
     async with driver(policy) as driving:
         driving.submit(["apple"], n=2)

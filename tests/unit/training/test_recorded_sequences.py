@@ -33,7 +33,7 @@ COLLECTORS = {
 }
 
 
-def begin(collector: Any, whole: EpisodeTrajectory) -> Any:
+def start(collector: Any, whole: EpisodeTrajectory) -> Any:
     handle = collector.begin_episode(task_name="task", metadata=whole.metadata, episode_id=whole.episode_id)
     for record in whole.steps:
         collector.record_step(record, episode=handle)
@@ -41,7 +41,7 @@ def begin(collector: Any, whole: EpisodeTrajectory) -> Any:
 
 
 def record(collector: Any, whole: EpisodeTrajectory) -> None:
-    collector.end_episode(episode=begin(collector, whole), rewards=whole.rewards)
+    collector.end_episode(episode=start(collector, whole), rewards=whole.rewards)
 
 
 def a_run(path: Path, *episodes: EpisodeTrajectory) -> Path:
@@ -65,10 +65,10 @@ def test_episodes_of_a_run_that_goes_on_are_read_once_when_they_have_ended(tmp_p
     collector = COLLECTORS[form](tmp_path)
     recorded = RecordedSequences(tmp_path)
     record(collector, episode([FIRST], name="a"))
-    under_way = begin(collector, episode([FIRST, SECOND], name="b"))
+    in_progress = start(collector, episode([FIRST, SECOND], name="b"))
     assert ids(recorded.new()) == ["a"]
     assert ids(recorded.new()) == []
-    collector.end_episode(episode=under_way)
+    collector.end_episode(episode=in_progress)
     assert ids(recorded.new()) == ["b"]
     collector.close()
     assert ids(RecordedSequences(tmp_path).new()) == ["a", "b"]
@@ -90,7 +90,7 @@ async def test_following_ends_with_the_process_that_plays_the_run(tmp_path: Path
 
 
 async def test_a_place_without_a_run_is_not_followed(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="a run that has begun"):
+    with pytest.raises(UserError, match="a run that has started"):
         await anext(RecordedSequences(tmp_path).follow())
 
 
@@ -127,7 +127,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 def test_files_have_the_rows(tmp_path: Path, name: str) -> None:
     rows = [
         *sequences_of(episode([FIRST, SECOND, REWRITTEN], attempt=3, finish_reason="stop")).rows,
-        *sequences_of(episode([Call([1], [2], "sub-1")], reward=None), lanes=["*"]).rows,
+        *sequences_of(episode([Call([1], [2], "sub-1")], reward=None), conversations=["*"]).rows,
     ]
     write_sequences(tmp_path / name, rows)
     back = [
@@ -168,7 +168,9 @@ def test_datasets_opens_it(tmp_path: Path, name: str) -> None:
 
 
 def test_the_command_writes_rows_and_says_what_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = a_run(tmp_path / "run", episode([FIRST, REWRITTEN]), episode([replace(FIRST, lane="sub-1")], name="b"))
+    run = a_run(
+        tmp_path / "run", episode([FIRST, REWRITTEN]), episode([replace(FIRST, conversation="sub-1")], name="b")
+    )
     out = tmp_path / "new" / "rows.parquet"
     assert export(run, out) == 0
     said = capsys.readouterr().out
@@ -176,7 +178,7 @@ def test_the_command_writes_rows_and_says_what_they_are(tmp_path: Path, capsys: 
         f"Wrote {out}.",
         "2 rows of 2 calls, 3 tokens trained on: 1 clean, 0 re-aligned, 1 forked.",
     ]
-    assert "no answer in the lanes main; there are sub-1" in said
+    assert "no answer in the conversations main; there are sub-1" in said
     assert [row["steps"] for row in read(out)] == [[1], [2]]
     assert export(run, out, "--force", "--conversation", "*") == 0
     assert len(read(out)) == 3

@@ -35,7 +35,7 @@ def test_calls_that_go_on_where_the_one_before_ended_are_one_row() -> None:
     assert row.mask == (0, 0, 0, 1, 1, 0, 0, 1)
     assert row.logprobs == (0, 0, 0, *FIRST.logprobs, 0, 0, *SECOND.logprobs)
     assert (row.reward, row.rewards, row.task, row.attempt) == (1.0, {"reward": 1.0}, "task", 2)
-    assert (row.lane, row.episode_id, row.policy_versions) == ("main", "e1", ("v1", "v2"))
+    assert (row.conversation, row.episode_id, row.policy_versions) == ("main", "e1", ("v1", "v2"))
     assert (row.steps, row.starts, row.made) == ((1, 2), (3, 7), "clean")
     assert row.prompt_ids == (1, 2, 3)
     assert row.response_ids == (10, 11, 4, 5, 20)
@@ -63,7 +63,7 @@ def test_a_rewritten_history_forks_and_later_calls_go_on_in_the_row_that_fits() 
     assert check_rule(report.rows, calls) == 2 + 1 + 1 + 1 + 1
 
 
-def test_of_several_rows_the_longest_beginning_goes_on() -> None:
+def test_of_several_rows_the_longest_start_goes_on() -> None:
     again = Call(FIRST.prompt, [10])
     report = sequences_of(episode([FIRST, again, SECOND]))
     assert [row.steps for row in report.rows] == [(1, 3), (2,)]
@@ -81,24 +81,25 @@ def test_a_row_goes_on_with_other_tokens_at_its_end_where_that_is_allowed() -> N
 
 
 def test_a_realignment_leaves_a_token_of_the_last_call() -> None:
-    """Another conversation shares the beginning of every chat: that is no reason to throw a short answer away."""
+    """Another conversation shares the start of every chat: that is no reason to throw a short answer away."""
     short, other = Call([1, 2], [10]), Call([1, 7, 7], [20])
     assert [row.steps for row in sequences_of(episode([short, other]), realign_tokens=5).rows] == [(1,), (2,)]
 
 
-def test_sub_agents_and_side_calls_are_trained_on_when_asked() -> None:
+def test_sub_agents_and_background_client_are_trained_on_when_asked() -> None:
     calls = [FIRST, Call([7], [8], "sub-1a"), SECOND, Call([7, 8, 9], [5], "sub-1a"), Call([1, 2, 3], [4], "side-2b")]
     alone, subs, everything = (
-        sequences_of(episode(calls), lanes=lanes) for lanes in (("main",), ("main", "sub-*"), ("*",))
+        sequences_of(episode(calls), conversations=conversations)
+        for conversations in (("main",), ("main", "sub-*"), ("*",))
     )
-    assert [row.lane for row in alone.rows] == ["main"]
-    assert alone.other_lanes == {"sub-1a": 2, "side-2b": 1}
-    assert [(row.lane, row.steps) for row in subs.rows] == [("main", (1, 3)), ("sub-1a", (2, 4))]
-    assert [row.lane for row in everything.rows] == ["main", "sub-1a", "side-2b"]
+    assert [row.conversation for row in alone.rows] == ["main"]
+    assert alone.other_conversations == {"sub-1a": 2, "side-2b": 1}
+    assert [(row.conversation, row.steps) for row in subs.rows] == [("main", (1, 3)), ("sub-1a", (2, 4))]
+    assert [row.conversation for row in everything.rows] == ["main", "sub-1a", "side-2b"]
     assert all(row.made == "clean" for row in everything.rows)
-    assert "3 calls of other lanes (side-2b, sub-1a)" in alone.sentences()[1]
+    assert "3 calls of other conversations (side-2b, sub-1a)" in alone.sentences()[1]
     with pytest.raises(ValueError, match="a list of names"):
-        sequences_of(episode(calls), lanes="main")
+        sequences_of(episode(calls), conversations="main")
 
 
 @pytest.mark.parametrize(
@@ -180,8 +181,8 @@ def test_neutral_sampling_is_taken_and_other_sampling_when_asked() -> None:
 def test_an_episode_without_sampled_tokens_is_refused() -> None:
     with pytest.raises(UntrainableError, match=r"e1 \(task\) has no sampled tokens"):
         sequences_of(episode([]))
-    with pytest.raises(UntrainableError, match="lanes main; there are sub-1"):
-        sequences_of(episode([replace(FIRST, lane="sub-1")]))
+    with pytest.raises(UntrainableError, match="conversations main; there are sub-1"):
+        sequences_of(episode([replace(FIRST, conversation="sub-1")]))
 
 
 def test_rows_of_a_dict_and_of_a_file_are_those_of_memory(tmp_path: Path) -> None:
@@ -199,26 +200,26 @@ def test_rows_of_a_dict_and_of_a_file_are_those_of_memory(tmp_path: Path) -> Non
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Call]:
-    """Calls of an agent that goes on, rewrites, retokenises and asks again, in two lanes."""
-    token = st.integers(0, 3)  # few ids: beginnings coincide by chance, too
+    """Calls of an agent that goes on, rewrites, retokenises and asks again, in two conversations."""
+    token = st.integers(0, 3)  # few ids: starts coincide by chance, too
     spoken = st.lists(token, min_size=1, max_size=3)
     calls: list[Call] = []
     for _ in range(draw(st.integers(1, 7))):
-        lane = draw(st.sampled_from(["main", "sub-1"]))
-        earlier = [call for call in calls if call.lane == lane]
+        conversation = draw(st.sampled_from(["main", "sub-1"]))
+        earlier = [call for call in calls if call.conversation == conversation]
         base: list[int] = []
         if earlier:
             past = draw(st.sampled_from(earlier))
             base = [*past.prompt, *past.completion]
         cut = draw(st.sampled_from([0, 0, 0, 1, 2, len(base)]))
         prompt = [*base[: len(base) - cut], *draw(st.lists(token, max_size=3))]
-        calls.append(Call(prompt or [0], draw(spoken), lane))
+        calls.append(Call(prompt or [0], draw(spoken), conversation))
     return calls
 
 
 @given(histories(), st.integers(0, 2))
 def test_the_rule_holds_for_any_history(calls: list[Call], realign_tokens: int) -> None:
-    report = sequences_of(episode(calls), lanes=["*"], realign_tokens=realign_tokens)
+    report = sequences_of(episode(calls), conversations=["*"], realign_tokens=realign_tokens)
     trained = check_rule(report.rows, calls)
     assert trained == sum(len(call.completion) for call in calls) - report.untrained_tokens
     assert report.untrained_tokens == 0 or realign_tokens

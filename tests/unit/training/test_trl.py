@@ -63,7 +63,7 @@ def play(model: Path, folder: Path, run: Path, *overrides: str) -> Any:
 
 def command(*words: str) -> None:
     """Plays a command in a process of its own, which is forked: to import torch and TRL takes longer than to train."""
-    Counted.begun = 0
+    Counted.started = 0
     sys.argv = ["ares-exp", *words]
     sys.exit(main())
 
@@ -132,7 +132,7 @@ def test_a_killed_training_goes_on_with_the_same_step(trained: Path, model: Path
     run = Path("run").absolute()
     assert [line["step"] for line in lines(run, "step")] == [1, 2, 3, 4]
     assert ares_exp.run([f"resume={run}"], config_dirs=[folder], quiet=True).exit_code == 0
-    assert [line["begun_at"] for line in lines(run, "session")] == [0, 4]
+    assert [line["started_at"] for line in lines(run, "session")] == [0, 4]
     assert [line["step"] for line in lines(run, "step")] == [*range(1, STEPS + 1)]
     assert [line["slots"] for line in lines(run, "round")] == [line["slots"] for line in lines(trained, "round")]
     before, alone, resumed = weights(model), weights(last_checkpoint(trained)), weights(last_checkpoint(run))
@@ -149,10 +149,12 @@ async def test_an_interrupted_training_can_be_resumed(model: Path, folder: Path,
     playing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await playing
-    begun_at = len(lines(run, "step"))
-    resumed = await ares_exp.arun([f"resume={run}", f"trainer.steps={begun_at + 2}"], config_dirs=[folder], quiet=True)
+    started_at = len(lines(run, "step"))
+    resumed = await ares_exp.arun(
+        [f"resume={run}", f"trainer.steps={started_at + 2}"], config_dirs=[folder], quiet=True
+    )
     assert resumed.exit_code == 0
-    assert lines(run, "step")[-1]["step"] == begun_at + 2
+    assert lines(run, "step")[-1]["step"] == started_at + 2
 
 
 def test_what_cannot_be_trained_is_refused_before_anything_starts(model: Path, folder: Path, tmp_path: Path) -> None:

@@ -178,14 +178,14 @@ async def test_a_failing_collector_is_counted_and_changes_nothing(
     assert "No space left" in caplog.text
 
 
-async def test_an_episode_that_could_not_begin_touches_no_other(tmp_path: Path, counting: Any) -> None:
-    class BeginsOnce(JsonTrajectoryCollector):
+async def test_an_episode_that_could_not_start_touches_no_other(tmp_path: Path, counting: Any) -> None:
+    class StartsOnce(JsonTrajectoryCollector):
         def begin_episode(self, *, task_name: str, **more: Any) -> Any:
             if task_name == "bad":
                 raise OSError("no")
             return super().begin_episode(task_name=task_name, **more)
 
-    collector = BeginsOnce(tmp_path)
+    collector = StartsOnce(tmp_path)
     async with (
         TrajectoryCollectingEnvironment(counting(3, name="good"), collector) as good,
         TrajectoryCollectingEnvironment(counting(1, name="bad"), collector) as bad,
@@ -230,7 +230,7 @@ class ForeignCollector:
         self.calls: list[tuple[str, Any]] = []
 
     def begin_episode(self, *, task_name: str) -> None:
-        self.calls.append(("begin", task_name))
+        self.calls.append(("start", task_name))
 
     def record_step(self, record: Any) -> None:
         self.calls.append(("step", record.step_type))
@@ -245,7 +245,7 @@ async def test_a_collector_of_somebody_else(counting: Any) -> None:
     async with TrajectoryCollectingEnvironment(counting(1, truncate=True), collector) as env:
         await play(env)
     assert env.collector_failures == 0
-    assert collector.calls == [("begin", "count"), ("step", "FIRST"), ("step", "LAST"), ("end", True)]
+    assert collector.calls == [("start", "count"), ("step", "FIRST"), ("step", "LAST"), ("end", True)]
 
 
 @dataclass

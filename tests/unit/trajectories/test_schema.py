@@ -30,8 +30,8 @@ def test_schema_is_a_json_schema() -> None:
 
 def test_fixtures_are_valid() -> None:
     VALIDATOR.validate(json.loads((GOLDEN / "version_3.json").read_text()))
-    begin, *steps, end = map(json.loads, (GOLDEN / "version_3.jsonl").read_text().splitlines())
-    VALIDATOR.validate({**begin, "steps": steps, **end})
+    start, *steps, end = map(json.loads, (GOLDEN / "version_3.jsonl").read_text().splitlines())
+    VALIDATOR.validate({**start, "steps": steps, **end})
 
 
 @examples(20, suppress_health_check=[HealthCheck.too_slow])

@@ -298,7 +298,7 @@ def test_an_episode_by_its_id(tmp_path: Path, name: str) -> None:
     assert shown(tmp_path / name / "a1").startswith("Episode a1\n")
 
 
-def test_an_id_that_begins_others(tmp_path: Path) -> None:
+def test_an_id_that_starts_others(tmp_path: Path) -> None:
     write(tmp_path / "trajectories.jsonl", chat("a"), chat("ab"), chat("abc"))
     assert shown(tmp_path / "a").startswith("Episode a\n")
     assert shown(tmp_path / "ab").startswith("Episode ab\n")
@@ -309,7 +309,7 @@ def test_an_id_that_begins_others(tmp_path: Path) -> None:
     ("arguments", "expected"),
     [
         (["gone"], r"gone: No such file"),
-        (["run/gone"], r"gone.*none has an id that begins with 'gone'"),
+        (["run/gone"], r"gone.*none has an id that starts with 'gone'"),
         (["no/such/place"], "No such file"),
         (["run", "--step", "1"], "Expected one episode to show steps of, found 2"),
         (["run/a1", "--step", "4"], "Expected a step below 4, got 4"),

@@ -83,7 +83,7 @@ def test_a_linear_episode_is_one_row_that_ends_with_the_reply() -> None:
             "tools": [],
             "episode_id": "e",
             "task": "sort",
-            "lane": "main",
+            "conversation": "main",
             "reward": 1.0,
         }
     ]
@@ -205,7 +205,7 @@ def test_steps_without_a_conversation_are_counted() -> None:
 
 @examples(20)
 @given(st.lists(trajectories(), max_size=3))
-def test_rows_are_json_end_with_a_reply_and_are_no_beginnings_of_each_other(episodes: list[EpisodeTrajectory]) -> None:
+def test_rows_are_json_end_with_a_reply_and_are_no_start_of_each_other(episodes: list[EpisodeTrajectory]) -> None:
     rows, report = sft_rows(episodes)
     made = list(rows)
     assert json.loads(json.dumps(made, allow_nan=False)) == made
@@ -237,7 +237,7 @@ def test_a_pair_parts_before_the_first_reply_that_differs() -> None:
             "rejected": [assistant("bad")],
             "tools": [],
             "task": "sort",
-            "lane": "main",
+            "conversation": "main",
             "chosen_episode_id": "2",
             "chosen_reward": 1.0,
             "rejected_episode_id": "1",
@@ -260,7 +260,7 @@ def test_attempts_that_part_where_the_environment_speaks_share_a_reply() -> None
     [
         (talk("a", reward=0.0), "pairs of attempts that are equal"),
         (talk("b", reward=0.0, tools=[TOOL]), "pairs of attempts with different tools"),
-        (talk("b", reward=0.0, system_prompt="Be long."), "pairs of attempts that have no beginning in common"),
+        (talk("b", reward=0.0, system_prompt="Be long."), "pairs of attempts that have no start in common"),
     ],
 )
 def test_why_a_pair_is_none(worse: EpisodeTrajectory, reason: str) -> None:

@@ -110,7 +110,7 @@ async def test_a_cancellation_at_any_moment_gets_through(drive, loop_turns, monk
         monkeypatch.setattr(module, "CANCEL_GRACE_SEC", 60.0)
     env = BlockingEnvironment()
     async with drive(env) as driver:
-        began = time.monotonic()
+        started = time.monotonic()
         for _ in range(20):
             step = asyncio.create_task(driver.step(ACTION))
             for _ in range(loop_turns):
@@ -118,7 +118,7 @@ async def test_a_cancellation_at_any_moment_gets_through(drive, loop_turns, monk
             step.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await step
-        assert time.monotonic() - began < 50  # one that is missed waits out the grace
+        assert time.monotonic() - started < 50  # one that is missed waits out the grace
         assert (await driver.reset()).step_type == "FIRST"
 
 

@@ -114,26 +114,26 @@ def test_a_call_beyond_its_time_is_cancelled(loop_thread):
 
 
 def test_interrupt_holds_until_resume(loop_thread):
-    began = []
+    started = []
 
-    async def begin():
-        began.append(True)
+    async def start():
+        started.append(True)
         await asyncio.Event().wait()
 
     loop_thread.run(give(None))
     loop_thread.interrupt()
     with pytest.raises(asyncio.CancelledError):
-        loop_thread.run(begin())
+        loop_thread.run(start())
     loop_thread.resume()
     assert loop_thread.run(give(3)) == 3
 
 
 def test_a_second_interrupt_does_not_disturb_the_unwinding(loop_thread):
-    events, begun = [], threading.Event()
+    events, started = [], threading.Event()
 
     async def unwind_slowly():
         try:
-            begun.set()
+            started.set()
             await asyncio.Event().wait()
         finally:
             events.append("unwinding")
@@ -141,11 +141,11 @@ def test_a_second_interrupt_does_not_disturb_the_unwinding(loop_thread):
             await asyncio.sleep(0.05)
             events.append("unwound")
 
-    def interrupt_when_begun():
-        if begun.wait(60):
+    def interrupt_when_started():
+        if started.wait(60):
             loop_thread.interrupt()
 
-    interrupter = threading.Thread(target=interrupt_when_begun)
+    interrupter = threading.Thread(target=interrupt_when_started)
     interrupter.start()
     with pytest.raises(asyncio.CancelledError):
         loop_thread.run(unwind_slowly())
@@ -153,12 +153,12 @@ def test_a_second_interrupt_does_not_disturb_the_unwinding(loop_thread):
     assert events == ["unwinding", "unwound"]
 
 
-def test_close_cancels_a_call_under_way_then_says_farewell_then_cancels_the_rest():
-    loop_thread, events, begun, outcome = LoopThread(), [], threading.Event(), []
+def test_close_cancels_a_call_in_progress_then_says_farewell_then_cancels_the_rest():
+    loop_thread, events, started, outcome = LoopThread(), [], threading.Event(), []
 
     async def log_cancellation(name):
         try:
-            begun.set()
+            started.set()
             await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0.01)
@@ -177,10 +177,10 @@ def test_close_cancels_a_call_under_way_then_says_farewell_then_cancels_the_rest
             outcome.append(type(error))
 
     background = loop_thread.run(start_background())
-    begun.clear()
+    started.clear()
     caller = threading.Thread(target=call)
     caller.start()
-    assert begun.wait(60)
+    assert started.wait(60)
     loop_thread.close(farewell)
     caller.join(60)
     assert events == ["call", "farewell", "background"]

@@ -144,7 +144,7 @@ async def test_one_call_at_a_time_and_a_close_at_any() -> None:
     source.gate.clear()
     stepping = asyncio.create_task(env.step(ANSWER))
     await asyncio.sleep(0)
-    with pytest.raises(EpisodeStateError, match="step\\(\\) is under way"):
+    with pytest.raises(EpisodeStateError, match="step\\(\\) is running"):
         await env.reset()
     await env.close()
     assert source.made[0].closed

@@ -115,7 +115,7 @@ class ComposeContainer(EngineContainer):
             _logger.warning("The compose project %s could not be removed completely: %s.", self._project.name, problem)
         for image in () if self._options.keep_image else sorted(self._project.built):
             removal = functools.partial(engine.api.remove_image, image)
-            if problem := await in_thread(functools.partial(why_it_stays, removal), lane="removals"):
+            if problem := await in_thread(functools.partial(why_it_stays, removal), pool="removals"):
                 _logger.info("The image %s stays: %s.", image, problem)
         self._project.built.clear()
 
@@ -146,7 +146,7 @@ class Service:
 
     async def stop(self) -> None:
         api = self._engine.api
-        problem = await in_thread(lambda: why_it_stays(lambda: api.kill(self._container)), lane="removals")
+        problem = await in_thread(lambda: why_it_stays(lambda: api.kill(self._container)), pool="removals")
         if problem and "is not running" not in problem:
             raise ContainerError(f"Service {self._name} could not be stopped: {problem}.")
 

@@ -181,21 +181,21 @@ async def remove_project(engine: Engine, project: str, *, may_grow: bool = False
 
 async def _remove_once(engine: Engine, project: str) -> tuple[list[str], int]:
     api, ours = engine.api, {"label": f"{PROJECT}={project}"}
-    containers = await in_thread(lambda: containers_of(api, project), lane="removals")
+    containers = await in_thread(lambda: containers_of(api, project), pool="removals")
     removals = [functools.partial(remove, engine, one["Id"]) for one in containers]
-    await asyncio.gather(*(in_thread(removal, lane="removals") for removal in removals))
-    networks = await in_thread(lambda: api.networks(filters=ours), lane="removals")
-    volumes = await in_thread(lambda: api.volumes(filters=ours)["Volumes"] or [], lane="removals")
+    await asyncio.gather(*(in_thread(removal, pool="removals") for removal in removals))
+    networks = await in_thread(lambda: api.networks(filters=ours), pool="removals")
+    volumes = await in_thread(lambda: api.volumes(filters=ours)["Volumes"] or [], pool="removals")
     calls = [functools.partial(api.remove_network, one["Id"]) for one in networks]
     calls += [functools.partial(api.remove_volume, one["Name"]) for one in volumes]
-    stays = await asyncio.gather(*(in_thread(functools.partial(why_it_stays, call), lane="removals") for call in calls))
+    stays = await asyncio.gather(*(in_thread(functools.partial(why_it_stays, call), pool="removals") for call in calls))
     return [why for why in stays if why], len(containers) + len(calls)
 
 
 async def not_ready_yet(engine: Engine, project: str) -> list[str]:
     """Returns the services that do not run, or fail their health check."""
     try:
-        found = await in_thread(lambda: _states(engine.api, project), lane="removals")
+        found = await in_thread(lambda: _states(engine.api, project), pool="removals")
     except engine_errors():  # called after another failure
         return []
     return sorted(str(one["Config"]["Labels"].get(SERVICE)) for one in found if not _runs(one))

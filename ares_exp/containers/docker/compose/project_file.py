@@ -91,7 +91,7 @@ def complete(
 
 
 def literal(text: str) -> str:
-    """Escapes `text` for a compose file, where a `$` begins a variable."""
+    """Escapes `text` for a compose file, where a `$` starts a variable."""
     return text.replace("$", "$$")
 
 

@@ -49,7 +49,11 @@ async def test_a_request_is_a_call(port: Port, llm: Recorder, stream: bool) -> N
     (request,) = llm.calls
     assert request.messages[0]["content"] == "do it"
     assert request.origin is not None
-    assert (request.origin.wire, request.origin.lane, request.origin.model) == ("chat_completions", "main", "policy")
+    assert (request.origin.wire, request.origin.conversation, request.origin.model) == (
+        "chat_completions",
+        "main",
+        "policy",
+    )
     assert (request.temperature, request.origin.sampling["temperature"]) == (None, 0.5)
     assert port.line.report.requests == 1
 
@@ -111,7 +115,7 @@ async def test_models_and_what_is_no_post(port: Port) -> None:
             assert answer.status == 200
 
 
-async def test_a_stream_begins_at_once_and_is_kept_alive(port: Port, llm: Recorder) -> None:
+async def test_a_stream_starts_at_once_and_is_kept_alive(port: Port, llm: Recorder) -> None:
     llm.gate.clear()
     reader, writer = await port.raw(chat("do it", stream=True))
     head = await reader.readuntil(b'"role":')
@@ -126,9 +130,9 @@ async def test_a_stream_begins_at_once_and_is_kept_alive(port: Port, llm: Record
     assert len(llm.calls) == 1
 
 
-async def test_a_whole_answer_begins_with_blanks_when_it_takes_long(llm: Recorder) -> None:
+async def test_a_whole_answer_starts_with_blanks_when_it_takes_long(llm: Recorder) -> None:
     llm.gate.clear()
-    async with served(Line(llm, keepalive_sec=0.02), endpoint=Endpoint(whole_begins_sec=0.05)) as port:
+    async with served(Line(llm, keepalive_sec=0.02), endpoint=Endpoint(whole_starts_sec=0.05)) as port:
         reader, writer = await port.raw(chat("do it"))
         await reader.readuntil(b"1\r\n \r\n1\r\n \r\n")  # two blanks, in chunks of their own
         llm.gate.set()
@@ -184,10 +188,10 @@ async def test_who_asks_something_else_gives_the_call_up_that_nobody_waits_for(p
     assert llm.given_up == 1
     llm.gate.set()
     assert text_of((await other)[1]).startswith("answer 2")
-    assert llm.lanes == ["main", "main"]
+    assert llm.conversations == ["main", "main"]
 
 
-async def test_conversations_are_lanes(port: Port, llm: Recorder) -> None:
+async def test_conversations_are_conversations(port: Port, llm: Recorder) -> None:
     await port.post(chat("do it", tools=True))
     llm.gate.clear()
     first = asyncio.create_task(port.post(chat("part one", tools=True)))
@@ -199,39 +203,42 @@ async def test_conversations_are_lanes(port: Port, llm: Recorder) -> None:
     await port.post(chat("part two", "answer", "go on", tools=True))
     await port.post(chat("do it", "answer", "thanks", tools=True))
     by_text = {str(call.messages[0]["content"]): [] for call in llm.calls}  # type: dict[str, list[str]]
-    for call, lane in zip(llm.calls, llm.lanes, strict=True):
-        by_text[str(call.messages[0]["content"])].append(lane)
+    for call, conversation in zip(llm.calls, llm.conversations, strict=True):
+        by_text[str(call.messages[0]["content"])].append(conversation)
     assert by_text["do it"] == ["main", "main"]
     assert len(set(by_text["part two"])) == 1
     assert by_text["part two"][0].startswith("sub-")
     assert by_text["part one"] != by_text["part two"][:1]
     assert by_text["a title for: do it"][0].startswith("side-")
-    assert len(port.line.report.lanes) == 4
+    assert len(port.line.report.conversations) == 4
 
 
-async def test_lanes_have_the_same_names_whichever_begins_first() -> None:
+async def test_conversations_have_the_same_names_whichever_starts_first() -> None:
     async def names(order: list[str]) -> dict[str, str]:
         llm = Recorder()
         async with served(Line(llm)) as port:
             await port.post(chat("main"))
             for text in order:
                 await port.post(chat(text))
-        return {str(call.messages[0]["content"]): lane for call, lane in zip(llm.calls, llm.lanes, strict=True)}
+        return {
+            str(call.messages[0]["content"]): conversation
+            for call, conversation in zip(llm.calls, llm.conversations, strict=True)
+        }
 
     assert await names(["one", "two"]) == await names(["two", "one"])
 
 
-async def test_headers_name_lanes(llm: Recorder) -> None:
-    async with served(Line(llm, lane_headers=("x-agent-id",))) as port:
+async def test_headers_name_conversations(llm: Recorder) -> None:
+    async with served(Line(llm, conversation_headers=("x-agent-id",))) as port:
         await port.post(chat("do it", tools=True))
         await port.post(chat("sub", tools=True), **{"X-Agent-Id": "a1"})
         await port.post(chat("a summary of what was", tools=True))  # the main conversation, compacted
         await port.post(chat("sub, compacted", tools=True), **{"X-Agent-Id": "a1"})
         await port.post(chat("a title"))
         await port.post(chat("sub", tools=True), **{"X-Agent-Id": "a2"})
-    main, sub, other = llm.lanes[0], llm.lanes[1], llm.lanes[5]
-    assert llm.lanes[2:4] == [main, sub]
-    assert llm.lanes[4].startswith("side-")
+    main, sub, other = llm.conversations[0], llm.conversations[1], llm.conversations[5]
+    assert llm.conversations[2:4] == [main, sub]
+    assert llm.conversations[4].startswith("side-")
     assert len({main, sub, other}) == 3
 
 
@@ -274,7 +281,7 @@ async def play_through_cuts(llm: Recorder, seed: int, turns: int = 4) -> list[Cu
                 assert answer.startswith(f"answer {turn} ")
                 texts += [answer, f"result {turn}"]
     assert len(llm.calls) == turns
-    assert set(llm.lanes) == {"main"}
+    assert set(llm.conversations) == {"main"}
     assert port.line.report.retries == len(proxy.cuts)
     return proxy.cuts
 

@@ -97,7 +97,7 @@ FULL = LLMResponse(
         ThinkingData("hm"),
         TextData("look"),
         ToolCallData("c1", "bash", '{"command": "ls"}'),
-        ToolCallData("c2", "apply_patch", '{"input": "*** Begin"}'),
+        ToolCallData("c2", "apply_patch", '{"input": "*** Start"}'),
         ToolCallData("c3", "mcp__x__y", "{}"),
         ToolCallData("c4", "apply_patch", "*** no JSON"),
     ],
@@ -137,7 +137,7 @@ def test_a_stream_has_the_documented_order(server: WireServer) -> None:
         ("function_call", "c3", "y", "mcp__x__"),
         ("custom_tool_call", "c4", "apply_patch", None),
     ]
-    assert [item["input"] for item in items if "input" in item] == ["*** Begin", "*** no JSON"]
+    assert [item["input"] for item in items if "input" in item] == ["*** Start", "*** no JSON"]
     assert events[-1]["response"]["usage"] == {
         "input_tokens": 10,
         "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 2},

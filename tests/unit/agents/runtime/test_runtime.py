@@ -115,9 +115,9 @@ async def test_cancelling_ends_everything(deterministic: bool) -> None:
     start(world, agent)
     await world.until(lambda: world.asked)
     await asyncio.sleep(0)
-    began = time.monotonic()
+    started = time.monotonic()
     await world.runtime.cancel(GRACE_SEC)
-    assert time.monotonic() - began < GRACE_SEC
+    assert time.monotonic() - started < GRACE_SEC
     assert sorted(ended) == ["a", "b", "c"]
     assert world.runtime.task is not None
     assert world.runtime.task.cancelled()
@@ -132,7 +132,7 @@ async def test_cancelling_twice_and_before_the_start_is_no_error(deterministic: 
 
 
 @both_loops
-async def test_an_agent_that_swallows_its_cancellation_finds_the_door_closed(deterministic: bool) -> None:
+async def test_an_agent_that_swallows_its_cancellation_finds_the_forwarded_port_closed(deterministic: bool) -> None:
     async def agent(w: World) -> None:
         while True:
             try:

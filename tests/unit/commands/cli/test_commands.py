@@ -161,7 +161,7 @@ def test_latest_is_a_run_for_every_command(
     run = tmp_path / "outputs" / "run"
     run.mkdir(parents=True)
     (run / "episodes.jsonl").touch()
-    (run / "sessions.jsonl").write_text('{"began": 1.0}\n')
+    (run / "sessions.jsonl").write_text('{"started": 1.0}\n')
     monkeypatch.setattr(sys, "argv", ["ares-exp", *words, "latest", *(["out.jsonl"] if words[0] == "export" else [])])
     main()
     assert capsys.readouterr().err.startswith("`latest` is outputs/run\n")

@@ -90,7 +90,7 @@ def record(
     (folder / "config.yaml").write_text(yaml.safe_dump({**CONFIG, "attempts": attempts, **(config or {})}))
     provenance = {"run_id": "abcd1234", "ares_exp_version": "0.1.0", "cwd": str(folder), "tasks": digests}
     (folder / "provenance.json").write_text(json.dumps(provenance))
-    sessions = [{"began": START - 1, "attempts": attempts}, {"ended": START + 100, "interrupted": False}]
+    sessions = [{"started": START - 1, "attempts": attempts}, {"ended": START + 100, "interrupted": False}]
     (folder / "sessions.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in sessions))
     (folder / "episodes.jsonl").write_text("".join(f"{json.dumps(one.to_dict())}\n" for one in results))
     (folder / "run.log").write_text("".join(f"INFO {one.episode_id}: {one.outcome}\n" for one in results))
@@ -110,7 +110,7 @@ def record(
 
 
 def every_ending(folder: Path) -> Path:
-    """Twelve attempts at the first task, two at the second; one is under way, and three have not begun."""
+    """Twelve attempts at the first task, two at the second; one is running, and three have not started."""
     steps = ErrorInfo.of_limit("steps")
     stages = (StageResult("one", 1.0, {"reward": 1.0}, None, 2), StageResult("two", 0.0, {"reward": 0.0}, "time", 1))
     ends = [
@@ -132,6 +132,6 @@ def every_ending(folder: Path) -> Path:
         tried(TASKS[1], 1, rewards={"reward": 1.0, "style": 0.25}),
     ]
     record(folder, ends, attempts=12)
-    under_way = LoggedEpisode(f"{TASKS[0]}__11__00000001", TASKS[0], 11, 1, 7, START + 200)
-    log_in(folder / "answers", under_way).begin(())
+    in_progress = LoggedEpisode(f"{TASKS[0]}__11__00000001", TASKS[0], 11, 1, 7, START + 200)
+    log_in(folder / "answers", in_progress).start(())
     return folder

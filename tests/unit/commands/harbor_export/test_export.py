@@ -111,7 +111,7 @@ def test_how_an_attempt_ended(job: Path) -> None:
         (first, 9): "RateLimitError",
         (first, 10): None,
         (first, 11): "ContainerDiedError",
-    }, "a retry that is under way has no trial yet"
+    }, "a retry that is running has no trial yet"
     rewards = {slot: (one["verifier_result"] or {}).get("rewards") for slot, one in found.items()}
     assert rewards[first, 2] == {"reward": 0.5}, "a reward stands beside the time limit"
     assert rewards[first, 3] is None

@@ -126,7 +126,7 @@ def test_holes_are_written_for_gnu_tar(tmp_path: Path, objects: ObjectStore) -> 
     hole, data = bytes(CHUNK_BYTES), os.urandom(CHUNK_BYTES)
     files = {
         "/all": hole * 50,
-        "/begin": hole * 50 + b"end",
+        "/start": hole * 50 + b"end",
         "/d/end": data + data + hole * 50 + b"\0\0\0",
         "/d/middle": data + hole * 30 + data[:9],
         "/d/many": (data + hole) * 40,

@@ -364,7 +364,7 @@ def test_a_file_that_shrinks_for_ever_is_refused(upper: Path, objects: ObjectSto
 
     class Shrinking(ObjectStore):
         def put(self, data: bytes) -> str:
-            if data[:2] == b"\0\1":  # the first chunk, whenever the file is read from its beginning
+            if data[:2] == b"\0\1":  # the first chunk, whenever the file is read from its start
                 os.truncate(file, file.stat().st_size // 3)
             return super().put(data)
 

@@ -50,7 +50,7 @@ def test_a_stall_is_reported_once_and_again_when_it_has_doubled(clock: Clock) ->
     assert reported[600] == ["Episode e1 of task fix-bug has waited 600 s for the policy (step 12)."]
 
 
-def test_progress_begins_the_count_anew(clock: Clock) -> None:
+def test_progress_starts_the_count_anew(clock: Clock) -> None:
     watchdog, slow = Watchdog(600, clock=clock), running("e1", "policy")
     clock.now = 700
     assert len(watchdog.check([slow])) == 1

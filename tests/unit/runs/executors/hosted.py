@@ -33,9 +33,9 @@ class HostedEnvironment(RemoteEnvironment):
         *,
         lease_sec: float = 60.0,
         files: Path | None = None,
-        side_calls: LLMClient | None = None,
+        background_client: LLMClient | None = None,
     ) -> None:
-        super().__init__(self._make_host, task_name="a task", side_calls=side_calls)
+        super().__init__(self._make_host, task_name="a task", background_client=background_client)
         self._make_environment = make_environment
         self._models = {model.key: model for model in models}
         self._lease_sec = lease_sec

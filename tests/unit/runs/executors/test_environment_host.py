@@ -86,7 +86,7 @@ class Reporting:
         return EpisodeReport(format_errors=min(self._steps, self._changes))
 
 
-async def test_a_killed_host_ends_the_call_under_way() -> None:
+async def test_a_killed_host_ends_the_call_in_progress() -> None:
     inside = Slow()
     environment = HostedEnvironment(lambda: inside)
     await environment.reset()
@@ -224,7 +224,7 @@ async def test_the_oracle_is_asked_and_recorded_by_the_run(tmp_path: Path) -> No
     await environment.close()
 
 
-async def test_the_policy_answers_side_calls_as_long_as_the_episode_goes_on() -> None:
+async def test_the_policy_answers_background_client_as_long_as_the_episode_goes_on() -> None:
     """One that is not answered when the episode ends is not paid for any more."""
     request = LLMRequest([{"role": "user", "content": "a title?"}])
     asked: list[LLMRequest] = []
@@ -245,7 +245,7 @@ async def test_the_policy_answers_side_calls_as_long_as_the_episode_goes_on() ->
         unanswered: asyncio.Task[Any]
 
         async def reset(self) -> TimeStep[Any]:
-            self.client = environment.inside_now.side_calls_of(environment.name_inside)
+            self.client = environment.inside_now.background_client_of(environment.name_inside)
             return restart((await self.client(request)).text)
 
         async def step(self, action: Any) -> TimeStep[Any]:
@@ -259,7 +259,7 @@ async def test_the_policy_answers_side_calls_as_long_as_the_episode_goes_on() ->
         async def close(self) -> None:
             self.unanswered.cancel()
 
-    environment = HostedEnvironment(Asking, side_calls=policy)
+    environment = HostedEnvironment(Asking, background_client=policy)
     assert (await environment.reset()).observation == "Greetings"
     assert (await environment.step(ANSWER)).last()
     await asyncio.wait_for(cancelled.wait(), 60)

@@ -20,7 +20,7 @@ TEXT = "x" * 10_000
 
 
 class Ready:
-    """Begins at once."""
+    """Starts at once."""
 
     resets = 0
 

@@ -74,17 +74,17 @@ def test_errors_of_python_arrive(error: BaseException) -> None:
     assert (type(arrived), str(arrived), arrived.args) == (type(error), str(error), error.args)
 
 
-def conversation(length: int, *, lane: str = "main", text: str = "x" * 1000) -> LLMRequest:
-    messages = [{"role": "user", "content": f"{lane} {number} {text}"} for number in range(length)]
+def turns(length: int, *, conversation: str = "main", text: str = "x" * 1000) -> LLMRequest:
+    messages = [{"role": "user", "content": f"{conversation} {number} {text}"} for number in range(length)]
     tools = [{"type": "function", "function": {"name": "bash", "description": text}}]
-    return LLMRequest(messages, system_prompt=text, tools=tools, origin=Origin("messages", lane=lane))
+    return LLMRequest(messages, system_prompt=text, tools=tools, origin=Origin("messages", conversation=conversation))
 
 
 def test_a_request_crosses_as_its_difference() -> None:
     encoder, decoder, sizes = RequestEncoder(), RequestDecoder(), []
     for length in range(1, 60):
-        lane = ("main", "side")[length % 2]
-        request = conversation(length, lane=lane)
+        conversation = ("main", "side")[length % 2]
+        request = turns(length, conversation=conversation)
         bases = dict(decoder.bases)
         encoder.acknowledge(bases)
         sent = pickle.dumps(encoder.encode(request, bases))
@@ -98,7 +98,7 @@ def test_a_request_crosses_as_its_difference() -> None:
 
 def test_a_request_that_changes_in_the_middle_arrives() -> None:
     encoder, decoder = RequestEncoder(), RequestDecoder()
-    first = conversation(10)
+    first = turns(10)
     decoder.decode(encoder.encode(first, {}))
     compacted = LLMRequest([first.messages[0], {"role": "user", "content": "In short: …"}], temperature=0.5)
     assert decoder.decode(encoder.encode(compacted, dict(decoder.bases))) == compacted
@@ -107,6 +107,6 @@ def test_a_request_that_changes_in_the_middle_arrives() -> None:
 def test_an_answer_that_never_arrived_is_no_base() -> None:
     """The other side names what it has; what it has not, nothing is a difference to."""
     encoder, decoder = RequestEncoder(), RequestDecoder()
-    encoder.encode(conversation(3), {})
-    request = conversation(4)
+    encoder.encode(turns(3), {})
+    request = turns(4)
     assert decoder.decode(encoder.encode(request, dict(decoder.bases))) == request

@@ -58,7 +58,7 @@ def exchanges(count: int) -> tuple[Exchange, ...]:
 
 def written(folder: Path, count: int, episode: LoggedEpisode = EPISODE) -> Path:
     log = log_in(folder, episode)
-    log.begin([])
+    log.start([])
     for number in range(count):
         log.append(request(number), ANSWERS[number])
     return folder / f"{episode.episode_id}.jsonl"
@@ -77,7 +77,7 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
 
 def test_what_had_no_answer_in_time_comes_back_with_its_stage(tmp_path: Path) -> None:
     log = log_in(tmp_path, EPISODE)
-    log.begin(exchanges(1))
+    log.start(exchanges(1))
     log.append(request(1), None)
     log.append(request(0), ANSWERS[2], stage=1)
     [found] = logged_episodes(tmp_path)
@@ -87,7 +87,7 @@ def test_what_had_no_answer_in_time_comes_back_with_its_stage(tmp_path: Path) ->
 
 def test_what_came_ahead_of_its_turn_comes_back_in_its_turn_or_apart(tmp_path: Path) -> None:
     log = log_in(tmp_path, EPISODE)
-    log.begin(exchanges(1), exchanges(2)[1:])
+    log.start(exchanges(1), exchanges(2)[1:])
     assert [log.append_ahead(request(n), ANSWERS[n], stage=1) for n in (2, 1)] == [1, 2]
     log.append(request(0), ANSWERS[0], stage=1)
     log.apply(2)
@@ -126,11 +126,11 @@ RESULT = EpisodeResult("fix__0__aa", "fix", 0, 7, Outcome.TRUNCATED, 0.5, reward
 
 def test_what_an_episode_came_to_is_its_end(tmp_path: Path) -> None:
     log = log_in(tmp_path, EPISODE)
-    log.begin(exchanges(2))
+    log.start(exchanges(2))
     log.end(dump_json(RESULT.to_dict()))
     [found] = logged_episodes(tmp_path)
     assert (found.result, len(found.exchanges)) == (RESULT, 2)
-    log.begin(found.exchanges)
+    log.start(found.exchanges)
     assert logged_episodes(tmp_path)[0].result is None
 
 
@@ -166,7 +166,7 @@ def test_a_stage_that_is_none(tmp_path: Path, stage: object) -> None:
 def test_requests_that_grow_are_written_once(tmp_path: Path) -> None:
     long = [{"role": "user", "content": "x" * 100_000}]
     log = log_in(tmp_path, EPISODE)
-    log.begin([])
+    log.start([])
     for number in range(10):
         log.append(LLMRequest([*long, *request(number).messages]), ANSWERS[0])
     path = tmp_path / f"{EPISODE.episode_id}.jsonl"
@@ -174,19 +174,19 @@ def test_requests_that_grow_are_written_once(tmp_path: Path) -> None:
     assert len(LoggedEpisode.read(path).exchanges) == 10
 
 
-def test_what_is_taken_over_is_there_from_the_begin(tmp_path: Path) -> None:
+def test_what_is_taken_over_is_there_from_the_start(tmp_path: Path) -> None:
     log = log_in(tmp_path, EPISODE)
-    log.begin(exchanges(2))
+    log.start(exchanges(2))
     log.append(request(2), ANSWERS[2])
     [found] = logged_episodes(tmp_path)
     assert found.taken_over == 2
     assert [one.answer for one in found.exchanges] == ANSWERS
 
 
-def test_one_that_begins_again_is_another(tmp_path: Path) -> None:
+def test_one_that_starts_again_is_another(tmp_path: Path) -> None:
     log = log_in(tmp_path, EPISODE)
-    log.begin(exchanges(3))
-    log.begin(exchanges(1))
+    log.start(exchanges(3))
+    log.start(exchanges(1))
     log.append(request(1), ANSWERS[2])
     [found] = logged_episodes(tmp_path)
     assert found.taken_over == 1
@@ -244,7 +244,7 @@ def test_no_log_and_no_folder(tmp_path: Path) -> None:
 
 def test_a_discarded_log_stays_away(tmp_path: Path) -> None:
     log = log_in(tmp_path, EPISODE)
-    log.begin([])
+    log.start([])
     log.discard()
     log.append(request(0), ANSWERS[0])
     log.discard()
@@ -254,7 +254,7 @@ def test_a_discarded_log_stays_away(tmp_path: Path) -> None:
 def test_log_on_full_disk_takes_no_later_answer(tmp_path: Path) -> None:
     path = written(tmp_path, 1)
     log = log_in(tmp_path, EPISODE)
-    log.begin(exchanges(1))
+    log.start(exchanges(1))
     before = path.read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, hard))
@@ -274,12 +274,12 @@ def test_log_without_folder_raises(tmp_path: Path) -> None:
     (tmp_path / "answers").write_text("no folder")
     log = log_in(tmp_path / "answers", EPISODE)
     with pytest.raises(StorageError):
-        log.begin(exchanges(1))
+        log.start(exchanges(1))
 
 
 def test_deleted_log_is_noticed_before_request(tmp_path: Path) -> None:
     log = log_in(tmp_path, EPISODE)
-    log.begin([])
+    log.start([])
     log.check()
     (tmp_path / f"{EPISODE.episode_id}.jsonl").unlink()
     with pytest.raises(StorageError, match="No such file"):

@@ -66,7 +66,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
 @pytest.fixture
 def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Makes the folder of a sweep `first` with these overrides, of Hydra's keys and of others, begun `there`."""
+    """Makes the folder of a sweep `first` with these overrides, of Hydra's keys and of others, started `there`."""
     monkeypatch.chdir(tmp_path)
 
     def make(*overrides: str, of_hydra: Sequence[str] = (), there: str = "") -> Path:
@@ -487,7 +487,7 @@ def test_resume_is_a_key_like_others_when_it_names_nothing() -> None:
 
 def test_the_attempts_are_those_of_the_last_session(recorded: Recorded, tmp_path: Path) -> None:
     recorded("attempts=2")
-    Path("first/sessions.jsonl").write_text('{"began": 1.0, "attempts": 2}\n{"began": 2.0, "attempts": 4}\n{"atte')
+    Path("first/sessions.jsonl").write_text('{"started": 1.0, "attempts": 2}\n{"started": 2.0, "attempts": 4}\n{"atte')
     assert composed("resume=first")["attempts"] == 4
     assert composed("resume=first", "attempts=3")["attempts"] == 3
     record(tmp_path / "first", ["branch_from=old/e@1", "branches=4", "attempts=${branches}"], cwd=tmp_path)
@@ -540,7 +540,7 @@ def test_what_cannot_be_resumed(recorded: Recorded, flags: list[str], typed: lis
 )
 def test_latest_is_the_run_itself(recorded: Recorded, verb: str, behind: str, key: str, expected: object) -> None:
     run = recorded("seed=7")
-    (run / "sessions.jsonl").write_text('{"began": 100.0}\n')
+    (run / "sessions.jsonl").write_text('{"started": 100.0}\n')
     Path("outputs").mkdir()
     run.rename("outputs/first")
     config = composed(f"{verb}=latest{behind}")
@@ -552,7 +552,7 @@ def test_latest_may_be_a_sweep(sweep: Callable[..., Path]) -> None:
     folder = sweep("seed=1,2")
     (folder / "0").mkdir()
     (folder / "0" / "episodes.jsonl").touch()
-    (folder / "0" / "sessions.jsonl").write_text('{"began": 100.0}\n')
+    (folder / "0" / "sessions.jsonl").write_text('{"started": 100.0}\n')
     Path("outputs").mkdir()
     folder.rename("outputs/grid")
     command = compose_from_run([], ["resume=latest"])

@@ -88,6 +88,8 @@ def test_a_path_means_what_it_meant(run_dir: RunDir, tmp_path: Path, monkeypatch
 
 
 def test_the_attempts_are_those_of_the_last_session(run_dir: RunDir) -> None:
-    run_dir.sessions.write_text('{"began": 1.0, "attempts": 1}\n{"began": 2.0, "attempts": 4}\n{"ended": 3.0}\n{"atte')
+    run_dir.sessions.write_text(
+        '{"started": 1.0, "attempts": 1}\n{"started": 2.0, "attempts": 4}\n{"ended": 3.0}\n{"atte'
+    )
     assert restored(run_dir, composed())[1]["attempts"] == 4
     assert restored(run_dir, composed(attempts=2), "attempts=2")[1]["attempts"] == 2

@@ -54,7 +54,7 @@ def leave(run_dir: RunDir, *what: EpisodeResult | LoggedEpisode, answers: int = 
             continue
         written = log_in(run_dir.answers, one)
         exchange = Exchange(serialize_llm_request(LLMRequest([])), ANSWER)
-        written.begin([exchange] * (answers if one.parent is not None else 0))
+        written.start([exchange] * (answers if one.parent is not None else 0))
         for _ in range(answers if one.parent is None else 1):
             written.append(LLMRequest([]), ANSWER)
 
@@ -68,7 +68,7 @@ def outcomes(run_dir: RunDir) -> list[tuple[str, str]]:
     return [(row["episode_id"], row["outcome"]) for row in rows]
 
 
-def test_a_run_that_had_begun_nothing(run_dir: RunDir) -> None:
+def test_a_run_that_had_started_nothing(run_dir: RunDir) -> None:
     earlier = load_previous_sessions(run_dir)
     assert (earlier.results, earlier.logs) == ((), {})
     [one] = owed(earlier)
@@ -115,7 +115,7 @@ def test_what_was_cancelled_without_answers_is_the_same_draw(run_dir: RunDir, ou
     assert (one.retry, one.earlier, one.seed) == (2, None, 99)
 
 
-def test_what_was_under_way_has_its_row_and_goes_on_first(run_dir: RunDir) -> None:
+def test_what_was_in_progress_has_its_row_and_goes_on_first(run_dir: RunDir) -> None:
     leave(run_dir, row("b", "completed", task="sum"), log("a", task="fix"))
     earlier = load_previous_sessions(run_dir)
     assert outcomes(run_dir) == [("b", "completed"), ("a", "lost")]
@@ -146,7 +146,7 @@ def test_one_that_was_gone_on_with_is_paid_once(run_dir: RunDir) -> None:
 
 def test_what_was_asked_ahead_is_paid_once_in_whatever_try_its_turn_comes(run_dir: RunDir) -> None:
     first, second = log_in(run_dir.answers, log("a")), log_in(run_dir.answers, log("b", retry=1, parent="a"))
-    first.begin(())
+    first.start(())
     for _ in range(3):
         first.append_ahead(LLMRequest([]), ANSWER)
     earlier = load_previous_sessions(run_dir)
@@ -154,7 +154,7 @@ def test_what_was_asked_ahead_is_paid_once_in_whatever_try_its_turn_comes(run_di
     assert one.earlier is not None
     [lost] = earlier.results
     assert (lost.num_steps, lost.prompt_tokens, len(one.earlier.exchanges), len(one.earlier.ahead)) == (0, 30, 0, 3)
-    second.begin(one.earlier.exchanges, one.earlier.ahead)
+    second.start(one.earlier.exchanges, one.earlier.ahead)
     first.discard()
     second.append(LLMRequest([]), ANSWER)
     second.apply(1)
@@ -192,11 +192,11 @@ def test_answers_of_no_more_use_go(run_dir: RunDir) -> None:
 
 
 def test_one_that_had_ended_but_for_its_row(run_dir: RunDir) -> None:
-    under_way = log_in(run_dir.answers, log("e0"))
-    under_way.begin([])
-    under_way.append(LLMRequest([]), ANSWER)
+    in_progress = log_in(run_dir.answers, log("e0"))
+    in_progress.start([])
+    in_progress.append(LLMRequest([]), ANSWER)
     ended = row("e0", "completed", rewards={"reward": 1.0, "lines": 3.0}, phase_sec={"agent": 2.0}, container_image="i")
-    under_way.end(dump_json(ended.to_dict()))
+    in_progress.end(dump_json(ended.to_dict()))
     earlier = load_previous_sessions(run_dir)
     assert earlier.results == earlier.lost == (ended,)
     assert outcomes(run_dir) == [("e0", "completed")]
@@ -214,10 +214,10 @@ def test_one_whose_trajectory_alone_says_how_it_ended_is_lost(run_dir: RunDir, o
 
 
 def test_what_had_no_answer_in_time_is_no_step(run_dir: RunDir) -> None:
-    under_way = log_in(run_dir.answers, log("b", retry=1, parent="a"))
+    in_progress = log_in(run_dir.answers, log("b", retry=1, parent="a"))
     unanswered = Exchange(serialize_llm_request(LLMRequest([])), None)
-    under_way.begin([unanswered, unanswered._replace(answer=ANSWER), unanswered])
-    under_way.append(LLMRequest([]), ANSWER)
+    in_progress.start([unanswered, unanswered._replace(answer=ANSWER), unanswered])
+    in_progress.append(LLMRequest([]), ANSWER)
     [lost] = load_previous_sessions(run_dir).results
     assert (lost.num_steps, lost.cost) == (2, 1.0)
     assert lost.replayed is not None

@@ -10,7 +10,7 @@ import pytest
 
 from ares_exp.errors import ConfigError
 from ares_exp.runs.resume.episode_ref import EpisodeRef
-from ares_exp.runs.resume.recorded_run import RecordedRun, begins_where_started
+from ares_exp.runs.resume.recorded_run import RecordedRun, starts_where_started
 from ares_exp.trajectories.files.episode_file import dump_episode
 from tests.unit.snapshots.golden_store import GOLDEN
 from tests.unit.trajectories.chats import chat, write
@@ -177,4 +177,4 @@ def test_a_broken_trajectory_leaves_the_others(run: Path) -> None:
     ],
 )
 def test_which_values_are_paths_of_this_machine(key: str, given: set[str], expected: bool) -> None:
-    assert begins_where_started(key, given) is expected
+    assert starts_where_started(key, given) is expected

@@ -69,35 +69,41 @@ def request(text: str) -> LLMRequest:
     return LLMRequest([{"role": "user", "content": text}])
 
 
-async def test_an_answer_to_a_side_call_is_logged_and_given_again_once_wherever_it_comes(tmp_path: Path) -> None:
-    begun = LoggedEpisode("e1", "t", attempt=0, retry=0, seed=1, started_at=1.0)
-    log, client, events = log_in(tmp_path, begun), Client(), Told()
-    log.begin(())
+async def test_an_answer_to_a_background_request_is_logged_and_given_again_once_wherever_it_comes(
+    tmp_path: Path,
+) -> None:
+    started = LoggedEpisode("e1", "t", attempt=0, retry=0, seed=1, started_at=1.0)
+    log, client, events = log_in(tmp_path, started), Client(), Told()
+    log.start(())
     policy = ResumablePolicy(client, log, events=events)
-    aside = LLMRequest([{"role": "user", "content": "title"}], origin=Origin("messages", lane="side-1", is_aside=True))
+    background_request = LLMRequest(
+        [{"role": "user", "content": "title"}], origin=Origin("messages", conversation="side-1", is_background=True)
+    )
     assert (await policy(request("one"))).text == "new 1"
-    assert (await policy.answer_aside(aside)).text == "new 2"
+    assert (await policy.respond_in_background(background_request)).text == "new 2"
     assert events.answers == ["new 1", "new 2"]
 
     [left] = logged_episodes(tmp_path)
     assert (len(left.exchanges), len(left.ahead)) == (1, 1)
-    for order in ("aside first", "aside last"):
+    for order in ("background request first", "background request last"):
         again, told = Client(), Told()
         own = LoggedEpisode(order, "t", attempt=0, retry=1, seed=1, started_at=2.0, parent="e1")
         second = log_in(tmp_path / order, own)
-        second.begin(left.exchanges, left.ahead)
+        second.start(left.exchanges, left.ahead)
         policy = ResumablePolicy(again, second, earlier=left.exchanges, ahead=left.ahead, events=told)
-        if order == "aside last":
+        if order == "background request last":
             assert (await policy(request("one"))).text == "new 1"
             assert (await policy(request("two"))).text == "new 1"
-        assert (await policy.answer_aside(aside)).text == "new 2"
-        if order == "aside first":
+        assert (await policy.respond_in_background(background_request)).text == "new 2"
+        if order == "background request first":
             assert (await policy(request("one"))).text == "new 1"
             assert (await policy(request("two"))).text == "new 1"
         assert again.asked == ["two"]
         assert told.answers == ["new 1"], "nothing else is paid for again"
         assert told.usage.cost == 3.0
-        assert (await policy.answer_aside(aside)).text == "new 2", "asked anew, it is another call"
+        assert (await policy.respond_in_background(background_request)).text == "new 2", (
+            "asked anew, it is another call"
+        )
         assert again.asked == ["two", "title"]
 
 
@@ -110,7 +116,7 @@ EARLIER = [
 def resumed(folder: Path, client: Client | None = None, **options: Any) -> tuple[ResumablePolicy, Client]:
     client = client or Client()
     log = log_in(folder, LoggedEpisode("e", "fix", 0, 1, 7, 1.0, parent="d"))
-    log.begin(EARLIER)
+    log.start(EARLIER)
     return ResumablePolicy(client, log, **{"earlier": EARLIER, **options}), client
 
 
@@ -154,7 +160,7 @@ async def test_disk_without_room_where_it_differs_ends_run(tmp_path: Path) -> No
 
 
 async def test_after_a_snapshot_it_goes_on_in_the_middle(tmp_path: Path) -> None:
-    policy, client = resumed(tmp_path, begin_at=2)
+    policy, client = resumed(tmp_path, start_at=2)
     assert await said(policy, "q2 at 12:00:02", "q3") == ["a2", "new 1"]
     assert (len(policy.given_again.answers), client.asked) == (3, ["q3"])
 
@@ -194,7 +200,7 @@ async def test_a_stage_that_ended_while_its_agent_was_at_work_ends_there(tmp_pat
 
 async def test_what_has_no_answer_in_time_is_logged(tmp_path: Path) -> None:
     events = EpisodeEvents()
-    policy, client = resumed(tmp_path, begin_at=2, events=events)
+    policy, client = resumed(tmp_path, start_at=2, events=events)
     assert await said(policy, "q2 at 12:00:02") == ["a2"]
     client.error = TimeoutError()
     with pytest.raises(TimeoutError):
@@ -218,7 +224,7 @@ async def test_what_has_no_answer_in_time_is_logged(tmp_path: Path) -> None:
 
 
 async def test_a_policy_with_a_place_of_its_own_is_told(tmp_path: Path) -> None:
-    policy, client = resumed(tmp_path, Placed(), begin_at=1)
+    policy, client = resumed(tmp_path, Placed(), start_at=1)
     assert isinstance(client, Placed)
     await said(policy, "q1 at 12:00:01", "something else")
     assert client.told == [("q0 at 12:00:00", "a0"), ("q1 at 12:00:01", "a1")]
@@ -226,7 +232,7 @@ async def test_a_policy_with_a_place_of_its_own_is_told(tmp_path: Path) -> None:
 
 
 async def test_what_has_no_answer_is_not_logged(tmp_path: Path) -> None:
-    policy, client = resumed(tmp_path, begin_at=3)
+    policy, client = resumed(tmp_path, start_at=3)
     client.error = PolicyError("down")
     with pytest.raises(PolicyError, match="down"):
         await policy(request("q3"))
@@ -239,7 +245,7 @@ async def test_what_is_no_answer_is_neither_logged_nor_paid(tmp_path: Path) -> N
             return "text"  # type: ignore[return-value]
 
     events = Told()
-    policy, _ = resumed(tmp_path, Talker(), begin_at=3, events=events)
+    policy, _ = resumed(tmp_path, Talker(), start_at=3, events=events)
     with pytest.raises(PolicyError, match="Expected the policy to answer with an LLMResponse, got str"):
         await policy(request("q3"))
     assert (logged(tmp_path), events.answers) == (["a0", "a1", "a2"], [])
@@ -247,7 +253,7 @@ async def test_what_is_no_answer_is_neither_logged_nor_paid(tmp_path: Path) -> N
 
 async def test_what_is_paid_for_is_told(tmp_path: Path) -> None:
     events = Told()
-    policy, client = resumed(tmp_path, begin_at=2, events=events)
+    policy, client = resumed(tmp_path, start_at=2, events=events)
     await said(policy, "q2 at 12:00:02", "q3")
     client.error = RefusalError("no")
     client.error.answer = LLMResponse.from_text("I refuse")
@@ -256,47 +262,50 @@ async def test_what_is_paid_for_is_told(tmp_path: Path) -> None:
     assert events.answers == ["new 1", "I refuse"]
 
 
-def in_lane(lane: str, text: str) -> LLMRequest:
-    return LLMRequest([{"role": "user", "content": text}], origin=Origin("messages", lane=lane))
+def in_conversation(conversation: str, text: str) -> LLMRequest:
+    return LLMRequest([{"role": "user", "content": text}], origin=Origin("messages", conversation=conversation))
 
 
-IN_LANES = [
-    Exchange(serialize_llm_request(in_lane(lane, f"{lane} {number}")), LLMResponse.from_text(f"{lane} answer {number}"))
-    for lane, number in (("main", 0), ("sub-a", 0), ("sub-b", 0), ("sub-a", 1), ("sub-b", 1), ("main", 1))
+IN_CONVERSATIONS = [
+    Exchange(
+        serialize_llm_request(in_conversation(conversation, f"{conversation} {number}")),
+        LLMResponse.from_text(f"{conversation} answer {number}"),
+    )
+    for conversation, number in (("main", 0), ("sub-a", 0), ("sub-b", 0), ("sub-a", 1), ("sub-b", 1), ("main", 1))
 ]
 
 
 async def said_in(policy: ResumablePolicy, *asked: tuple[str, str]) -> list[str]:
-    return [(await policy(in_lane(lane, text))).text for lane, text in asked]
+    return [(await policy(in_conversation(conversation, text))).text for conversation, text in asked]
 
 
-def resumed_in_lanes(folder: Path, **options: Any) -> tuple[ResumablePolicy, Client]:
+def resumed_in_conversations(folder: Path, **options: Any) -> tuple[ResumablePolicy, Client]:
     client = Client()
     log = log_in(folder, LoggedEpisode("e", "fix", 0, 1, 7, 1.0, parent="d"))
-    log.begin(IN_LANES)
-    return ResumablePolicy(client, log, earlier=IN_LANES, **options), client
+    log.start(IN_CONVERSATIONS)
+    return ResumablePolicy(client, log, earlier=IN_CONVERSATIONS, **options), client
 
 
-async def test_each_lane_has_an_order_of_its_own(tmp_path: Path) -> None:
-    policy, client = resumed_in_lanes(tmp_path)
+async def test_each_conversation_has_an_order_of_its_own(tmp_path: Path) -> None:
+    policy, client = resumed_in_conversations(tmp_path)
     order = [("main", 0), ("sub-b", 0), ("sub-b", 1), ("sub-a", 0), ("sub-a", 1), ("main", 1)]
-    given = await said_in(policy, *((lane, f"{lane} {number}") for lane, number in order))
-    assert given == [f"{lane} answer {number}" for lane, number in order]
+    given = await said_in(policy, *((conversation, f"{conversation} {number}") for conversation, number in order))
+    assert given == [f"{conversation} answer {number}" for conversation, number in order]
     assert await said_in(policy, ("sub-a", "sub-a 2")) == ["new 1"]
     assert client.asked == ["sub-a 2"]
     assert (len(policy.given_again.answers), policy.given_again.diverged_at) == (6, None)
     assert len(logged(tmp_path)) == 7
 
 
-async def test_a_lane_without_answers_left_asks_while_others_are_given_theirs(tmp_path: Path) -> None:
-    policy, client = resumed_in_lanes(tmp_path)
+async def test_a_conversation_without_answers_left_asks_while_others_are_given_theirs(tmp_path: Path) -> None:
+    policy, client = resumed_in_conversations(tmp_path)
     asked = [("main", "main 0"), ("sub-a", "sub-a 0"), ("sub-a", "sub-a 1"), ("sub-a", "sub-a 2"), ("sub-b", "sub-b 0")]
     assert (await said_in(policy, *asked))[2:] == ["sub-a answer 1", "new 1", "sub-b answer 0"]
     assert client.asked == ["sub-a 2"]
 
 
-async def test_a_lane_that_goes_another_way_leaves_the_others_theirs(tmp_path: Path) -> None:
-    policy, client = resumed_in_lanes(tmp_path)
+async def test_a_conversation_that_goes_another_way_leaves_the_others_theirs(tmp_path: Path) -> None:
+    policy, client = resumed_in_conversations(tmp_path)
     asked = [("main", "main 0"), ("sub-a", "another"), ("sub-a", "sub-a 1"), ("sub-b", "sub-b 0"), ("main", "main 1")]
     assert await said_in(policy, *asked) == ["main answer 0", "new 1", "new 2", "sub-b answer 0", "main answer 1"]
     assert client.asked == ["another", "sub-a 1"]
@@ -306,8 +315,8 @@ async def test_a_lane_that_goes_another_way_leaves_the_others_theirs(tmp_path: P
     assert {"new 1", "new 2", "main answer 1", "sub-b answer 1"} <= set(logged(tmp_path))
 
 
-async def test_a_lane_whose_name_is_another_is_known_by_its_first_request(tmp_path: Path) -> None:
-    policy, client = resumed_in_lanes(tmp_path)
+async def test_a_conversation_whose_name_is_another_is_known_by_its_first_request(tmp_path: Path) -> None:
+    policy, client = resumed_in_conversations(tmp_path)
     asked = [("main", "main 0"), ("sub-x", "sub-b 0"), ("sub-x", "sub-b 1"), ("sub-y", "never asked")]
     assert await said_in(policy, *asked) == ["main answer 0", "sub-b answer 0", "sub-b answer 1", "new 1"]
     assert policy.given_again.diverged_at is None
@@ -316,13 +325,13 @@ async def test_a_lane_whose_name_is_another_is_known_by_its_first_request(tmp_pa
 
 async def test_what_an_agent_says_of_its_own_runs_is_normalised(tmp_path: Path) -> None:
     normalisers = make_normalisers([UserNormaliser(pattern="(main) [0-9]", replacement="\\1")])
-    policy, client = resumed_in_lanes(tmp_path, normalisers=normalisers)
+    policy, client = resumed_in_conversations(tmp_path, normalisers=normalisers)
     assert await said_in(policy, ("main", "main 7")) == ["main answer 0"]
     assert client.asked == []
 
 
 async def test_another_spelling_of_the_same_is_the_same(tmp_path: Path) -> None:
-    policy, client = resumed_in_lanes(tmp_path)
+    policy, client = resumed_in_conversations(tmp_path)
     parts = [{"type": "text", "text": "main "}, {"type": "text", "text": "0", "cache_control": {"type": "ephemeral"}}]
     spelt = LLMRequest([{"role": "user", "content": parts}], origin=Origin("messages"))
     assert (await policy(spelt)).text == "main answer 0"

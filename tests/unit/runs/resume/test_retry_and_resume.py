@@ -51,7 +51,7 @@ async def test_a_try_that_waits_is_owed(tmp_path: Path) -> None:
     await playing
     assert [(row["outcome"], row["retry"]) for row in rows(tmp_path)] == [("policy_error", 0)]
     earlier = load_previous_sessions(run_dir)
-    assert len(earlier.results) == 1, "it never began"
+    assert len(earlier.results) == 1, "it never started"
     [owed] = earlier.owed(plan_episodes(["task-0"], attempts=1, seed=0), run_seed=0)
     assert (owed.retry, owed.seed, owed.earlier) == (1, episode_seed(0, "task-0", 0, 1), None)
     assert [log.episode_id for log in logged_episodes(run_dir.answers)] == [owed.episode_id]
@@ -61,8 +61,8 @@ async def test_a_try_that_was_promised_by_one_without_a_row(tmp_path: Path) -> N
     run_dir = RunDir(tmp_path / "run")
     with run_dir.owned():
         pass
-    log_in(run_dir.answers, LoggedEpisode("first", "task-0", 0, 0, 7, 12.0)).begin([EXCHANGE])
-    log_in(run_dir.answers, LoggedEpisode("second", "task-0", 0, 1, 8, 0.0)).begin([])
+    log_in(run_dir.answers, LoggedEpisode("first", "task-0", 0, 0, 7, 12.0)).start([EXCHANGE])
+    log_in(run_dir.answers, LoggedEpisode("second", "task-0", 0, 1, 8, 0.0)).start([])
     earlier = load_previous_sessions(run_dir)
     assert [(one.episode_id, one.outcome, one.num_steps) for one in earlier.results] == [("first", "lost", 1)]
     [owed] = earlier.owed(plan_episodes(["task-0"], attempts=1, seed=0), run_seed=0)

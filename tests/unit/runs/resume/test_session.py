@@ -48,20 +48,20 @@ def sessions(run_dir: RunDir) -> list[dict[str, Any]]:
     return [json.loads(line) for line in run_dir.sessions.read_text().splitlines()]
 
 
-def test_a_run_begins_and_is_gone_on_with(run_dir: RunDir) -> None:
-    begun = opened(run_dir)
+def test_a_run_starts_and_is_gone_on_with(run_dir: RunDir) -> None:
+    started = opened(run_dir)
     files = {path: path.read_bytes() for path in (run_dir.config, run_dir.provenance)}
-    assert begun.earlier is None
+    assert started.earlier is None
     assert json.loads(files[run_dir.provenance])["warnings"] == ["beware"]
     resumed = opened(run_dir)
-    assert resumed.run_id == begun.run_id
+    assert resumed.run_id == started.run_id
     assert resumed.earlier is not None
     assert resumed.earlier.results == ()
     assert {path: path.read_bytes() for path in files} == files
     assert [line["resumed"] for line in sessions(run_dir)] == [False, True]
 
 
-def test_a_run_that_was_killed_before_its_config_was_written_begins(run_dir: RunDir) -> None:
+def test_a_run_that_was_killed_before_its_config_was_written_starts(run_dir: RunDir) -> None:
     opened(run_dir)
     run_dir.config.unlink()
     assert not run_dir.has_run
@@ -155,7 +155,13 @@ def test_broken_records_are_named(run_dir: RunDir, name: str, text: str) -> None
 
 def test_seconds_of_all_sessions_are_added_up(run_dir: RunDir) -> None:
     opened(run_dir)
-    lines = ['{"began": 100.0}', '{"ended": 110.0}', '{"began": 200.0}', '{"beg{"began": 300.0}', '{"began": 400.0}']
+    lines = [
+        '{"started": 100.0}',
+        '{"ended": 110.0}',
+        '{"started": 200.0}',
+        '{"beg{"started": 300.0}',
+        '{"started": 400.0}',
+    ]
     run_dir.sessions.write_text("\n".join([*lines, '{"ended": 401.0}']) + "\n")
     killed = EpisodeResult("a", "fix", 0, 1, Outcome.COMPLETED, 1.0, started_at=201.0, finished_at=205.0)
     run_dir.append_episodes(dump_json(killed.to_dict()))
@@ -164,7 +170,7 @@ def test_seconds_of_all_sessions_are_added_up(run_dir: RunDir) -> None:
     assert earlier.wall_sec == 16.0
 
 
-@pytest.mark.parametrize("text", ["", '{"began"', '{"ended": 5.0}\n', "[]\n5\n"])
+@pytest.mark.parametrize("text", ["", '{"started"', '{"ended": 5.0}\n', "[]\n5\n"])
 def test_a_run_without_a_whole_session(run_dir: RunDir, text: str) -> None:
     opened(run_dir)
     run_dir.sessions.write_text(text)

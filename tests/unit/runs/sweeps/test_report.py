@@ -24,7 +24,7 @@ JOBS = tuple((f"seed={seed}", "name=x") for seed in range(5))
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
-    """Five jobs: complete, cut short, refused, killed before it began, and never begun."""
+    """Five jobs: complete, cut short, refused, killed before it started, and never started."""
     SweepPlan(5, jobs=JOBS).write(tmp_path)
     record(tmp_path / "0", [result("a", 0, 1.0), result("b", 0, 0.0)])
     cut = [result("a", 0, 1.0), result("b", 0, None, Outcome.CANCELLED)]

@@ -1,4 +1,4 @@
-"""A door over the stdin and stdout of one process in the container, for backends that give no more than a shell.
+"""A forwarded port over the stdin and stdout of one process in the container, for backends that only have a shell.
 
 The process is a relay (`relays`), which listens in the container. It is whatever its image's programs made of it: its
 frames are checked, and what it may have in memory here is bounded.
@@ -19,9 +19,9 @@ from collections.abc import Awaitable, Callable
 from importlib import resources
 
 from ares_exp.cancellation import finish
-from ares_exp.containers.door import CUT_SEC, DOOR_HOST, MAX_CONNECTIONS, PORTS_TRIED, Serve
+from ares_exp.containers.forwarded_port import CUT_SEC, FORWARDED_PORT_HOST, MAX_CONNECTIONS, PORTS_TRIED, Serve
 from ares_exp.containers.shell_channel import ChannelStream
-from ares_exp.errors import ContainerError, DoorUnavailableError
+from ares_exp.errors import ContainerError, PortForwardingError
 
 OPEN_SEC = 60.0
 """Bound on the start of a relay, which takes some tenths of a second, or some requests to a service."""
@@ -98,7 +98,7 @@ class _Relay:
             remedy: What else may be done where the image has no interpreter, to follow the advice to add one.
 
         Raises:
-            DoorUnavailableError: The image has no interpreter, or all ports are taken.
+            PortForwardingError: The image has no interpreter, or all ports are taken.
             ContainerError: As `open_shell`.
         """
         stream = None
@@ -108,7 +108,7 @@ class _Relay:
                 await stream.write(_FIND.encode())
                 found, _ = await _line(stream)
                 if found not in _RUN:
-                    raise DoorUnavailableError(_NONE.format(remedy=remedy))
+                    raise PortForwardingError(_NONE.format(remedy=remedy))
                 name, command = _RUN[found]
                 source = resources.files("ares_exp.containers").joinpath(name).read_text()
                 words = command.format(source=shlex.quote(source), lease=lease_sec, ports=" ".join(map(str, ports)))
@@ -119,18 +119,18 @@ class _Relay:
                 stream.close()
             if isinstance(error, OSError):  # a time limit is one, too
                 why = str(error) or f"no answer within {OPEN_SEC:g} s"
-                raise DoorUnavailableError(f"No relay could be started in the container: {why}.") from error
+                raise PortForwardingError(f"No relay could be started in the container: {why}.") from error
             raise
         word, _, port = said.partition(" ")
-        if word == "door" and port.isdecimal() and int(port) in ports:
+        if word == "forwarded_port" and port.isdecimal() and int(port) in ports:
             return cls(stream, int(port), serve, rest, lease_sec)
         stream.close()
         if word == "taken":
-            raise DoorUnavailableError(
+            raise PortForwardingError(
                 f"Expected a free port among {ports[0]} to {ports[-1]} of the container's loopback; programs in the "
                 "container listen on all of them. Give the agent another one by `agent.port`."
             )
-        raise DoorUnavailableError(f"The relay in the container ({found}) does not listen: it said {said!r}.")
+        raise PortForwardingError(f"The relay in the container ({found}) does not listen: it said {said!r}.")
 
     async def run(self) -> str:
         """Carries connections until the relay ends; returns why, as a clause. Cuts those that are left."""
@@ -257,7 +257,7 @@ class _Connection:
                 theirs.close()
                 if not isinstance(error, Exception):
                     raise
-                _logger.warning("A connection to a door could not be served: %r", error)
+                _logger.warning("A connection to a forwarded port could not be served: %r", error)
                 raise ConnectionError("not served") from error
             await self._carry(ours)
         except OSError:
@@ -310,25 +310,25 @@ class _Connection:
                 taken = 0
 
 
-class RelayDoor:
-    """A `Door`. A relay that ends, as when a program in the container kills it, is started again once.
+class RelayedPort:
+    """A `ForwardedPort`. A relay that ends, as when a program in the container kills it, is started again once.
 
     One that was left without a word for its lease, because this process or a service was slow, is started again always.
     """
 
     def __init__(self, relay: _Relay, start_again: Callable[[], Awaitable[_Relay]]) -> None:
-        """Takes over a relay, and begins to carry connections on the running event loop."""
-        self.url = f"http://{DOOR_HOST}:{relay.port}"
+        """Takes over a relay, and starts to carry connections on the running event loop."""
+        self.url = f"http://{FORWARDED_PORT_HOST}:{relay.port}"
         self._relay = relay
         self._start_again = start_again
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._running = asyncio.create_task(self._run(), name="relay of a door")
+        self._running = asyncio.create_task(self._run(), name="relay of a forwarded port")
 
     async def lost(self) -> str:
         return await asyncio.shield(self._lost)
 
     async def close(self) -> None:
-        self._lose("The door was closed.")
+        self._lose("The forwarded port was closed.")
         if not self._running.done():
             self._relay.end()
             await finish(asyncio.wait({self._running}, timeout=_CLOSE_SEC))
@@ -347,40 +347,40 @@ class RelayDoor:
                         self._lose(f"The relay in the container ended twice: {why}.")
                         return
                     has_been_killed = True
-                _logger.info("The relay of a door ended and is started again: %s.", why)
+                _logger.info("The relay of a forwarded port ended and is started again: %s.", why)
                 try:
                     self._relay = await self._start_again()
                 except ContainerError as error:
                     self._lose(f"The relay in the container ended ({why}), and no other could be started: {error}")
                     return
         finally:
-            self._lose("The door is no longer served.")  # after an unexpected error
+            self._lose("The forwarded port is no longer served.")  # after an unexpected error
 
     def _lose(self, why: str) -> None:
         if not self._lost.done():
             self._lost.set_result(why)
 
 
-async def open_relay_door(
+async def open_relayed_port(
     open_shell: OpenShell, serve: Serve, port: int, *, lease_sec: int = 0, remedy: str = ""
-) -> RelayDoor:
-    """Opens a door by a relay.
+) -> RelayedPort:
+    """Opens a forwarded port by a relay.
 
     Args:
         open_shell: Starts a shell that becomes the relay.
-        serve: As in `ServingContainer.open_door`.
+        serve: As in `ServingContainer.forward_port`.
         port: As there.
         lease_sec: After so many seconds without a word from here the relay ends by itself: for a backend whose shells
             outlive this process. Words are said four times as often. 0: it ends with its stdin alone.
         remedy: What else may be done where the image has no interpreter, to follow the advice to add one.
 
     Raises:
-        DoorUnavailableError: The image has no interpreter, or all ports are taken.
+        PortForwardingError: The image has no interpreter, or all ports are taken.
         ContainerError: As `open_shell`.
     """
     start = functools.partial(_Relay.start, open_shell, serve, lease_sec=lease_sec)
     relay = await start(range(port, port + PORTS_TRIED), remedy=remedy)
-    return RelayDoor(relay, lambda: start(range(relay.port, relay.port + 1)))
+    return RelayedPort(relay, lambda: start(range(relay.port, relay.port + 1)))
 
 
 async def _line(stream: ChannelStream) -> tuple[str, bytes]:

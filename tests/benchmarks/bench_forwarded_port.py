@@ -1,8 +1,8 @@
-"""The time that a door adds to a request and its answer, beside the same over this machine's loopback.
+"""The time that a forwarded port adds to a request and its answer, beside the same over this machine's loopback.
 
-Run by hand: `python -m tests.benchmarks.bench_door [local] [relay] [docker] [remote] [daytona]`, by default all but the
-last. Client and server send and receive the same in all of them; the ways take turns in blocks, so that a noisy machine
-is noisy for all of them. The client is a program in the container, in Perl, and takes the time itself.
+Run by hand: `python -m tests.benchmarks.bench_forwarded_port [local] [relay] [docker] [remote] [daytona]`, by default
+all but the last. Client and server send and receive the same in all of them; the ways take turns in blocks, so that a
+noisy machine is noisy for all of them. The client is a program in the container, in Perl, and takes the time itself.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from ares_exp.containers.container import Container, ContainerSpec
 from ares_exp.containers.daytona.factory import DaytonaContainerFactory
 from ares_exp.containers.docker import DockerContainerFactory
-from ares_exp.containers.door import DOOR_PORT, Serve
+from ares_exp.containers.forwarded_port import FORWARDED_PORT_PORT, Serve
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.container import LocalContainer
 from ares_exp.containers.network_policy import NO_NETWORK
-from ares_exp.containers.relay_door import open_relay_door
-from ares_exp.testing.door_contract import Server, perl, port_of
+from ares_exp.containers.relayed_port import open_relayed_port
+from ares_exp.testing.forwarded_port_contract import Server, perl, port_of
 
 SIZES = (3_000, 80_000)
 ANSWER_BYTES = 3_000
@@ -36,12 +36,12 @@ my ($port, $size, $count) = @ARGV;
 my $s = IO::Socket::INET->new(PeerAddr => "127.0.0.1", PeerPort => $port) or die $!;
 setsockopt($s, 6, 1, 1);
 for (1..$count) {
-    my $began = now();
+    my $started = now();
     my $b = pack("N", $size) . ("x" x $size);
     while (length $b) { my $w = syswrite($s, $b) or die $!; substr($b, 0, $w) = "" }
     my $left = ANSWER;
     while ($left) { my $r = sysread($s, my $d, $left) or die "the end"; $left -= $r }
-    printf "%.4f\\n", now() - $began;
+    printf "%.4f\\n", now() - $started;
 }
 """.replace("ANSWER", str(ANSWER_BYTES)).replace("CLOCK", "228" if platform.machine() == "x86_64" else "113")
 
@@ -85,15 +85,15 @@ async def plain() -> AsyncIterator[Ask]:
 
 
 @contextlib.asynccontextmanager
-async def door(box: Container, relayed: bool = False) -> AsyncIterator[Ask]:
-    """By a door."""
+async def forwarded_port(box: Container, relayed: bool = False) -> AsyncIterator[Ask]:
+    """By a forwarded port."""
     serve: Serve = Server(answer)
     async with box:
         if relayed:
             assert isinstance(box, LocalContainer)
-            made = await open_relay_door(lambda: box._open_shell("root"), serve, DOOR_PORT)
+            made = await open_relayed_port(lambda: box._open_shell("root"), serve, FORWARDED_PORT_PORT)
         else:
-            made = await box.open_door(serve)  # type: ignore[attr-defined]
+            made = await box.forward_port(serve)  # type: ignore[attr-defined]
         try:
             yield asking(box, port_of(made))
         finally:
@@ -107,30 +107,34 @@ async def ways(names: list[str]) -> AsyncIterator[dict[str, Ask]]:
     async with contextlib.AsyncExitStack() as stack:
         made = {"loopback": await stack.enter_async_context(plain())}
         if "local" in names:
-            made["local"] = await stack.enter_async_context(door(LocalContainerFactory()(ContainerSpec("bench"))))
+            made["local"] = await stack.enter_async_context(
+                forwarded_port(LocalContainerFactory()(ContainerSpec("bench")))
+            )
         if "relay" in names:
             box = LocalContainerFactory()(ContainerSpec("bench"))
-            made["local, by a relay"] = await stack.enter_async_context(door(box, relayed=True))
+            made["local, by a relay"] = await stack.enter_async_context(forwarded_port(box, relayed=True))
         if "docker" in names:
-            made["docker, as root"] = await stack.enter_async_context(door(DockerContainerFactory()(spec)))
+            made["docker, as root"] = await stack.enter_async_context(forwarded_port(DockerContainerFactory()(spec)))
         if "remote" in names:
             from tests.docker.engine_forwarder import forwarded_engine
 
             os.environ["DOCKER_HOST"] = await stack.enter_async_context(forwarded_engine())
-            made["docker, by a relay"] = await stack.enter_async_context(door(DockerContainerFactory()(spec)))
+            made["docker, by a relay"] = await stack.enter_async_context(forwarded_port(DockerContainerFactory()(spec)))
         if "daytona" in names:
             from tests.daytona.emulator import Emulator
 
             emulator = await stack.enter_async_context(Emulator(box="local"))
             os.environ |= {"DAYTONA_API_KEY": emulator.api_key, "DAYTONA_API_URL": emulator.url}
-            made["daytona's emulator"] = await stack.enter_async_context(door(DaytonaContainerFactory()(spec)))
+            made["daytona's emulator"] = await stack.enter_async_context(
+                forwarded_port(DaytonaContainerFactory()(spec))
+            )
         yield made
 
 
 async def main(names: list[str]) -> None:
     """Prints the table."""
     print(f"load average {os.getloadavg()[0]:.1f}, {len(os.sched_getaffinity(0))} cores")
-    print("| door | request | p50 | p99 | added at p50 |\n|---|---|---|---|---|")
+    print("| forwarded port | request | p50 | p99 | added at p50 |\n|---|---|---|---|---|")
     async with ways(names) as made:
         for size in SIZES:
             seen: dict[str, list[float]] = {name: [] for name in made}

@@ -1,4 +1,4 @@
-"""Doors of Docker containers, and directories of the host that they see."""
+"""Forwarded ports of Docker containers, and directories of the host that they see."""
 
 from __future__ import annotations
 
@@ -19,18 +19,24 @@ from ares_exp.containers.docker.mounts import volume_name
 from ares_exp.containers.filesystem.delta import StoredChanges
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.network_policy import NO_NETWORK
-from ares_exp.errors import DoorUnavailableError, UnsupportedTaskError
-from ares_exp.testing.door_contract import DoorContract, RelayedDoorContract, Server, echo, greet
+from ares_exp.errors import PortForwardingError, UnsupportedTaskError
+from ares_exp.testing.forwarded_port_contract import (
+    ForwardedPortContract,
+    RelayedForwardedPortContract,
+    Server,
+    echo,
+    greet,
+)
 from tests.docker.compose_tasks import IMAGE, compose_spec, needs_compose
 from tests.docker.engine_forwarder import forwarded_engine
-from tests.killed_door import killed_door
+from tests.killed_forwarded_port import killed_forwarded_port
 
 pytestmark = [pytest.mark.docker, pytest.mark.once]
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @pytest.mark.root
-class TestDockerDoors(DoorContract):
+class TestDockerForwardedPorts(ForwardedPortContract):
     by_night = frozenset(
         {
             "test_one_more_connection_waits_or_is_refused",
@@ -42,7 +48,7 @@ class TestDockerDoors(DoorContract):
             "test_one_whose_opening_is_cancelled",
         }
     )
-    """What happens outside the container: the doors of local ones say it by day."""
+    """What happens outside the container: the forwarded ports of local ones say it by day."""
 
     @pytest.fixture
     def factory(self) -> ContainerFactory:
@@ -50,10 +56,10 @@ class TestDockerDoors(DoorContract):
 
     @pytest.fixture
     def spec(self) -> ContainerSpec:
-        return ContainerSpec("doors", docker_image="debian:bookworm-slim", network=NO_NETWORK)
+        return ContainerSpec("forwarded_ports", docker_image="debian:bookworm-slim", network=NO_NETWORK)
 
 
-class TestRelayedDockerDoors(RelayedDoorContract):
+class TestRelayedDockerForwardedPorts(RelayedForwardedPortContract):
     """An engine elsewhere: its containers have no address here, and an image of Debian has perl."""
 
     by_night = frozenset(
@@ -71,7 +77,7 @@ class TestRelayedDockerDoors(RelayedDoorContract):
             "test_megabytes_each_way",
         }
     )
-    """What a relay does in the same way wherever it is: the doors of local containers have it in perl, too."""
+    """The behaviour that all relays share; local containers run it in perl, too."""
 
     networks = frozenset({"no-network", "public"})
 
@@ -83,7 +89,7 @@ class TestRelayedDockerDoors(RelayedDoorContract):
 
     @pytest.fixture
     def spec(self) -> ContainerSpec:
-        return ContainerSpec("doors", docker_image="debian:bookworm-slim", network=NO_NETWORK)
+        return ContainerSpec("forwarded_ports", docker_image="debian:bookworm-slim", network=NO_NETWORK)
 
 
 @pytest.mark.parametrize("program", ["python3", "node", "none"])
@@ -91,7 +97,7 @@ async def test_images_with_other_programs(
     program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_volumes: None
 ) -> None:
     """One with Python, one with Node alone, one with nothing, which is refused by name."""
-    doors, mounts = DoorContract(), ()
+    forwarded_ports, mounts = ForwardedPortContract(), ()
     if program == "node":
         if (node := shutil.which("node")) is None:
             pytest.skip("this machine has no node")
@@ -99,18 +105,18 @@ async def test_images_with_other_programs(
         mounts = (Mount(tmp_path, "/opt/node", "d1"),)
     image = "python:3.12-slim" if program == "python3" else "debian:bookworm-slim"
     spec = ContainerSpec(
-        "doors", docker_image=image, network=NO_NETWORK, mounts=mounts, env={"PATH": f"{PATH}:/opt/node"}
+        "forwarded_ports", docker_image=image, network=NO_NETWORK, mounts=mounts, env={"PATH": f"{PATH}:/opt/node"}
     )
     async with forwarded_engine() as host:
         monkeypatch.setenv("DOCKER_HOST", host)
         async with DockerContainerFactory()(spec) as box:
             await box.exec("rm -f /usr/bin/perl*")
             if program == "none":
-                with pytest.raises(DoorUnavailableError, match=r"none of python3, perl and node.*or run as root"):
-                    await doors.open(box, Server(echo))
+                with pytest.raises(PortForwardingError, match=r"none of python3, perl and node.*or run as root"):
+                    await forwarded_ports.open(box, Server(echo))
                 return
-            async with doors.opened(box) as (port, _):
-                assert await doors.run(box, greet(port)) == "hello\n"
+            async with forwarded_ports.opened(box) as (port, _):
+                assert await forwarded_ports.run(box, greet(port)) == "hello\n"
 
 
 @pytest.fixture
@@ -209,13 +215,13 @@ def test_a_compose_file_on_an_engine_elsewhere_sees_nothing_of_ours(
 @needs_compose
 @pytest.mark.root
 async def test_main_of_several_services(tmp_path: Path, tool: Mount) -> None:
-    """The door is in `main` alone, and so are the mounts."""
+    """The forwarded port is in `main` alone, and so are the mounts."""
     services = f"  main: {{}}\n  other:\n    image: {IMAGE}\n    command: [sleep, infinity]\n"
-    doors = DoorContract()
+    forwarded_ports = ForwardedPortContract()
     spec = compose_spec(tmp_path, services, network=NO_NETWORK, mounts=(tool,))
-    async with DockerContainerFactory()(spec) as box, doors.opened(box) as (port, _):
-        assert await doors.run(box, greet(port)) == "hello\n"
-        assert await doors.run(box, "/opt/ares_exp/tool/bin/run") == "ran\n"
+    async with DockerContainerFactory()(spec) as box, forwarded_ports.opened(box) as (port, _):
+        assert await forwarded_ports.run(box, greet(port)) == "hello\n"
+        assert await forwarded_ports.run(box, "/opt/ares_exp/tool/bin/run") == "ran\n"
         other = box.service("other")  # type: ignore[attr-defined]
         elsewhere = await other.exec(f"bash -c 'exec 3<>/dev/tcp/main/{port}'; ls /opt/ares_exp")
         assert "Connection refused" in elsewhere.output
@@ -224,7 +230,10 @@ async def test_main_of_several_services(tmp_path: Path, tool: Mount) -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize("is_remote", [False, True])
-async def test_the_door_of_a_killed_process_is_closed(is_remote: bool) -> None:
-    async with forwarded_engine() as host, killed_door("docker", {"DOCKER_HOST": host} if is_remote else {}) as door:
-        assert len(door.relays) == is_remote
-        assert await asyncio.to_thread(door.is_gone)
+async def test_the_forwarded_port_of_a_killed_process_is_closed(is_remote: bool) -> None:
+    async with (
+        forwarded_engine() as host,
+        killed_forwarded_port("docker", {"DOCKER_HOST": host} if is_remote else {}) as forwarded_port,
+    ):
+        assert len(forwarded_port.relays) == is_remote
+        assert await asyncio.to_thread(forwarded_port.is_gone)

@@ -1,6 +1,7 @@
 """Conformance suite of `ServingContainer`; containers need bash and `perl`.
 
-A backend subclasses `DoorContract`, or `RelayedDoorContract` where a process in the container carries connections.
+A backend subclasses `ForwardedPortContract`, or `RelayedForwardedPortContract` where a process in the container
+carries connections.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from dataclasses import replace
 import pytest
 
 from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec
-from ares_exp.containers.door import DOOR_PORT, MAX_CONNECTIONS, Door, Serve, ServingContainer
+from ares_exp.containers.forwarded_port import (
+    FORWARDED_PORT_PORT,
+    MAX_CONNECTIONS,
+    ForwardedPort,
+    Serve,
+    ServingContainer,
+)
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkMode, NetworkPolicy
 from ares_exp.errors import ContainerDiedError, ContainerError, UnsupportedTaskError
 
@@ -44,7 +51,7 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 
 class Server:
-    """Serves the connections of a door with a coroutine.
+    """Serves the connections of a forwarded port with a coroutine.
 
     Attributes:
         served: Number of connections so far.
@@ -116,14 +123,14 @@ def greet_at_last(port: int) -> str:
     return f'until said=$(exec 2>/dev/null; {greet(port)}) && [ "$said" ]; do sleep 0.05; done; echo "$said"'
 
 
-def port_of(door: Door) -> int:
-    """Returns the port of a door."""
-    host, _, port = door.url.rpartition(":")
+def port_of(forwarded_port: ForwardedPort) -> int:
+    """Returns the port of a forwarded port."""
+    host, _, port = forwarded_port.url.rpartition(":")
     assert host == "http://127.0.0.1"
     return int(port)
 
 
-class DoorContract:
+class ForwardedPortContract:
     """The suite. Override `factory`, and `spec` where a container needs more than a name."""
 
     networks: frozenset[NetworkMode] = frozenset({"public", "no-network", "allowlist"})
@@ -141,7 +148,7 @@ class DoorContract:
 
     @pytest.fixture
     def spec(self) -> ContainerSpec:
-        return ContainerSpec("doors", network=NO_NETWORK)
+        return ContainerSpec("forwarded_ports", network=NO_NETWORK)
 
     @pytest.fixture
     async def box(self, factory: ContainerFactory, spec: ContainerSpec) -> AsyncIterator[Container]:
@@ -150,19 +157,19 @@ class DoorContract:
 
     @contextlib.asynccontextmanager
     async def opened(self, box: Container, handler: Handler = echo) -> AsyncIterator[tuple[int, Server]]:
-        """Opens a door for the body; yields its port and who serves it."""
+        """Opens a forwarded port for the body; yields its port and who serves it."""
         server = Server(handler)
-        door = await self.open(box, server)
+        forwarded_port = await self.open(box, server)
         try:
-            yield port_of(door), server
+            yield port_of(forwarded_port), server
         finally:
-            await door.close()
+            await forwarded_port.close()
             await server.close()
 
-    async def open(self, box: Container, serve: Serve, port: int = DOOR_PORT) -> Door:
-        """Opens a door."""
+    async def open(self, box: Container, serve: Serve, port: int = FORWARDED_PORT_PORT) -> ForwardedPort:
+        """Opens a forwarded port."""
         assert isinstance(box, ServingContainer)
-        return await box.open_door(serve, port=port)
+        return await box.forward_port(serve, port=port)
 
     async def run(self, box: Container, command: str) -> str:
         """Runs a command that must succeed, and returns its output."""
@@ -188,7 +195,7 @@ class DoorContract:
         try:
             factory.check(asked)
         except UnsupportedTaskError:
-            assert self.networks != DoorContract.networks
+            assert self.networks != ForwardedPortContract.networks
             return
         async with factory(asked) as box, self.opened(box) as (port, _):
             for mode in (start, *policies):
@@ -301,26 +308,26 @@ class DoorContract:
         async def serve(connection: socket.socket) -> None:
             raise RuntimeError("not this one")
 
-        door = await self.open(box, serve)
+        forwarded_port = await self.open(box, serve)
         try:
             ended = f"{CONNECT}print sysread($s, my $b, 1) ? 'data' : 'end';"
             for _ in range(2):
-                assert await self.run(box, perl(ended, port_of(door))) == "end"
+                assert await self.run(box, perl(ended, port_of(forwarded_port))) == "end"
         finally:
-            await door.close()
+            await forwarded_port.close()
 
-    async def test_a_closed_door_is_gone(self, box: Container) -> None:
+    async def test_a_closed_forwarded_port_is_gone(self, box: Container) -> None:
         server = Server(echo)
-        door = await self.open(box, server)
-        port = port_of(door)
+        forwarded_port = await self.open(box, server)
+        port = port_of(forwarded_port)
         waiting = asyncio.create_task(box.exec(perl(f"{CONNECT}print sysread($s, my $b, 9);", port), timeout_sec=60))
         async with asyncio.timeout(SLACK_SEC):
             await server.has_served(1)
-            await door.close()
+            await forwarded_port.close()
             assert (await waiting).output in ("0", "")  # its end, or a reset
             await server.ended()
-            await door.lost()
-        await door.close()
+            await forwarded_port.lost()
+        await forwarded_port.close()
         assert await self.refused(box, port)
 
     async def test_a_time_limit_of_a_command_spares_it(self, box: Container) -> None:
@@ -332,7 +339,7 @@ class DoorContract:
     async def test_a_port_that_is_taken(self, box: Container) -> None:
         async with self.opened(box) as (first, _), self.opened(box) as (second, _):
             assert first != second
-            assert not self.own_network or (first, second) == (DOOR_PORT, DOOR_PORT + 1)
+            assert not self.own_network or (first, second) == (FORWARDED_PORT_PORT, FORWARDED_PORT_PORT + 1)
             assert await self.run(box, f"{greet(first)}; {greet(second)}") == "hello\nhello\n"
 
     async def test_one_whose_opening_is_cancelled(self, box: Container) -> None:
@@ -361,13 +368,15 @@ class DoorContract:
         with pytest.raises(ContainerDiedError):
             await self.open(box, server)
         await box.start()
-        door = await self.open(box, server)
-        waiting = asyncio.create_task(box.exec(f"exec 3<>/dev/tcp/127.0.0.1/{port_of(door)}; cat <&3; sleep 60"))
+        forwarded_port = await self.open(box, server)
+        waiting = asyncio.create_task(
+            box.exec(f"exec 3<>/dev/tcp/127.0.0.1/{port_of(forwarded_port)}; cat <&3; sleep 60")
+        )
         async with asyncio.timeout(SLACK_SEC):
             await server.has_served(1)
             await box.stop()
             await server.ended()
-            await door.lost()
+            await forwarded_port.lost()
             with pytest.raises(ContainerDiedError):
                 await waiting
         with pytest.raises(ContainerDiedError):
@@ -378,14 +387,14 @@ RELAYS = "grep -l '[T]he relay in' /proc/[0-9]*/cmdline 2>/dev/null | cut -d/ -f
 """Prints the process numbers of the relays in a container."""
 
 
-class RelayedDoorContract(DoorContract):
-    """The suite of a door whose connections a process in the container carries."""
+class RelayedForwardedPortContract(ForwardedPortContract):
+    """The suite of a forwarded port whose connections a process in the container carries."""
 
     async def test_a_relay_that_is_killed_is_started_again_once(self, box: Container) -> None:
         server = Server(echo)
-        door = await self.open(box, server)
+        forwarded_port = await self.open(box, server)
         try:
-            port = port_of(door)
+            port = port_of(forwarded_port)
             cut = f"{perl(f'{CONNECT}print sysread($s, my $b, 9) ? 1 : 0;', port)} & "
             waiting = asyncio.create_task(box.exec(f"{cut} wait", timeout_sec=SLACK_SEC))
             await server.has_served(1)
@@ -394,11 +403,11 @@ class RelayedDoorContract(DoorContract):
             assert await self.run(box, greet_at_last(port)) == "hello\n"
             await self.run(box, f"kill -9 $({RELAYS})")
             async with asyncio.timeout(SLACK_SEC):
-                assert "ended twice" in await door.lost()
+                assert "ended twice" in await forwarded_port.lost()
                 await server.ended()
             assert await self.refused(box, port)
         finally:
-            await door.close()
+            await forwarded_port.close()
 
     async def test_nothing_is_left_of_a_relay(self, box: Container) -> None:
         async with self.opened(box) as (port, _):

@@ -1,4 +1,4 @@
-"""A process with an open door that is killed, and what is left of the door."""
+"""A process with an open forwarded port that is killed, and what is left of the forwarded port."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUNNER = """
 import asyncio, json, sys
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.network_policy import NO_NETWORK
-from ares_exp.testing.door_contract import Server, echo
+from ares_exp.testing.forwarded_port_contract import Server, echo
 
 async def main(backend):
     if backend == "local":
@@ -29,14 +29,14 @@ async def main(backend):
     image = None if backend == "local" else "debian:bookworm-slim"
     spec = ContainerSpec("killed", docker_image=image, network=NO_NETWORK)
     async with Factory()(spec) as box:
-        door = await box.open_door(Server(echo))
+        forwarded_port = await box.forward_port(Server(echo))
         if backend == "local":
             pid = json.loads((box._directory.path / "namespaces").read_text())["child-pid"]
         elif backend == "daytona":
             pid = None  # nothing but its relay is known to this machine
         else:
             pid = box._engine.api.inspect_container(box.container_name)["State"]["Pid"]
-        print(json.dumps([pid, int(door.url.rpartition(":")[2])]), flush=True)
+        print(json.dumps([pid, int(forwarded_port.url.rpartition(":")[2])]), flush=True)
         await asyncio.sleep(300)
 
 asyncio.run(main(sys.argv[1]))
@@ -48,8 +48,8 @@ def relays() -> set[int]:
     return {pid for pid, _, _, words in processes() if "The relay in" in words}
 
 
-class KilledDoor:
-    """The door of a process that has been killed.
+class KilledForwardedPort:
+    """The forwarded port of a process that has been killed.
 
     Attributes:
         relays: Relays that ran while it was open.
@@ -73,8 +73,8 @@ class KilledDoor:
 
 
 @contextlib.asynccontextmanager
-async def killed_door(backend: str, env: Mapping[str, str]) -> AsyncIterator[KilledDoor]:
-    """Opens a door in a process of its own, and kills that with SIGKILL for the body."""
+async def killed_forwarded_port(backend: str, env: Mapping[str, str]) -> AsyncIterator[KilledForwardedPort]:
+    """Opens a forwarded port in a process of its own, and kills that with SIGKILL for the body."""
     before = relays()
     runner = await asyncio.create_subprocess_exec(
         sys.executable, "-c", RUNNER, backend, stdout=asyncio.subprocess.PIPE, env={**os.environ, **env}
@@ -82,14 +82,14 @@ async def killed_door(backend: str, env: Mapping[str, str]) -> AsyncIterator[Kil
     try:
         assert runner.stdout is not None
         pid, port = json.loads(await runner.stdout.readline())
-        begun = relays() - before
-        namespace = os.open(Path("/proc", str(pid or next(iter(begun))), "ns", "net"), os.O_RDONLY)
+        started = relays() - before
+        namespace = os.open(Path("/proc", str(pid or next(iter(started))), "ns", "net"), os.O_RDONLY)
         try:
-            door = KilledDoor(namespace, port, begun)
-            assert door.is_open
+            forwarded_port = KilledForwardedPort(namespace, port, started)
+            assert forwarded_port.is_open
             runner.kill()
             await runner.wait()
-            yield door
+            yield forwarded_port
         finally:
             os.close(namespace)
     finally:

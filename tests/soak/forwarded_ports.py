@@ -1,6 +1,6 @@
-"""Doors under much data, and of many processes that are killed.
+"""Forwarded ports under much data, and of many processes that are killed.
 
-Run by hand, as root, with an engine: `python -m tests.soak.doors KILLS`. Prints a line for each.
+Run by hand, as root, with an engine: `python -m tests.soak.forwarded ports KILLS`. Prints a line for each.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import AsyncIterator
 
 from ares_exp.containers.container import Container, ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
-from ares_exp.containers.door import Door
+from ares_exp.containers.forwarded_port import ForwardedPort
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.network_policy import NO_NETWORK
-from ares_exp.testing.door_contract import COPY, Server, echo, perl, port_of
+from ares_exp.testing.forwarded_port_contract import COPY, Server, echo, perl, port_of
 from tests.daytona.emulator import Emulator
 from tests.docker.engine_forwarder import forwarded_engine
-from tests.killed_door import killed_door
+from tests.killed_forwarded_port import killed_forwarded_port
 
 MIB, AT_ONCE = 64, 8
 
@@ -29,14 +29,14 @@ MIB, AT_ONCE = 64, 8
 async def much_data(what: str, box: Container) -> None:
     """Sends random bytes over connections at the same time, and compares what comes back."""
     async with box:
-        door: Door = await box.open_door(Server(echo))  # type: ignore[attr-defined]
-        began = time.monotonic()
-        carry = f"{perl(COPY, port_of(door))} </tmp/$N | cmp - /tmp/$N"
+        forwarded_port: ForwardedPort = await box.forward_port(Server(echo))  # type: ignore[attr-defined]
+        started = time.monotonic()
+        carry = f"{perl(COPY, port_of(forwarded_port))} </tmp/$N | cmp - /tmp/$N"
         copy = f"head -c {MIB * 2**20} /dev/urandom >/tmp/$N; {carry}; rm /tmp/$N"
         done = await asyncio.gather(*(box.exec(copy, env={"N": str(n)}) for n in range(AT_ONCE)))
         assert [one.output for one in done] == [""] * AT_ONCE, done
-        await door.close()
-        seconds, peak = time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+        await forwarded_port.close()
+        seconds, peak = time.monotonic() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
         print(f"{what}: {AT_ONCE} x {MIB} MiB each way in {seconds:.1f} s, our peak {peak} MiB", flush=True)
 
 
@@ -48,14 +48,14 @@ async def environment(is_remote: bool) -> AsyncIterator[dict[str, str]]:
 
 
 async def kills(what: str, backend: str, count: int, *, is_remote: bool = False) -> None:
-    """Kills processes with an open door; says how long the slowest of them was open."""
+    """Kills processes with an open forwarded port; says how long the slowest of them was open."""
     slowest = 0.0
     for _ in range(count):
-        async with environment(is_remote) as env, killed_door(backend, env) as door:
-            began = time.monotonic()
-            assert await asyncio.to_thread(door.is_gone), "it is still open"
-            slowest = max(slowest, time.monotonic() - began)
-    print(f"{what}: {count} killed, the slowest door closed after {slowest:.2f} s", flush=True)
+        async with environment(is_remote) as env, killed_forwarded_port(backend, env) as forwarded_port:
+            started = time.monotonic()
+            assert await asyncio.to_thread(forwarded_port.is_gone), "it is still open"
+            slowest = max(slowest, time.monotonic() - started)
+    print(f"{what}: {count} killed, the slowest forwarded port closed after {slowest:.2f} s", flush=True)
 
 
 async def main(count: int) -> None:

@@ -1,4 +1,4 @@
-"""Doors as an agent opens them in its container."""
+"""Forwarded ports as an agent opens them in its container."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import pytest
 from ares_exp.agents.runtime.agent_runtime import AgentRuntime
 from ares_exp.containers.activity import Activity
 from ares_exp.environments.hosted_container import HostedContainer
-from ares_exp.errors import AgentError, DoorUnavailableError
-from ares_exp.testing.door_contract import DoorContract, Server, echo, greet
+from ares_exp.errors import AgentError, PortForwardingError
 from ares_exp.testing.echo_container import RehearsalContainer
+from ares_exp.testing.forwarded_port_contract import ForwardedPortContract, Server, echo, greet
 from tests.unit.environments.snapshots import agent_of, ask, say
 
 pytestmark = pytest.mark.local
 
 
 async def opens(container: Any, llm: Any) -> None:
-    """Says what comes back by a door, which is no command."""
-    async with DoorContract().opened(container) as (port, _):
+    """Says what comes back by a forwarded port, which is no command."""
+    async with ForwardedPortContract().opened(container) as (port, _):
         result = await container.exec(greet(port))
     await llm(ask(result.output))
 
 
-async def test_an_agent_opens_a_door(make_environment: Any) -> None:
+async def test_an_agent_opens_a_forwarded_port(make_environment: Any) -> None:
     factory = agent_of(opens)
     factory.deterministic = False
     env = make_environment(agent=factory)
@@ -42,5 +42,5 @@ async def test_a_container_that_has_none() -> None:
     runtime = AgentRuntime(None, on_llm=lambda _: None, on_change=lambda: None)
     plain: Any = RehearsalContainer()
     hosted = HostedContainer(plain, runtime, user=None, shell=None, env={}, limit_commands=True, activity=Activity())
-    with pytest.raises(DoorUnavailableError, match=r"RehearsalContainer.*Use container=local"):
-        await hosted.open_door(Server(echo))
+    with pytest.raises(PortForwardingError, match=r"RehearsalContainer.*Use container=local"):
+        await hosted.forward_port(Server(echo))

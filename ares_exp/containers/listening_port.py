@@ -1,4 +1,4 @@
-"""A door that is a listening socket of this process, made inside the container's network."""
+"""A forwarded port that is a listening socket of this process, made inside the container's network."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import socket
 from collections.abc import Callable
 
 from ares_exp.cancellation import finish, in_thread
-from ares_exp.containers.door import CUT_SEC, DOOR_HOST, MAX_CONNECTIONS, PORTS_TRIED, Serve
-from ares_exp.errors import DoorUnavailableError
+from ares_exp.containers.forwarded_port import CUT_SEC, FORWARDED_PORT_HOST, MAX_CONNECTIONS, PORTS_TRIED, Serve
+from ares_exp.errors import PortForwardingError
 
 _SHORT_OF_DESCRIPTORS_SEC = 0.5
 _logger = logging.getLogger(__name__)
@@ -25,26 +25,26 @@ def listen_at_free_port(listen: Listen, port: int) -> socket.socket:
     """Listens at `port` of the loopback, or at one of the next. Blocking.
 
     Raises:
-        DoorUnavailableError: All of them are taken.
+        PortForwardingError: All of them are taken.
         OSError: As `listen`, for any other reason.
     """
     for candidate in range(port, port + PORTS_TRIED):
         try:
-            return listen((DOOR_HOST, candidate))
+            return listen((FORWARDED_PORT_HOST, candidate))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-    raise DoorUnavailableError(
+    raise PortForwardingError(
         f"Expected a free port among {port} to {port + PORTS_TRIED - 1} of the container's loopback; programs in the "
         "container listen on all of them. Give the agent another one by `agent.port`."
     )
 
 
-async def open_listening_door(listen: Callable[[], socket.socket], serve: Serve) -> ListeningDoor:
-    """Opens a door at the socket that `listen` makes in a thread.
+async def open_listening_port(listen: Callable[[], socket.socket], serve: Serve) -> ListeningPort:
+    """Opens a forwarded port at the socket that `listen` makes in a thread.
 
     Raises:
-        DoorUnavailableError, OSError: As `listen`.
+        PortForwardingError, OSError: As `listen`.
     """
     made: list[socket.socket] = []
     try:
@@ -53,7 +53,7 @@ async def open_listening_door(listen: Callable[[], socket.socket], serve: Serve)
         for listener in made:
             listener.close()
         raise
-    return ListeningDoor(made[0], serve)
+    return ListeningPort(made[0], serve)
 
 
 class _Connection(socket.socket):
@@ -73,8 +73,8 @@ class _Connection(socket.socket):
             self.shutdown(socket.SHUT_RDWR)
 
 
-class ListeningDoor:
-    """A `Door`. It lasts as long as this process and the container."""
+class ListeningPort:
+    """A `ForwardedPort`. It lasts as long as this process and the container."""
 
     def __init__(self, listener: socket.socket, serve: Serve) -> None:
         """Takes over the listener, and starts to accept connections on the running event loop."""
@@ -87,12 +87,12 @@ class ListeningDoor:
         self._connections: set[_Connection] = set()
         self._tasks: set[asyncio.Future[None]] = set()
         self._closed = asyncio.Event()
-        self._accepting = asyncio.create_task(self._accept(), name="door")
+        self._accepting = asyncio.create_task(self._accept(), name="forwarded_port")
 
     async def lost(self) -> str:
-        """Waits for `close`: nothing in the container can break the door."""
+        """Waits for `close`: nothing in the container can break the forwarded port."""
         await self._closed.wait()
-        return "The door was closed."
+        return "The forwarded port was closed."
 
     async def close(self) -> None:
         if self._closed.is_set():
@@ -114,7 +114,7 @@ class ListeningDoor:
                 accepted, _ = await loop.sock_accept(self._listener)
             except OSError as error:
                 self._slots.release()
-                _logger.debug("A door could not accept a connection: %r", error)
+                _logger.debug("A forwarded port could not accept a connection: %r", error)
                 await asyncio.sleep(_SHORT_OF_DESCRIPTORS_SEC)
                 continue
             connection = _Connection(fileno=accepted.detach())
@@ -131,7 +131,7 @@ class ListeningDoor:
             connection.close()
         elif (error := task.exception()) is not None:
             connection.close()
-            _logger.warning("A connection to a door could not be served: %r", error)
+            _logger.warning("A connection to a forwarded port could not be served: %r", error)
 
     def _ended(self, connection: _Connection) -> None:
         self._connections.discard(connection)

@@ -1,4 +1,4 @@
-"""Exports of an episode whose agent asks a sub-agent and a side call: each step says whose it is."""
+"""Exports of an episode whose agent asks a sub-agent and a background request: each step says whose it is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from ares_exp.llms.request import LLMRequest, Origin
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import Outcome
-from ares_exp.trajectories.exports.atif_writer import OTHER_LANES, REWRITTEN, to_atif
+from ares_exp.trajectories.exports.atif_writer import OTHER_CONVERSATIONS, REWRITTEN, to_atif
 from ares_exp.trajectories.exports.parquet_export import write_parquet
 from ares_exp.trajectories.exports.preference_export import preference_rows
 from ares_exp.trajectories.exports.sft_export import sft_rows
@@ -24,7 +24,7 @@ from ares_exp.trajectories.records import (
 )
 
 Chat = list[dict[str, Any]]
-LANES = ["main", "sub-1", "main", "side-2"]
+CONVERSATIONS = ["main", "sub-1", "main", "side-2"]
 
 
 def user(text: str) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def episode(name: str = "e", done: str = "done", reward: float = 1.0) -> Episode
     for number in range(5):
         asked = None
         if number < 4:
-            origin = Origin("chat_completions", LANES[number])
+            origin = Origin("chat_completions", CONVERSATIONS[number])
             asked = serialize_llm_request(LLMRequest(requests[number], origin=origin))
         answer = LLMResponse.from_text(replies[number - 1], policy_version=str(number), model="m")
         steps.append(
@@ -66,17 +66,17 @@ def episode(name: str = "e", done: str = "done", reward: float = 1.0) -> Episode
     return EpisodeTrajectory(name, "task", tuple(steps), 0.0, 9.0, total_reward(steps), 5, False, outcome)
 
 
-def test_parquet_has_the_lane_of_the_response_and_of_the_request_of_each_step(tmp_path: Path) -> None:
+def test_parquet_has_the_conversation_of_the_response_and_of_the_request_of_each_step(tmp_path: Path) -> None:
     write_parquet(tmp_path / "t.parquet", [episode()])
     rows = pq.read_table(tmp_path / "t.parquet").to_pylist()
-    assert [row["lane"] for row in rows] == [None, *LANES]
-    assert [row["request_lane"] for row in rows] == [*LANES, None]
+    assert [row["conversation"] for row in rows] == [None, *CONVERSATIONS]
+    assert [row["request_conversation"] for row in rows] == [*CONVERSATIONS, None]
     assert [row["policy_version"] for row in rows] == [None, "1", "2", "3", "4"]
 
 
 def test_supervised_rows_say_whose_conversation_they_are() -> None:
     rows, _ = sft_rows([episode()])
-    assert [(row["lane"], row["messages"][-1]["content"]) for row in rows] == [
+    assert [(row["conversation"], row["messages"][-1]["content"]) for row in rows] == [
         ("sub-1", "help"),
         ("main", "done"),
         ("side-2", "title"),
@@ -86,23 +86,23 @@ def test_supervised_rows_say_whose_conversation_they_are() -> None:
 def test_pairs_are_of_main_conversations_though_others_ended_later() -> None:
     rows, _ = preference_rows([episode(), episode("f", "gave up", 0.0)])
     (row,) = rows
-    assert row["lane"] == "main"
+    assert row["conversation"] == "main"
     assert (row["chosen"][0]["content"], row["rejected"][0]["content"]) == ("done", "gave up")
 
 
 def test_documents_say_whose_a_step_is() -> None:
     document, dropped = to_atif(episode())
     acted = [step for step in document["steps"] if step["source"] == "agent"]
-    assert [step["extra"]["ares_exp"].get("lane", "main") for step in acted] == LANES
-    assert dropped == [OTHER_LANES]
+    assert [step["extra"]["ares_exp"].get("conversation", "main") for step in acted] == CONVERSATIONS
+    assert dropped == [OTHER_CONVERSATIONS]
     told = [step["message"] for step in document["steps"] if "context_management" in step.get("extra", {})]
     assert [text.split(":")[0] for text in told] == [
-        f"The agent goes on in its conversation {lane}" for lane in LANES[1:]
+        f"The agent goes on in its conversation {conversation}" for conversation in CONVERSATIONS[1:]
     ]
     assert [step["extra"]["ares_exp"]["action"]["policy_version"] for step in acted] == ["1", "2", "3", "4"]
 
 
-def test_a_rewritten_history_within_a_lane_is_still_told_as_one() -> None:
+def test_a_rewritten_history_within_a_conversation_is_still_told_as_one() -> None:
     first, _, third, *_ = episode().steps
     rewritten = replace(third, step_index=1, observation=serialize_llm_request(LLMRequest([user("so far")])))
     _, dropped = to_atif(replace(episode(), steps=(first, rewritten), num_steps=2))

@@ -1,4 +1,4 @@
-"""Doors of sandboxes whose run is killed, or is not heard for a while."""
+"""Forwarded ports of sandboxes whose run is killed, or is not heard for a while."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.daytona.factory import DaytonaContainerFactory
 from ares_exp.containers.daytona.sandbox_relay import Relay
 from ares_exp.containers.network_policy import NO_NETWORK
-from ares_exp.testing.door_contract import DoorContract, Server, echo, greet, greet_at_last, port_of
+from ares_exp.testing.forwarded_port_contract import ForwardedPortContract, Server, echo, greet, greet_at_last, port_of
 from tests.daytona.emulator import Emulator, Fault
-from tests.killed_door import killed_door
+from tests.killed_forwarded_port import killed_forwarded_port
 
 pytestmark = pytest.mark.once
 
 
 @pytest.mark.root
 @pytest.mark.nightly
-async def test_the_door_of_a_killed_process_is_closed(emulator: Emulator) -> None:
-    async with killed_door("daytona", {}) as door:
-        assert len(door.relays) == 1
-        assert await asyncio.to_thread(door.is_gone)
+async def test_the_forwarded_port_of_a_killed_process_is_closed(emulator: Emulator) -> None:
+    async with killed_forwarded_port("daytona", {}) as forwarded_port:
+        assert len(forwarded_port.relays) == 1
+        assert await asyncio.to_thread(forwarded_port.is_gone)
 
 
 async def test_one_that_heard_nothing_for_too_long_opens_again_each_time(
@@ -31,9 +31,9 @@ async def test_one_that_heard_nothing_for_too_long_opens_again_each_time(
 ) -> None:
     """What was open is cut, as a service that is away for a moment cuts it; an agent's client tries again."""
     caplog.set_level(logging.INFO)
-    spec = ContainerSpec("doors", docker_image="debian:12.9", network=NO_NETWORK)
-    async with DaytonaContainerFactory(door_lease_sec=1)(spec) as box:
-        door = await box.open_door(Server(echo))  # type: ignore[attr-defined]
+    spec = ContainerSpec("forwarded_ports", docker_image="debian:12.9", network=NO_NETWORK)
+    async with DaytonaContainerFactory(forwarded_port_lease_sec=1)(spec) as box:
+        forwarded_port = await box.forward_port(Server(echo))  # type: ignore[attr-defined]
         for number in range(1, 4):
             slow = emulator.faults.add(Fault("slow", "POST", "/process/execute", times=None, seconds=2.5))
             await slow.met.wait()
@@ -42,14 +42,17 @@ async def test_one_that_heard_nothing_for_too_long_opens_again_each_time(
                     await asyncio.sleep(0.05)
             slow.times = 0
             caplog.clear()
-            assert (await box.exec(greet_at_last(port_of(door)), timeout_sec=60)).output == "hello\n", number
-        assert not door._lost.done()
-        await door.close()
+            assert (await box.exec(greet_at_last(port_of(forwarded_port)), timeout_sec=60)).output == "hello\n", number
+        assert not forwarded_port._lost.done()
+        await forwarded_port.close()
 
 
-async def test_a_door_that_nobody_uses_costs_four_requests_in_its_lease(emulator: Emulator) -> None:
-    spec = ContainerSpec("doors", docker_image="debian:12.9", network=NO_NETWORK)
-    async with DaytonaContainerFactory(door_lease_sec=2)(spec) as box, DoorContract().opened(box) as (port, _):
+async def test_a_forwarded_port_that_nobody_uses_costs_four_requests_in_its_lease(emulator: Emulator) -> None:
+    spec = ContainerSpec("forwarded_ports", docker_image="debian:12.9", network=NO_NETWORK)
+    async with (
+        DaytonaContainerFactory(forwarded_port_lease_sec=2)(spec) as box,
+        ForwardedPortContract().opened(box) as (port, _),
+    ):
         assert (await box.exec(greet(port))).output == "hello\n"
         generation = polls(box._relay)  # type: ignore[attr-defined]
         before = len(emulator.requests)

@@ -1,4 +1,4 @@
-"""Doors of local containers, and their mounts. Runs as root and as an ordinary user."""
+"""Forwarded ports of local containers, and their mounts. Runs as root and as an ordinary user."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers.container import ContainerFactory, ContainerSpec, Mount
-from ares_exp.containers.door import DOOR_PORT
 from ares_exp.containers.filesystem.delta import StoredChanges
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
+from ares_exp.containers.forwarded_port import FORWARDED_PORT_PORT
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.network_policy import PUBLIC
-from ares_exp.testing.door_contract import DoorContract, greet
-from tests.killed_door import killed_door
+from ares_exp.testing.forwarded_port_contract import ForwardedPortContract, greet
+from tests.killed_forwarded_port import killed_forwarded_port
 from tests.unit.containers.local_containers import local_container, needs_local
 
 pytestmark = needs_local
 
 
-class TestLocalDoors(DoorContract):
+class TestLocalForwardedPorts(ForwardedPortContract):
     networks = frozenset({"no-network"})
 
     @pytest.fixture
@@ -29,11 +29,11 @@ class TestLocalDoors(DoorContract):
 
 
 async def test_the_port_is_any_on_the_loopback_of_the_host() -> None:
-    spec, doors = ContainerSpec("t", network=PUBLIC), DoorContract()
-    async with LocalContainerFactory(network="public")(spec) as box, doors.opened(box) as (port, _):
-        assert port != DOOR_PORT
-        assert await doors.run(box, greet(port)) == "hello\n"
-        async with doors.opened(box) as (other, _):
+    spec, forwarded_ports = ContainerSpec("t", network=PUBLIC), ForwardedPortContract()
+    async with LocalContainerFactory(network="public")(spec) as box, forwarded_ports.opened(box) as (port, _):
+        assert port != FORWARDED_PORT_PORT
+        assert await forwarded_ports.run(box, greet(port)) == "hello\n"
+        async with forwarded_ports.opened(box) as (other, _):
             assert other != port
 
 
@@ -59,6 +59,6 @@ async def test_mounts_are_read_only_and_no_part_of_the_changes(tmp_path: Path) -
 
 
 @pytest.mark.root
-async def test_the_door_of_a_killed_process_is_closed() -> None:
-    async with killed_door("local", {}) as door:
-        assert await asyncio.to_thread(door.is_gone)
+async def test_the_forwarded_port_of_a_killed_process_is_closed() -> None:
+    async with killed_forwarded_port("local", {}) as forwarded_port:
+        assert await asyncio.to_thread(forwarded_port.is_gone)

@@ -1,4 +1,4 @@
-"""The answering of side calls: what an agent asks beside its work is answered by the policy, without a step."""
+"""Background requests of an agent, to which the policy responds without a step."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ares_exp.policies.asked_ahead import concurrency_of
 from ares_exp.policies.checked_answer import checked_answer
 
 
-class AsidesPaid:
-    """The client of an episode without a log, which answers side calls, too."""
+class PaidBackgroundRequests:
+    """The client of an episode without a log, which answers background requests, too."""
 
     def __init__(self, client: LLMClient, pay: Callable[[LLMResponse], None]) -> None:
-        """Takes the client, and who counts what answers to side calls cost."""
+        """Takes the client, and who counts what answers to background requests cost."""
         self.max_concurrency_per_episode = concurrency_of(client)
         self._client = client
         self._pay = pay
@@ -26,7 +26,7 @@ class AsidesPaid:
         """As the client."""
         return await self._client(request)
 
-    async def answer_aside(self, request: LLMRequest) -> LLMResponse:
+    async def respond_in_background(self, request: LLMRequest) -> LLMResponse:
         """Answers a request that takes no step.
 
         Raises:
@@ -37,8 +37,8 @@ class AsidesPaid:
         return answer
 
 
-class SideCalls:
-    """Who answers the side calls of an episode: known when its policy is made, which is after its environment.
+class BackgroundClient:
+    """Who answers the background requests of an episode: known when its policy is made, which is after its environment.
 
     It does not keep the policy: when the episode has ended, all of it is freed at once.
     """
@@ -73,5 +73,5 @@ class SideCalls:
             if not limit.expired():
                 raise
             raise PolicyTimeoutError(
-                f"The policy gave no answer to a side call within its limit of {self._timeout_sec:g} s."
+                f"The policy gave no answer to a background request within its limit of {self._timeout_sec:g} s."
             ) from error
