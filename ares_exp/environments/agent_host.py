@@ -1,4 +1,4 @@
-"""The agent host: runs one code agent and is the only forwarded port between it and the world.
+"""The agent host: runs one code agent and is its only connection to the world.
 
 Whatever the agent asks of the LLM or the container passes the runtime's journal. An LLM call becomes a pending
 observation and waits for its action.

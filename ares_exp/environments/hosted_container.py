@@ -129,7 +129,7 @@ class HostedContainer:
         """
         if self._runtime.journal is not None:
             raise EpisodeStateError(
-                "A deterministic agent cannot open a forwarded port: its requests are not in the journal, so it could not "
+                "A deterministic agent cannot open a forwarded port: its requests are not in the journal, so it cannot "
                 "be run again. Set `deterministic = False` on its factory."
             )
         if not isinstance(self._container, ServingContainer):

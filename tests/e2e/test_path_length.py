@@ -13,7 +13,7 @@ import pytest
 MOST_CALLS = 240
 """Calls of functions of the package for one exchange."""
 
-MOST_FILES = 200
+MOST_FILES = 270
 """Files of the package that run for three exchanges."""
 
 TRACED = """

@@ -24,8 +24,11 @@ IMPLEMENTATIONS = {
 }
 """Base names of modules that implement one contract in several packages."""
 
-PUBLIC_CONTRACTS: set[str] = set()
-"""Protocols that users implement, and that the package implements at most once."""
+PUBLIC_CONTRACTS = {"AccountedAgent", "AgentTerminal", "StatefulAgent", "TrainedRun"}
+"""Protocols that users implement or call, and that the package implements at most once."""
+
+CALLED_FROM_BELOW = {"EpisodeListener", "Guest", "ModelsElsewhere", "ShellRelay"}
+"""Protocols for one class that the module may not import, because that class is above it."""
 
 
 def named(paths: list[Path]) -> list[Path]:
@@ -96,4 +99,4 @@ def test_protocols_have_several_implementations() -> None:
         found = [one.name for one in classes if not one.is_protocol and needed and needed <= everything[id(one)]]
         if len(found) <= 1:
             single.add(protocol.name)
-    assert single == PUBLIC_CONTRACTS
+    assert single == PUBLIC_CONTRACTS | CALLED_FROM_BELOW

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ares_exp.agents.interception.conversations import Conversation, Conversations
+from ares_exp.agents.interception.agent_conversations import Conversation, Conversations
 from ares_exp.agents.interception.turn import LineClosedError, Turn
 from ares_exp.llms.canonical import canonical
 from ares_exp.llms.request import LLMClient, LLMRequest, Origin
