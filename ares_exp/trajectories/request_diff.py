@@ -4,7 +4,7 @@ One rule for resume, replay, branches and `ares-exp compare`: requests are compa
 setting, and each part is equal, equal after normalising (see `normalisers`; known secrets are masked, as they are in
 what was recorded), or different. Resume and branches normalise what the clock, the kernel and random generators make; a
 replay what its config says; `ares-exp compare` nothing. An agent that is run again against its journal is compared by
-digests of the same parts (`journal.call_identity`), exactly: it is shown the recorded times.
+digests of the same parts (`agents.runtime.call_identity`), exactly: it is shown the recorded times.
 
 Where a request came from (`origin`) is no part of what is compared, and neither is reasoning that an agent keeps in its
 messages: it is the model's, as log-probabilities are, and an answer that is given again brings its own. Requests that
