@@ -15,7 +15,7 @@ from ares_exp.containers.terminal import Terminal
 from ares_exp.errors import ContainerDiedError
 
 FORWARDED_PORT_HOST = "127.0.0.1"
-FORWARDED_PORT_PORT = 61081
+FORWARDED_PORT = 61081
 """The port of a forwarded port that is tried first."""
 
 PORTS_TRIED = 8
@@ -54,7 +54,7 @@ class ForwardedPort(Protocol):
 class ServingContainer(Protocol):
     """A `Container` that forwarded ports can be opened in."""
 
-    async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT_PORT) -> ForwardedPort:
+    async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT) -> ForwardedPort:
         """Makes `serve` reachable at a port of the container's loopback, under any network policy.
 
         At most `MAX_CONNECTIONS` are open at once. The container's stop, and the end of this process however it ends,

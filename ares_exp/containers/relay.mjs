@@ -119,7 +119,7 @@ function start(ports, said) {
   server.maxConnections = CONNECTIONS; // further ones are closed at once
   server.once("error", (error) => start(ports.slice(1), error.code === "EADDRINUSE" ? said : `failed ${error.code}`));
   server.listen(ports[0], "127.0.0.1", CONNECTIONS, () => {
-    process.stdout.write(`forwarded_port ${ports[0]}\n`);
+    process.stdout.write(`port ${ports[0]}\n`);
     process.stdin.on("data", hear);
     listen();
     process.stdin.on("end", () => process.exit());

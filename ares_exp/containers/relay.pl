@@ -135,7 +135,7 @@ for (@ARGV) {
 }
 if (!$listener) { syswrite(STDOUT, "$said\n"); exit }
 $listener->blocking(0);
-syswrite(STDOUT, "door $port\n");
+syswrite(STDOUT, "port $port\n");
 alarm $LEASE;
 while (1) {
     my ($reads, $writes) = ('', '');

@@ -1,7 +1,7 @@
 """The relay in Python 3.6 or newer. It is sent to a container as source and never imported.
 
 `relay.pl` and `relay.mjs` are the same program for perl and node. A relay takes the ports to try as its arguments and
-prints `forwarded port PORT`, `taken` or `failed REASON` as its first line. Then it speaks frames on stdin and stdout:
+prints `port PORT`, `taken` or `failed REASON` as its first line. Then it speaks frames on stdin and stdout:
 the number of a connection and a word (32 bits each, big-endian), and the data.
 
 | word | meaning | sent by |
@@ -190,7 +190,7 @@ def main() -> None:
                 said = f"failed {error.strerror}\n".encode()
             continue
         listener.setblocking(False)
-        os.write(1, f"forwarded port {port}\n".encode())
+        os.write(1, f"port {port}\n".encode())
         signal.signal(signal.SIGALRM, lapse)
         signal.alarm(LEASE)
         Relay(listener).run()

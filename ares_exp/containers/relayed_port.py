@@ -122,7 +122,7 @@ class _Relay:
                 raise PortForwardingError(f"No relay could be started in the container: {why}.") from error
             raise
         word, _, port = said.partition(" ")
-        if word == "forwarded_port" and port.isdecimal() and int(port) in ports:
+        if word == "port" and port.isdecimal() and int(port) in ports:
             return cls(stream, int(port), serve, rest, lease_sec)
         stream.close()
         if word == "taken":

@@ -12,7 +12,7 @@ from ares_exp.agents.runtime.agent_runtime import AgentRuntime
 from ares_exp.agents.runtime.host_files import HostFiles, digest_of
 from ares_exp.containers.activity import Activity, CommandRecord
 from ares_exp.containers.container import Container, ExecOptions, ExecResult, Shell, User
-from ares_exp.containers.forwarded_port import FORWARDED_PORT_PORT, ForwardedPort, Serve, ServingContainer
+from ares_exp.containers.forwarded_port import FORWARDED_PORT, ForwardedPort, Serve, ServingContainer
 from ares_exp.containers.terminal import TerminalContainer, TerminalOutput, TerminalSession
 from ares_exp.errors import (
     ContainerDiedError,
@@ -119,7 +119,7 @@ class HostedContainer:
             self.died = error
             raise
 
-    async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT_PORT) -> ForwardedPort:
+    async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT) -> ForwardedPort:
         """As `ServingContainer.forward_port`. Neither journalled nor counted: what comes in by it is the agent's own.
 
         Raises:

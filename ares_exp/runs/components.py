@@ -89,7 +89,7 @@ class Components:
             branching=_branching(config),
             retry=instantiate_node(config, "retry"),
             budget=instantiate_node(config, "budget"),
-            trainer=NoTrainer() if config.trainer is None else part("trainer"),
+            trainer=objects.get("trainer", NoTrainer()) if config.trainer is None else part("trainer"),
             executor=as_executor(part("executor")),
             recipe=None if objects else Recipe.of(config),
         )

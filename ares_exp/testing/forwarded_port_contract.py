@@ -17,7 +17,7 @@ import pytest
 
 from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec
 from ares_exp.containers.forwarded_port import (
-    FORWARDED_PORT_PORT,
+    FORWARDED_PORT,
     MAX_CONNECTIONS,
     ForwardedPort,
     Serve,
@@ -166,7 +166,7 @@ class ForwardedPortContract:
             await forwarded_port.close()
             await server.close()
 
-    async def open(self, box: Container, serve: Serve, port: int = FORWARDED_PORT_PORT) -> ForwardedPort:
+    async def open(self, box: Container, serve: Serve, port: int = FORWARDED_PORT) -> ForwardedPort:
         """Opens a forwarded port."""
         assert isinstance(box, ServingContainer)
         return await box.forward_port(serve, port=port)
@@ -339,7 +339,7 @@ class ForwardedPortContract:
     async def test_a_port_that_is_taken(self, box: Container) -> None:
         async with self.opened(box) as (first, _), self.opened(box) as (second, _):
             assert first != second
-            assert not self.own_network or (first, second) == (FORWARDED_PORT_PORT, FORWARDED_PORT_PORT + 1)
+            assert not self.own_network or (first, second) == (FORWARDED_PORT, FORWARDED_PORT + 1)
             assert await self.run(box, f"{greet(first)}; {greet(second)}") == "hello\nhello\n"
 
     async def test_one_whose_opening_is_cancelled(self, box: Container) -> None:

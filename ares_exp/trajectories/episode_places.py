@@ -29,6 +29,7 @@ def find_files(path: Path) -> list[list[Path]]:
     """
     try:
         if path.is_file():
+            format_of(path)  # an unknown name is an error
             return [[path]]
         if path.exists() and not path.is_dir():
             raise TrajectoryFormatError(f"{path}: expected a file or a folder, found a pipe or a device.")

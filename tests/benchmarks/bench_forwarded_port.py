@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from ares_exp.containers.container import Container, ContainerSpec
 from ares_exp.containers.daytona.factory import DaytonaContainerFactory
 from ares_exp.containers.docker import DockerContainerFactory
-from ares_exp.containers.forwarded_port import FORWARDED_PORT_PORT, Serve
+from ares_exp.containers.forwarded_port import FORWARDED_PORT, Serve
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.container import LocalContainer
 from ares_exp.containers.network_policy import NO_NETWORK
@@ -91,7 +91,7 @@ async def forwarded_port(box: Container, relayed: bool = False) -> AsyncIterator
     async with box:
         if relayed:
             assert isinstance(box, LocalContainer)
-            made = await open_relayed_port(lambda: box._open_shell("root"), serve, FORWARDED_PORT_PORT)
+            made = await open_relayed_port(lambda: box._open_shell("root"), serve, FORWARDED_PORT)
         else:
             made = await box.forward_port(serve)  # type: ignore[attr-defined]
         try:

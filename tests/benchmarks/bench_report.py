@@ -25,7 +25,7 @@ from ares_exp.records.run_dir import RunDir
 from ares_exp.trajectories.files.episode_file import dump_episode, end_line, start_line
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request, serialize_llm_response
 from tests.browser.chromium import Page, chromium, is_here
-from tests.unit.view.served import served
+from tests.unit.commands.served import served
 
 EPISODES, STEPS, STEP_BYTES, DISTINCT, ATTEMPTS = 1000, 250, 4000, 50, 4
 

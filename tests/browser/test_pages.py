@@ -25,8 +25,8 @@ from ares_exp.trajectories.files.episode_file import dump_episode
 from tests.browser.chromium import OWNED, Page, chromium, is_here
 from tests.browser.hostile import IN_BROWSERS, PAYLOADS, hostile_run
 from tests.unit.commands.recorded import row, run_of
+from tests.unit.commands.served import served
 from tests.unit.trajectories.chats import chat
-from tests.unit.view.served import served
 
 compare = partial(COMMANDS["compare"].main, program="ares-exp compare")
 

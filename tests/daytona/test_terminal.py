@@ -45,7 +45,7 @@ async def test_a_shell_of_its_own_on_a_terminal(sandbox: DaytonaContainer, emula
             assert f"{line}\r\n" in seen
         assert "exec sh" not in seen
         await until(session, "cat\r\n", "cat\r")
-        await until(session, "started\r\nbegun\r\n", "started\r")
+        await until(session, "started\r\nstarted\r\n", "started\r")
         await until(session, "# ", "\x03")
         await until(session, "end\r\n", "head -c 299999 /dev/zero | tr '\\0' x | fold -w 99; echo e''nd\r")
         await until(session, "it ends before it says this", "exit\r")

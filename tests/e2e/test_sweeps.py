@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ares_exp.commands.cli.subcommands import run_module
+from ares_exp.commands.cli.run_command import run_module
 from tests.leaks import processes, wait_until
 from tests.loopback_endpoint import LoopbackEndpoint
 from tests.warm_start import WarmProcess

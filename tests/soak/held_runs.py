@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ares_exp.commands.cli.subcommands import run_module
+from ares_exp.commands.cli.run_command import run_module
 from ares_exp.runs.control.status import RunStatus, read_status
 from tests.e2e.counting_endpoint import CountingEndpoint
 from tests.e2e.killed_run import PLAIN, KilledRun, make_tasks

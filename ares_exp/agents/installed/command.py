@@ -16,7 +16,7 @@ from ares_exp.agents.installed.recipe import Launch, LaunchedCommand
 from ares_exp.agents.interception.line import KEEPALIVE_SEC, BackgroundRequests
 from ares_exp.cancellation import in_thread
 from ares_exp.containers.container import ExecResult, Mount
-from ares_exp.containers.forwarded_port import FORWARDED_PORT_PORT
+from ares_exp.containers.forwarded_port import FORWARDED_PORT
 from ares_exp.errors import AgentExitError, ConfigError, PreflightError
 from ares_exp.trajectories.normalisers import UserNormaliser
 
@@ -127,7 +127,7 @@ class CommandAgentFactory(InstalledAgentFactory):
         conversation_headers: list[str] | None = None,
         ok_exit_codes: list[int] | None = None,
         normalise: Annotated[list[UserNormaliser], Field(max_length=50)] | None = None,
-        port: Annotated[int, Field(gt=0, lt=65000)] = FORWARDED_PORT_PORT,
+        port: Annotated[int, Field(gt=0, lt=65000)] = FORWARDED_PORT,
         keepalive_sec: Annotated[float, Field(gt=0)] = KEEPALIVE_SEC,
         forward_sampling: bool = False,
         background_requests: BackgroundRequests = "observe",

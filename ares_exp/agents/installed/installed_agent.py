@@ -16,7 +16,7 @@ from ares_exp.agents.installed.recipe import AGENT_DIR, AgentRecipe, Launch, Lau
 from ares_exp.agents.interception.line import KEEPALIVE_SEC, BackgroundRequests, Line, LineReport
 from ares_exp.cancellation import finish, in_thread
 from ares_exp.containers.container import ExecResult, Mount
-from ares_exp.containers.forwarded_port import FORWARDED_PORT_PORT, ForwardedPort, ServingContainer
+from ares_exp.containers.forwarded_port import FORWARDED_PORT, ForwardedPort, ServingContainer
 from ares_exp.errors import AgentError, EndpointLostError, NoRequestError, PortForwardingError
 from ares_exp.llms.request import LLMClient
 from ares_exp.records.results import AgentFacts
@@ -46,7 +46,7 @@ class EndpointOptions:
     """
 
     model_name: str = "policy"
-    port: int = FORWARDED_PORT_PORT
+    port: int = FORWARDED_PORT
     keepalive_sec: float = KEEPALIVE_SEC
     forward_sampling: bool = False
     background_requests: BackgroundRequests = "observe"

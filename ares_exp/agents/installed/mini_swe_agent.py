@@ -12,7 +12,7 @@ from ares_exp.agents.installed.packaged import LibcChoice, PackagedRecipe
 from ares_exp.agents.installed.recipe import Launch, LaunchedCommand
 from ares_exp.agents.interception.line import KEEPALIVE_SEC
 from ares_exp.agents.toolbox.placing import Placed
-from ares_exp.containers.forwarded_port import FORWARDED_PORT_PORT
+from ares_exp.containers.forwarded_port import FORWARDED_PORT
 
 _LAUNCH = """\
 import os
@@ -84,7 +84,7 @@ class MiniSweAgentFactory(InstalledAgentFactory):
         extra_args: list[str] | None = None,
         env: dict[str, str] | None = None,
         libc: LibcChoice = "auto",
-        port: Annotated[int, Field(gt=0, lt=65000)] = FORWARDED_PORT_PORT,
+        port: Annotated[int, Field(gt=0, lt=65000)] = FORWARDED_PORT,
         keepalive_sec: Annotated[float, Field(gt=0)] = KEEPALIVE_SEC,
         forward_sampling: bool = False,
     ) -> None:

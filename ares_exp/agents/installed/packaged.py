@@ -15,7 +15,7 @@ from ares_exp.agents.toolbox.package import AgentPackage, Build
 from ares_exp.agents.toolbox.pinned import PACKAGES
 from ares_exp.agents.toolbox.placing import Placed, check_runs, fitting_build, ready_builds
 from ares_exp.containers.container import ExecResult, Mount
-from ares_exp.containers.forwarded_port import FORWARDED_PORT_PORT
+from ares_exp.containers.forwarded_port import FORWARDED_PORT
 from ares_exp.errors import AgentExitError
 
 LibcChoice = Literal["auto", "glibc", "musl"]
@@ -146,7 +146,7 @@ class PackagedAgentFactory(InstalledAgentFactory):
         extra_args: list[str] | None = None,
         env: dict[str, str] | None = None,
         libc: LibcChoice = "auto",
-        port: Annotated[int, Field(gt=0, lt=65000)] = FORWARDED_PORT_PORT,
+        port: Annotated[int, Field(gt=0, lt=65000)] = FORWARDED_PORT,
         keepalive_sec: Annotated[float, Field(gt=0)] = KEEPALIVE_SEC,
         forward_sampling: bool = False,
         background_requests: BackgroundRequests = "observe",

@@ -39,7 +39,7 @@ from ares_exp.containers.daytona.terminal import DaytonaTerminal, terminal_scrip
 from ares_exp.containers.daytona.transfer import FileTransfer
 from ares_exp.containers.filesystem.delta import Delta
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
-from ares_exp.containers.forwarded_port import FORWARDED_PORT_PORT, ForwardedPort, ForwardedPorts, Serve
+from ares_exp.containers.forwarded_port import FORWARDED_PORT, ForwardedPort, ForwardedPorts, Serve
 from ares_exp.containers.images.image_plan import ImagePlan, plan_image
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.containers.owned_directory import short_lived_directory
@@ -278,7 +278,7 @@ class DaytonaContainer(Container):
             "Make the factory with capture='files' or 'provider', or call its check_snapshots() before."
         )
 
-    async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT_PORT) -> ForwardedPort:
+    async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT) -> ForwardedPort:
         """Opens a forwarded port by a relay over the service.
 
         One request waits in the sandbox, and four in each `forwarded_port_lease_sec` say that this process is there.

@@ -32,7 +32,7 @@ from ares_exp.containers.docker.reaper import watch_over_us
 from ares_exp.containers.docker.running import RunningContainer
 from ares_exp.containers.filesystem.delta import Delta
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
-from ares_exp.containers.forwarded_port import FORWARDED_PORT_PORT, ForwardedPort, Serve
+from ares_exp.containers.forwarded_port import FORWARDED_PORT, ForwardedPort, Serve
 from ares_exp.containers.images.image import ensure_image
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.containers.ownership import owner_labels
@@ -142,7 +142,7 @@ class EngineContainer(Container):
         variables = {**self._network.env, **(env or {})}
         return await self._started.open_terminal(columns=columns, lines=lines, user=user, env=variables)
 
-    async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT_PORT) -> ForwardedPort:
+    async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT) -> ForwardedPort:
         return await self._started.forward_port(serve, port)
 
     async def set_network(self, policy: NetworkPolicy) -> None:

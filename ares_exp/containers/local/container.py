@@ -30,8 +30,8 @@ from ares_exp.containers.container import (
 from ares_exp.containers.filesystem.delta import Delta
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.forwarded_port import (
+    FORWARDED_PORT,
     FORWARDED_PORT_HOST,
-    FORWARDED_PORT_PORT,
     ForwardedPort,
     ForwardedPorts,
     Serve,
@@ -310,7 +310,7 @@ class LocalContainer(Container):
         except ContainerError as error:
             raise await self._explained(error) or error from error
 
-    async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT_PORT) -> ForwardedPort:
+    async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT) -> ForwardedPort:
         """Opens a forwarded port. With the host's network, its port is any free one of the host's loopback."""
         process = self._running
 

@@ -162,7 +162,7 @@ def test_a_background_request_is_an_observation_or_answered_without_a_step(capsy
     assert f"background request {row.agent.conversations[1]}: A title for: a greeting" in shown
     assert "Greetings" in shown
 
-    [replayed] = ares_exp.run(["replay=background request", "tracker=none", "hydra.run.dir=again"], quiet=True).rows
+    [replayed] = ares_exp.run(["replay=background_request", "tracker=none", "hydra.run.dir=again"], quiet=True).rows
     assert (replayed.outcome, replayed.reward, replayed.num_steps) == (Outcome.COMPLETED, 1.0, 3)
     assert replayed.agent is not None
     assert replayed.agent.background_requests == 1

@@ -230,7 +230,7 @@ async def test_a_terminal_of_a_container(box: Any) -> None:
         for line in ("25 90", "/tmp", "a b xterm-256color", "/dev/pts/0"):
             assert f"{line}\r\n" in seen
         await until(session, "cat\r\n", "cat\r")
-        await until(session, "started\r\nbegun\r\n", "started\r")
+        await until(session, "started\r\nstarted\r\n", "started\r")
         await until(session, "# ", "\x03")
         await until(session, "stopped", "echo stop''ped\r")
         await until(session, "end\r\n", "head -c 999999 /dev/zero | tr '\\0' x | fold -w 99; echo e''nd\r")

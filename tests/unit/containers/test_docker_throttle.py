@@ -70,10 +70,10 @@ async def test_who_gives_up_takes_no_slot_along() -> None:
 
 async def test_a_quick_call_does_not_wait_for_slow_ones() -> None:
     go = threading.Event()
-    slow = [asyncio.create_task(in_thread(go.wait, conversation="starts")) for _ in range(64)]
+    slow = [asyncio.create_task(in_thread(go.wait, pool="starts")) for _ in range(64)]
     try:
         assert await asyncio.wait_for(in_thread(lambda: "answer"), SOON_SEC) == "answer"
-        assert await asyncio.wait_for(in_thread(lambda: "gone", conversation="removals"), SOON_SEC) == "gone"
+        assert await asyncio.wait_for(in_thread(lambda: "gone", pool="removals"), SOON_SEC) == "gone"
     finally:
         go.set()
         await asyncio.gather(*slow)

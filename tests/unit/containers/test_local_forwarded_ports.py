@@ -10,7 +10,7 @@ import pytest
 from ares_exp.containers.container import ContainerFactory, ContainerSpec, Mount
 from ares_exp.containers.filesystem.delta import StoredChanges
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
-from ares_exp.containers.forwarded_port import FORWARDED_PORT_PORT
+from ares_exp.containers.forwarded_port import FORWARDED_PORT
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.network_policy import PUBLIC
 from ares_exp.testing.forwarded_port_contract import ForwardedPortContract, greet
@@ -31,7 +31,7 @@ class TestLocalForwardedPorts(ForwardedPortContract):
 async def test_the_port_is_any_on_the_loopback_of_the_host() -> None:
     spec, forwarded_ports = ContainerSpec("t", network=PUBLIC), ForwardedPortContract()
     async with LocalContainerFactory(network="public")(spec) as box, forwarded_ports.opened(box) as (port, _):
-        assert port != FORWARDED_PORT_PORT
+        assert port != FORWARDED_PORT
         assert await forwarded_ports.run(box, greet(port)) == "hello\n"
         async with forwarded_ports.opened(box) as (other, _):
             assert other != port

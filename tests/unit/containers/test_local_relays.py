@@ -13,7 +13,7 @@ from importlib import resources
 import pytest
 
 from ares_exp.containers.container import Container, ContainerFactory
-from ares_exp.containers.forwarded_port import FORWARDED_PORT_PORT, ForwardedPort, Serve
+from ares_exp.containers.forwarded_port import FORWARDED_PORT, ForwardedPort, Serve
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.container import LocalContainer
 from ares_exp.containers.local.fifo_stream import FifoStream
@@ -37,7 +37,7 @@ class RelayContract(RelayedForwardedPortContract):
     def factory(self) -> ContainerFactory:
         return LocalContainerFactory()
 
-    async def open(self, box: Container, serve: Serve, port: int = FORWARDED_PORT_PORT) -> ForwardedPort:
+    async def open(self, box: Container, serve: Serve, port: int = FORWARDED_PORT) -> ForwardedPort:
         assert isinstance(box, LocalContainer)
         return await box._forwarded_ports.open(
             lambda: open_relayed_port(lambda: only(box, self.interpreter), serve, port)
@@ -64,7 +64,7 @@ async def only(box: LocalContainer, program: str) -> FifoStream:
 async def test_no_relay_without_an_interpreter() -> None:
     async with local_container() as box:
         with pytest.raises(PortForwardingError, match=r"none of python3, perl and node.*perl-base"):
-            await open_relayed_port(lambda: only(box, "true"), Server(echo), FORWARDED_PORT_PORT)
+            await open_relayed_port(lambda: only(box, "true"), Server(echo), FORWARDED_PORT)
 
 
 @pytest.mark.parametrize("program", ["python3", "perl", "node"])
@@ -80,7 +80,7 @@ async def test_it_ends_by_itself_when_nobody_is_there_any_more(program: str) -> 
     relay = await asyncio.create_subprocess_exec(path, *words[2:], stdin=asyncio.subprocess.PIPE, stdout=-1)
     assert relay.stdout is not None
     async with asyncio.timeout(60):
-        assert (await relay.stdout.readline()).startswith(b"forwarded port ")
+        assert (await relay.stdout.readline()).startswith(b"port ")
         assert await relay.stdout.read() == bytes(8)  # this was why
         await relay.wait()
 
@@ -90,20 +90,18 @@ async def test_it_stays_as_long_as_somebody_is_there(program: str) -> None:
     if shutil.which(program, path=SEARCH_PATH) is None:
         pytest.skip(f"this machine has no {program}")
     async with local_container() as box:
-        forwarded_port = await open_relayed_port(
-            lambda: only(box, program), Server(echo), FORWARDED_PORT_PORT, lease_sec=1
-        )
+        forwarded_port = await open_relayed_port(lambda: only(box, program), Server(echo), FORWARDED_PORT, lease_sec=1)
         lost = asyncio.create_task(forwarded_port.lost())
         await asyncio.wait({lost}, timeout=3)
         assert not lost.done()
-        assert forwarded_port._relay.port == FORWARDED_PORT_PORT
+        assert forwarded_port._relay.port == FORWARDED_PORT
         await forwarded_port.close()
         await lost
 
 
 FORGED = """
 case "$*" in *socket,*struct*) exit 0;; esac
-echo 'forwarded port 61081'
+echo 'port 61081'
 FRAMES
 exec sleep 60
 """
@@ -136,7 +134,7 @@ async def test_a_forged_relay(frames: str, why: str) -> None:
         make = 'mkdir /tmp/forged; printf %s "$IT" >/tmp/forged/python3; chmod +x /tmp/forged/*'
         await box.exec(make, env={"IT": script})
         server = Server(nobody_reads)
-        forwarded_port = await open_relayed_port(forged, server, FORWARDED_PORT_PORT)
+        forwarded_port = await open_relayed_port(forged, server, FORWARDED_PORT)
         async with asyncio.timeout(60):
             assert why in await forwarded_port.lost()
         await forwarded_port.close()

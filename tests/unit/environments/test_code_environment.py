@@ -326,7 +326,7 @@ async def test_states_that_make_no_sense(make_environment: Any) -> None:
     await env.reset()
     stepping = asyncio.create_task(env.step(run("sleep 1")))
     await asyncio.sleep(0.1)
-    with pytest.raises(EpisodeStateError, match="in progress"):
+    with pytest.raises(EpisodeStateError, match="is running"):
         await env.step(SUBMIT)
     assert (await stepping).mid()
     await env.step(SUBMIT)

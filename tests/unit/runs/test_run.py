@@ -143,7 +143,7 @@ def test_the_logging_of_the_script_stays_as_it_is(caplog: pytest.LogCaptureFixtu
     ares_exp.run([*TWO, "policy=scripted", "policy.replies=[]", "hydra.run.dir=mine"], quiet=True)
     assert (list(root.handlers), root.level, list(ours.handlers), ours.level, ours.propagate) == before
     assert [record for record in caplog.records if record.levelno < logging.WARNING] == []
-    assert "INFO ares_exp.runs.experiment" in Path("mine/run.log").read_text()
+    assert "INFO ares_exp.runs.recorder" in Path("mine/run.log").read_text()
 
 
 async def test_under_a_running_loop() -> None:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import TypeAdapter
 
-from ares_exp.commands.cli.subcommands import run_module
+from ares_exp.commands.cli.run_command import run_module
 from ares_exp.errors import UserError
 from ares_exp.records.run_dir import RunDir
 from ares_exp.training.recorded_sequences import RecordedSequences
@@ -178,7 +178,7 @@ def test_the_command_writes_rows_and_says_what_they_are(tmp_path: Path, capsys: 
         f"Wrote {out}.",
         "2 rows of 2 calls, 3 tokens trained on: 1 clean, 0 re-aligned, 1 forked.",
     ]
-    assert "no answer in the conversations main; there are sub-1" in said
+    assert "no sampled tokens in the conversations main; there are sub-1" in said
     assert [row["steps"] for row in read(out)] == [[1], [2]]
     assert export(run, out, "--force", "--conversation", "*") == 0
     assert len(read(out)) == 3

@@ -236,7 +236,7 @@ class Failing(NullTrajectoryCollector):
         self.where = where
 
     def begin_episode(self, **more: Any) -> Any:
-        self._fail("start")
+        self._fail("begin")
         return super().begin_episode(**more)
 
     def record_step(self, record: Any, *, episode: Any = None) -> None:
@@ -251,7 +251,7 @@ class Failing(NullTrajectoryCollector):
             raise ValueError(f"no {where}")
 
 
-@pytest.mark.parametrize(("where", "failures"), [("start", 1), ("record", 3), ("end", 1)])
+@pytest.mark.parametrize(("where", "failures"), [("begin", 1), ("record", 3), ("end", 1)])
 async def test_a_failing_collector_keeps_nothing_from_the_others(
     tmp_path: Path, counting: Any, where: str, failures: int, caplog: pytest.LogCaptureFixture
 ) -> None:

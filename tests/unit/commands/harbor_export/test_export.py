@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ares_exp.commands.cli.subcommands import run_module
+from ares_exp.commands.cli.run_command import run_module
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import Outcome, StageResult
 from ares_exp.tasks.content_digest import content_digest

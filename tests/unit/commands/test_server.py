@@ -11,13 +11,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from ares_exp.commands.cli.subcommands import run_module
+from ares_exp.commands.cli.run_command import run_module
 from ares_exp.commands.view import COOKIE, Server, Shelf
 from ares_exp.errors import ConfigError
 from ares_exp.trajectories.files.episode_file import dump_episode
 from tests.unit.commands.recorded import row, run_of
+from tests.unit.commands.served import served
 from tests.unit.trajectories.chats import chat
-from tests.unit.view.served import served
 
 ROWS = [row("a", 0, 1.0), row("b", 0, None)]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import ares_exp
-from ares_exp.commands.cli.subcommands import run_module
+from ares_exp.commands.cli.run_command import run_module
 from ares_exp.records.run_dir import SWEEP_RECORD
 from ares_exp.runs.control import run_control
 from ares_exp.runs.sweeps.interruption import STOP
