@@ -1,6 +1,6 @@
 """Forwarded ports under much data, and of many processes that are killed.
 
-Run by hand, as root, with an engine: `python -m tests.soak.forwarded ports KILLS`. Prints a line for each.
+Run by hand, as root, with an engine: `python -m tests.soak.forwarded_ports KILLS`. Prints a line for each.
 """
 
 from __future__ import annotations
