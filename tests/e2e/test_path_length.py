@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-MOST_CALLS = 240
-"""Calls of functions of the package for one exchange."""
+MOST_CALLS = 250
+"""Calls of functions of the package for one exchange. They vary by a few: output arrives in one piece or in two."""
 
 MOST_FILES = 270
 """Files of the package that run for three exchanges."""
