@@ -44,7 +44,7 @@ class _Played:
 
     def task_names(self) -> Sequence[str]:
         """Reads the names of the tasks."""
-        parts = {"env": self.env, "policy": "nothing", "agent": self.agent, "container": self.container}
+        parts = {"env": self.env, "policy": "noop", "agent": self.agent, "container": self.container}
         values = {"attempts": 1, "concurrency": 1, "seed": 0}
         given = PartsGiven(parts, values, self.overrides, [Path(folder) for folder in self.config_dirs])
         return given.make().parts.source.load(lambda _: None)
