@@ -120,7 +120,8 @@ def instantiate_node(config: DictConfig, group: str) -> Any:
 
 def _refuse_agent_as_factory(group: str, node: DictConfig) -> None:
     """Refuses the class of an agent, which each episode makes of its own, where a factory of agents is expected."""
-    if group == "agent" and "_partial_" not in node and {str(key) for key in node} >= _OF_AN_AGENT:
+    keys = {str(key) for key in node}  # `in` of a node raises inside, in a cycle that keeps the caller's frames alive
+    if group == "agent" and "_partial_" not in keys and keys >= _OF_AN_AGENT:
         raise ConfigError(
             f"Expected the option of `agent` to make a factory of agents, got {node['_target_']}, which is an agent "
             "itself: it takes the `container` and the `llm_client` of an episode. Add the line `_partial_: true` to "

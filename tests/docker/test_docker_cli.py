@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.docker.shared_work import Demand, WorkAbandoned
 from ares_exp.containers.images.docker_cli import docker_build, docker_clis
+from ares_exp.containers.images.shared_work import Demand, WorkAbandoned
 
 HOST = "unix:///no/such.sock"
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.docker.shared_work import Demand, WorkAbandoned
 from ares_exp.containers.images.image_lock import image_lock
+from ares_exp.containers.images.shared_work import Demand, WorkAbandoned
 from ares_exp.errors import ContainerStartError
 
 HOLDER = """
 import sys
 from ares_exp.containers.images.image_lock import image_lock
-from ares_exp.containers.docker.shared_work import Demand
+from ares_exp.containers.images.shared_work import Demand
 with image_lock(sys.argv[1], Demand()):
     print("held", flush=True)
     sys.stdin.read()

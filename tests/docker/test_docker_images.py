@@ -17,9 +17,9 @@ from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.docker.creation import starts
 from ares_exp.containers.docker.engine import connect
-from ares_exp.containers.docker.shared_work import Demand
 from ares_exp.containers.images.image import ensure_image, image_tag
 from ares_exp.containers.images.image_lock import image_lock
+from ares_exp.containers.images.shared_work import Demand
 from ares_exp.errors import ContainerStartError, EnvironmentStartTimeoutError
 from tests.docker.dockerfiles import built
 from tests.docker.registry import Registry

@@ -103,7 +103,7 @@ def test_branch_between_snapshots_starts_from_earlier_one(tmp_path: Path) -> Non
     count = "```bash\necho x >> /tmp/count; wc -l < /tmp/count\n```"
     every = ("snapshot=every_n", "snapshot.every=2")
     assert play(tmp_path, "a", *every, replies=[DRAW, count, count, SUBMIT]).returncode == 0
-    options = ("branch_from=a/write-greeting@3", "branches=2", "branch_inject=Go on.", "snapshot=none")
+    options = ("branch_from=a/write-greeting@3", "branches=2", "branch.inject=Go on.", "snapshot=none")
     branched = play(tmp_path, "b", *options, replies=[SHOW, SUBMIT])
     assert branched.returncode == 0, branched.stderr
     assert "differs" not in branched.stderr

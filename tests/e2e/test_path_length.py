@@ -19,10 +19,10 @@ MOST_FILES = 270
 TRACED = """
 import json, os, sys, threading
 import ares_exp
-from ares_exp.commands.main import main
+from ares_exp.commands.cli.main import main
 
 root = os.path.dirname(ares_exp.__file__) + os.sep
-calls, files = 0, set()
+calls, files, status = 0, set(), None
 COROUTINES = 0x2A0  # generators, coroutines and asynchronous generators
 
 def profile(frame, event, arg):

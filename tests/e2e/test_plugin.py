@@ -65,9 +65,9 @@ def rewards(run_dir: Path) -> list[float]:
 
 
 def test_its_options_are_listed(run: Cli) -> None:
-    asked = run("ares_exp", "--help")
-    assert asked.stderr == ""
-    text = asked.stdout
+    asked = [run("ares_exp", "--help", group) for group in ("env", "policy")]
+    assert [one.stderr for one in asked] == ["", ""]
+    text = "".join(one.stdout for one in asked)
     assert "    nim                      The game of Nim against a cautious player (plugin nim)\n" in text
     assert "    nim_greedy               Wins at Nim by taking what it can (plugin nim)\n" in text
     listed = json.loads(run("ares_exp", "list", "--json").stdout)

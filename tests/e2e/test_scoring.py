@@ -135,10 +135,11 @@ def test_a_recorded_run_names_no_function_by_itself(cli: Cli, tmp_path: Path) ->
     scorers = "env.scorers=[my_scorers.brief]"
     done = cli(*TASK, *AT, scorers, env=HERE)
     assert done.returncode == 0, done.stderr
-    refused = cli("resume=run", "attempts=2", env=HERE)
-    assert refused.returncode == 2
-    assert "`env.scorers=my_scorers.brief`" in refused.stderr
-    assert cli("resume=run", "attempts=2", scorers, env=HERE).returncode == 0
+    (tmp_path / "run").chmod(0o777)  # now another user may have written it
+    rejected = cli("resume=run", "attempts=2", "resume_force=true", env=HERE)
+    assert rejected.returncode == 2
+    assert "`env.scorers=my_scorers.brief`" in rejected.stderr
+    assert cli("resume=run", "attempts=2", "resume_force=true", scorers, env=HERE).returncode == 0
     assert [row["reward"] for row in rows(tmp_path / "run")] == [1.5, 1.5]
 
 

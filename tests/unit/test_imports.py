@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -125,3 +127,11 @@ def test_few_modules_lie_loose() -> None:
 def test_every_folder_says_what_it_holds_and_who_imports_it(folder: Path) -> None:
     said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
     assert any(part.startswith("Imports ") for part in said.split("\n\n")[1:])
+
+
+@pytest.mark.parametrize(
+    "module", ["images.image", "images.image_lock", "images.derived_image", "images.image_plan", "images.object_store"]
+)
+def test_modules_of_images_can_be_imported_first(module: str) -> None:
+    code = f"import ares_exp.containers.{module}"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,5 +1,17 @@
 """`container=docker`: containers of a Docker engine."""
 
-from ares_exp.containers.docker.factory import DockerContainerFactory
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ares_exp.containers.docker.factory import DockerContainerFactory as DockerContainerFactory
 
 __all__ = ["DockerContainerFactory"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the factory when it is first used: the modules of images, which it needs, use modules of this package."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ares_exp.containers.docker.factory import DockerContainerFactory
+
+    return DockerContainerFactory

@@ -27,10 +27,10 @@ from ares_exp.cancellation import finish
 from ares_exp.containers.docker.container_lifetime import why_it_stays
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
 from ares_exp.containers.docker.leftovers import image_labels
-from ares_exp.containers.docker.shared_work import Demand, WorkAbandoned, share
 from ares_exp.containers.filesystem.delta import StoredChanges
 from ares_exp.containers.filesystem.delta_encoding import encode
 from ares_exp.containers.filesystem.layer import write_layer
+from ares_exp.containers.images.shared_work import Demand, WorkAbandoned, share
 
 _LAYER = "changes/layer.tar"
 _BLOCK = tarfile.BLOCKSIZE

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
 from ares_exp.containers.docker.leftovers import image_labels
-from ares_exp.containers.docker.shared_work import Demand, share
 from ares_exp.containers.images.dockerfile_check import check_dockerfile
 from ares_exp.containers.images.dockerfile_instructions import ignored_patterns
 from ares_exp.containers.images.image_build import build_classic, build_with_buildkit, check_needs, find_buildkit
 from ares_exp.containers.images.image_lock import image_lock
+from ares_exp.containers.images.shared_work import Demand, share
 from ares_exp.errors import ContainerStartError, UserError
 
 if TYPE_CHECKING:

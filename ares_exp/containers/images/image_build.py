@@ -25,9 +25,9 @@ import subprocess
 from dataclasses import dataclass
 
 from ares_exp.containers.docker.engine import Engine, connect_blocking
-from ares_exp.containers.docker.shared_work import Demand
 from ares_exp.containers.images.docker_cli import docker_build, docker_clis, passed_on
 from ares_exp.containers.images.dockerfile_check import BuildKitNeeds, check_dockerfile, without_syntax_line
+from ares_exp.containers.images.shared_work import Demand
 from ares_exp.errors import UnsupportedTaskError
 
 _VERSION_SEC = 20.0

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ares_exp.containers.docker.shared_work import Demand
+from ares_exp.containers.images.shared_work import Demand
 from ares_exp.containers.owned_directory import locked
 from ares_exp.errors import ContainerStartError
 
