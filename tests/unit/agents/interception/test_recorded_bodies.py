@@ -110,7 +110,7 @@ def test_images_of_tools_are_there(agent: str) -> None:
 def test_calls_of_custom_tools_come_back() -> None:
     (*_, last), *_ = runs("codex")
     (patch,) = [call for message in last.request.messages for call in message.get("tool_calls", ())][1:2]
-    assert json.loads(patch["function"]["arguments"])["input"].startswith("*** Start Patch")
+    assert json.loads(patch["function"]["arguments"])["input"].startswith("*** Begin Patch")
     assert last.forms["apply_patch"].kind == "custom"
     (*_, last), *_ = runs("codex_code_mode")
     assert (last.forms["functions__exec"].kind, last.forms["clock__sleep"].kind) == ("custom", "function")
