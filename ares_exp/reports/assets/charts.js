@@ -173,15 +173,15 @@ function runTimeline(run, index) {
   if (!rows.length) return null;
   const end = Math.max(...rows.map((one) => one.from + one.seconds)), ends = [], width = 960, x = scale(0, end, 40, width - 20);
   const placed = rows.map((row) => {
-    let conversation = ends.findIndex((one) => one <= row.from + 1e-6);
-    if (conversation < 0) conversation = ends.length;
-    ends[conversation] = row.from + row.seconds;
-    return [row, conversation];
+    let lane = ends.findIndex((one) => one <= row.from + 1e-6);
+    if (lane < 0) lane = ends.length;
+    ends[lane] = row.from + row.seconds;
+    return [row, lane];
   });
   const high = ends.length > 40 ? 6 : 16, height = 30 + ends.length * high;
   return picture("Episodes over time", width, height, [
     grid(x, 4, height - 22, ticks(0, end, 8), seconds, true),
-    placed.map(([row, conversation]) => el("rect", { x: x(row.from), y: 6 + conversation * high, width: Math.max(x(row.from + row.seconds) - x(row.from) - 1, 2), height: high - 2, rx: 2,
+    placed.map(([row, lane]) => el("rect", { x: x(row.from), y: 6 + lane * high, width: Math.max(x(row.from + row.seconds) - x(row.from) - 1, 2), height: high - 2, rx: 2,
       onclick: () => { location.hash = episodeAddress(index, row.episode_id); }, class: "link mark " + verdict(row, run.results.statistics.threshold) + (row.is_last ? "" : " retried") },
       el("title", null, `${row.task_name}, attempt ${row.attempt}${row.retry ? `, retry ${row.retry}` : ""}: ${row.outcome}, from ${seconds(row.from)}, ${seconds(row.seconds)}`)))],
     `${count(ends.length, "row")}: so many episodes at once. Faded ones were tried again.`);
@@ -189,12 +189,12 @@ function runTimeline(run, index) {
 
 // An episode over time: the start, the policy, the environment with its commands, verification.
 function episodeTimeline(episode, row, onstep) {
-  const steps = episode.steps, width = 960, conversations = ["policy", "environment", "commands"], total = Math.max(episode.seconds, steps.length ? steps[steps.length - 1].at : 0, 1e-3);
+  const steps = episode.steps, width = 960, lanes = ["policy", "environment", "commands"], total = Math.max(episode.seconds, steps.length ? steps[steps.length - 1].at : 0, 1e-3);
   if (!steps.length) return null;
   const x = scale(0, total, 90, width - 20), bars = [], spend = (row && row.phase_sec) || {};
-  const bar = (conversation, from, long, style, title, step) => {
+  const bar = (lane, from, long, style, title, step) => {
     if (!(long > 0)) return;
-    bars.push(el("rect", { x: x(Math.max(from, 0)), y: 8 + conversation * 20, width: Math.max(x(long) - x(0), 1), height: 16, class: "mark link " + style, onclick: () => onstep(step) }, el("title", null, title)));
+    bars.push(el("rect", { x: x(Math.max(from, 0)), y: 8 + lane * 20, width: Math.max(x(long) - x(0), 1), height: 16, class: "mark link " + style, onclick: () => onstep(step) }, el("title", null, title)));
   };
   steps.forEach((step, position) => {
     const own = step.environment_sec || 0, from = step.at - own;
@@ -208,7 +208,7 @@ function episodeTimeline(episode, row, onstep) {
   });
   if (spend.verify) bar(1, Math.min(total, steps[steps.length - 1].at) - spend.verify, spend.verify, "series4", `verifier ${seconds(spend.verify)}`, steps.length - 1);
   const told = Object.entries(spend).filter(([, long]) => long > 0).map(([name, long]) => `${name} ${seconds(long)}`).join(" · ");
-  return picture("Time", width, 92, [grid(x, 4, 68, ticks(0, total, 8), seconds, true), conversations.map((name, at) => label(84, 20 + at * 20, name, { class: "axis", "text-anchor": "end" })), bars],
+  return picture("Time", width, 92, [grid(x, 4, 68, ticks(0, total, 8), seconds, true), lanes.map((name, at) => label(84, 20 + at * 20, name, { class: "axis", "text-anchor": "end" })), bars],
     (told ? `Seconds by phase: ${told}. ` : "") + "Commands are drawn one after the other: of each only its length is recorded.");
 }
 

@@ -45,8 +45,8 @@ function commandNode(command) {
 }
 
 // A call that the agent made beside its work, answered without a step.
-function backgroundNode(background_request) {
-  return el("div", { class: "kind reply" }, fold(`background_request ${background_request.conversation}: ${oneLine(background_request.asked, 100)}`, () => el("div", null, block(background_request.asked), replyNodes(background_request.reply))));
+function backgroundNode(asked) {
+  return el("div", { class: "kind reply" }, fold(`background request ${asked.conversation}: ${oneLine(asked.asked, 100)}`, () => el("div", null, block(asked.asked), replyNodes(asked.reply))));
 }
 
 function changeNodes(changes) {
@@ -133,13 +133,13 @@ function episodeView(index, run, row, episode, position) {
     ["steps", number(Math.max(episode.steps.length - 1, 0))], ["seconds", seconds(episode.seconds)],
     ...(row ? [["attempt", row.attempt], ["tokens", number((row.prompt_tokens || 0) + (row.generated_tokens || 0))], ["cost", dollars(row.cost)]] : []), ["started", moment(episode.started)],
     ...Object.entries(episode.metadata).filter(([name]) => ["agent", "policy", "model", "seed", "container_image"].includes(name))];
-  const background_request = backgroundOf(episode, row);
+  const aside = asideOf(episode, row);
   const node = el("div", { class: "episode" },
     el("header", null, el("h2", null, episode.task, " ", badge({ outcome: episode.outcome || "running", reward: episode.reward }, threshold)), el("p", { class: "dim id" }, episode.id),
       factList(facts), episode.error ? el("div", { class: "problem" }, block(`${episode.error.type}: ${episode.error.message}`)) : null, row && row.note ? el("p", { class: "problem" }, row.note) : null),
     el("div", { class: "tools" }, Object.entries(KINDS).map(([kind, words]) => el("label", null, el("input", { type: "checkbox", checked: !hiddenKinds.has(kind), onchange: (event) => { hiddenKinds[event.target.checked ? "delete" : "add"](kind); node.className = classOf(); } }), " ", words)), input, found, compareTo),
     stripPlace, fold("where the time went", () => episodeTimeline(episode, row, show) || el("p", null, "No times are recorded."), true),
-    el("div", { class: "beside" }, list, background_request));
+    el("div", { class: "beside" }, list, aside));
   const classOf = () => ["episode", ...[...hiddenKinds].map((kind) => "no-" + kind)].join(" ");
   node.className = classOf();
   return { node, keys: { j: () => show(at + 1), k: () => show(at - 1) }, search: input, settled: () => { if (position !== null && position !== undefined) show(at); }, step: () => at };
@@ -154,14 +154,14 @@ function factList(facts) {
   return el("dl", { class: "facts" }, facts.filter(([, value]) => value !== null && value !== undefined && value !== none).map(([name, value]) => el("div", null, el("dt", null, name), el("dd", null, value))));
 }
 
-function backgroundOf(episode, row) {
+function asideOf(episode, row) {
   const shownFiles = episode.files.filter((one) => one.text !== undefined), others = episode.files.filter((one) => one.text === undefined);
   const nodes = shownFiles.map((one, n) => fold(`${one.name} (${bytes(one.size)})`, () => block(one.text || "(empty)"), n < 3));
   if (others.length) nodes.push(fold(`${count(others.length, "more file")}`, () => el("ul", null, others.map((one) => el("li", null, `${one.name} (${bytes(one.size)})`)))));
   if (row && row.stages && row.stages.length) nodes.push(fold("stages", () => el("ul", null, row.stages.map((one) => el("li", null, `${one.name}: reward ${one.reward ?? none}, ${count(one.num_steps, "step")}`))), true));
   const more = Object.entries(episode.metadata);
   if (more.length) nodes.push(fold("metadata", () => el("dl", { class: "facts long" }, more.map(([name, value]) => el("div", null, el("dt", null, name), el("dd", null, oneLine(value, 500)))))));
-  return el("background_request", null, el("h3", null, shownFiles.length ? "Why this reward" : "More"), nodes.length ? nodes : el("p", { class: "dim" }, "The verifier left no files."), el("p", { class: "dim" }, episode.path));
+  return el("aside", null, el("h3", null, shownFiles.length ? "Why this reward" : "More"), nodes.length ? nodes : el("p", { class: "dim" }, "The verifier left no files."), el("p", { class: "dim" }, episode.path));
 }
 
 // Where two episodes part: the first step of which a mark differs, and what it stands for.

@@ -160,7 +160,7 @@ function runsView(runs) {
     { key: "cost", name: "cost", isNumber: true, get: (row) => of(row, "cost"), show: (row) => figure(of(row, "cost"), dollars) },
     { key: "seconds", name: "time", isNumber: true, get: (row) => of(row, "wall_sec"), show: (row) => figure(of(row, "wall_sec"), seconds) },
     { key: "started", name: "started", isNumber: true, get: (row) => of(row, "started"), show: (row) => (of(row, "started") ? moment(of(row, "started")) : none) },
-  ], runs.map((run, index) => ({ ...run, index })), { state: stateOf("runs"), thing: "run", example: "state:under", sort: { key: "started", down: true } }));
+  ], runs.map((run, index) => ({ ...run, index })), { state: stateOf("runs"), thing: "run", example: "state:running", sort: { key: "started", down: true } }));
 }
 
 // Every episode that is at hand is searched for some words; hits are shown as they are found.
