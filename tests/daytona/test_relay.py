@@ -143,7 +143,8 @@ async def test_a_flood_that_nobody_reads_holds_up_no_other_shell(relay: Relay) -
 async def test_what_was_open_is_gone_with_its_directory(pool: CommandRunner, relay: Relay) -> None:
     running = asyncio.create_task(pool.exec("sleep 100", timeout_sec=100))
     await pool.exec("true")
-    await pool.exec(f"mv {relay.directory} {relay.directory}.gone", timeout_sec=30)
+    # The pause lets the relay report the start of the command: what has not started is run again, in a new shell.
+    await pool.exec(f"sleep 1; mv {relay.directory} {relay.directory}.gone", timeout_sec=30)
     assert (await pool.exec("echo again", timeout_sec=30)).output == "again\n"
     running.cancel()
     await asyncio.wait({running})
