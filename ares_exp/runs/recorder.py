@@ -75,7 +75,7 @@ class Recorder:
         return self._storage.failure or failure
 
     async def write(self, episode: RunningEpisode, result: EpisodeResult) -> EpisodeResult:
-        """Writes the row, and gives it to the tracker. Returns it as it was written."""
+        """Writes the row. Returns it as it was written."""
         self.failures += episode.collector_failures
         self.unwritten_rows += not await asyncio.shield(asyncio.to_thread(self._write, episode, result))
         assert episode.result is not None
