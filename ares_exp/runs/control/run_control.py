@@ -107,7 +107,11 @@ class RunControl:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(LOOK_SEC)
-            has_changed = await self._look() or self.live.state != self._written
+            look = asyncio.create_task(self._look())
+            try:
+                has_changed = await asyncio.shield(look) or self.live.state != self._written
+            finally:
+                await asyncio.wait({look}, timeout=UNWIND_SEC)  # an order that was taken is not lost
             is_watched = await asyncio.to_thread(lambda: self._own.is_watched)
             interval_sec = min(WATCHED_WRITE_SEC, self.interval_sec) if is_watched else self.interval_sec
             if has_changed or time.monotonic() - self._written_at >= interval_sec - LOOK_SEC / 2:
