@@ -8,8 +8,11 @@ from pathlib import Path
 
 from ares_exp.errors import TrajectoryFormatError
 from ares_exp.records.run_dir import EPISODES, SWEEP_RECORD
-from ares_exp.trajectories.files.formats import FORMATS, format_of, suffix_of
+from ares_exp.trajectories.files.episode_file import SHARED_SUFFIXES, is_shared
 from ares_exp.trajectories.files.line_file import ZSTD
+
+SUFFIXES = (".json", f".json{ZSTD}", *SHARED_SUFFIXES)
+"""Ends of the names of episode files."""
 
 RUN_FOLDERS = ("trajectories",)
 RUN_FILES = ("trajectories.jsonl", f"trajectories.jsonl{ZSTD}")
@@ -29,7 +32,10 @@ def find_files(path: Path) -> list[list[Path]]:
     """
     try:
         if path.is_file():
-            format_of(path)  # an unknown name is an error
+            if suffix_of(path) is None:
+                raise TrajectoryFormatError(
+                    f"{path}: expected the name of an episode file to end with one of {', '.join(SUFFIXES)}."
+                )
             return [[path]]
         if path.exists() and not path.is_dir():
             raise TrajectoryFormatError(f"{path}: expected a file or a folder, found a pipe or a device.")
@@ -39,6 +45,11 @@ def find_files(path: Path) -> list[list[Path]]:
         return [_in_order(own), *(_in_run(run) for run in runs_below(path, MAX_DEPTH))]
     except OSError as error:
         raise TrajectoryFormatError(f"{error.filename or path}: {error.strerror}.") from error
+
+
+def suffix_of(path: Path) -> str | None:
+    """Returns the end of a file's name that identifies its format, such as `.json.zst`; `None` for another file."""
+    return next((suffix for suffix in SUFFIXES if path.name.endswith(suffix) and path.name != suffix), None)
 
 
 def id_by_name(path: Path) -> str:
@@ -78,6 +89,5 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def _in_order(files: list[Path]) -> list[Path]:
-    """Sorts files by precedence: the format of most detail first, and compressed files, which are whole."""
-    formats = list(FORMATS.values())
-    return sorted(files, key=lambda path: (formats.index(format_of(path)), path.suffix != ZSTD, path))
+    """Sorts files by precedence: JSON before JSON Lines, and compressed files first, because they are complete."""
+    return sorted(files, key=lambda path: (is_shared(path), path.suffix != ZSTD, path))

@@ -11,8 +11,8 @@ from ares_exp.containers.activity import CommandRecord
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, Usage
 from ares_exp.records.results import ErrorInfo, Outcome
-from ares_exp.trajectories.files.episode_file import read_episodes
-from ares_exp.trajectories.files.formats import format_of
+from ares_exp.trajectories.files.episode_file import dump_episode, is_shared, read_episodes
+from ares_exp.trajectories.files.line_file import write_lines
 from ares_exp.trajectories.records import (
     EpisodeTrajectory,
     StepRecord,
@@ -88,7 +88,7 @@ def with_step(episode: EpisodeTrajectory, number: int, **changes: Any) -> Episod
 def write(path: Path, *episodes: EpisodeTrajectory) -> Path:
     """Writes episodes to a file, in the format that its name tells."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    format_of(path).write(path, episodes)
+    write_lines(path, (line for episode in episodes for line in dump_episode(episode, shared=is_shared(path))))
     return path
 
 
