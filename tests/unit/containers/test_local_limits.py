@@ -125,10 +125,10 @@ async def test_too_little_memory_to_start() -> None:
 
 @limited_by("cpu")
 async def test_processor_time_is_rationed() -> None:
-    async with small(cpus=0.25) as container:
-        assert setting(container, "cpu.cfs_quota_us", "cpu.max").split()[0] == "25000"
+    async with small(cpus=0.05) as container:  # little, because on a busy machine a group gets little
+        assert setting(container, "cpu.cfs_quota_us", "cpu.max").split()[0] == "5000"
         deadline = time.monotonic() + DEADLINE_SEC
-        while throttled(container) == 0 and time.monotonic() < deadline:  # where others take more, there is no need to
+        while throttled(container) == 0 and time.monotonic() < deadline:
             await run(container, "for i in 1 2 3 4; do timeout 0.5 sh -c 'while :; do :; done' & done; wait")
         assert throttled(container) > 0
 
