@@ -14,8 +14,8 @@ from ares_exp.cancellation import finish
 from ares_exp.config.parts import completed
 from ares_exp.containers.filesystem.delta import Delta, StoredChanges
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
-from ares_exp.containers.leftover import Leftover
 from ares_exp.containers.network_policy import PUBLIC, NetworkPolicy
+from ares_exp.containers.ownership import Leftover
 from ares_exp.errors import ConfigError, ContainerStartError, EnvironmentStartTimeoutError
 
 User = str | int
@@ -47,6 +47,19 @@ class ExecResult:
     timed_out: bool = False
     elided_bytes: int = 0
     stderr: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TerminalOutput:
+    """What a terminal printed, as it would go to a screen.
+
+    Attributes:
+        text: Text with control sequences, decoded as UTF-8; head and tail only where there was too much of it.
+        is_new: Whether it is the output of a fresh terminal: the first one, or one in the place of one that ended.
+    """
+
+    text: str
+    is_new: bool = False
 
 
 class ExecOptions(TypedDict, total=False):

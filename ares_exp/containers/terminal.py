@@ -6,7 +6,6 @@ import asyncio
 import codecs
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from ares_exp.containers.container import User
@@ -22,19 +21,6 @@ PROMPT_REST_SEC = 0.1
 
 FIND_SHELL = "SHELL=$(command -v bash || command -v sh); export SHELL"
 """Source text of `sh` that chooses the shell of a terminal, which is a login shell."""
-
-
-@dataclass(frozen=True, slots=True)
-class TerminalOutput:
-    """What a terminal printed, as it would go to a screen.
-
-    Attributes:
-        text: Text with control sequences, decoded as UTF-8; head and tail only where there was too much of it.
-        is_new: Whether it is the output of a fresh terminal: the first one, or one in the place of one that ended.
-    """
-
-    text: str
-    is_new: bool = False
 
 
 class Terminal(Protocol):

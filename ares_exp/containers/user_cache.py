@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ares_exp.containers.leftover import Leftover
-from ares_exp.containers.owned_directory import delete, locked
+from ares_exp.containers.ownership import Leftover, delete, locked
 
 _BLOCK = 512
 """Unit of `st_blocks`."""

@@ -17,7 +17,7 @@ import stat
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ares_exp.containers.filesystem.delta import (
@@ -42,15 +42,10 @@ _TRIES = 3
 _RACY_NS = 20_000_000  # two writes within one tick of the kernel's clock have the same times
 
 
-@dataclass(slots=True)
-class ScanCache:
-    """What the files of upper directories held, so that only changed ones are read. Used by one scan at a time.
-
-    A file counts as unchanged while its inode, size, and times of change are the same. What is written through a shared
-    memory mapping changes them only when the kernel writes it back.
-    """
-
-    files: dict[Path, dict[int, tuple[tuple[int, ...], Entry]]] = field(default_factory=dict)
+ScanCache = dict[Path, dict[int, tuple[tuple[int, ...], Entry]]]
+"""The entries of the files of upper directories by inode, so that only changed files are read. Used by one scan at a
+time. A file counts as unchanged while its size, mode and times of change are the same. Writes through a shared memory
+mapping change them only when the kernel writes them back."""
 
 
 def scan(
@@ -92,12 +87,12 @@ def scan(
     try:
         with ThreadPoolExecutor(3, "ares-exp-scan") as pool:  # its threads start with the first large file
             reader = FileReader(objects, pool)
-            known = cache.files.get(upper, {})
+            known = cache.get(upper, {})
             run = _Scan(root, reader, known, notes, at.rstrip("/"), skip, root_ids, limits)
             entries = run.entries()
     finally:
         os.close(root)
-    cache.files[upper] = run.fresh
+    cache[upper] = run.fresh
     return entries
 
 

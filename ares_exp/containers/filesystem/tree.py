@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Self
 
 from ares_exp.containers.filesystem.delta import Entry
-from ares_exp.containers.filesystem.file_chunks import contents
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.errors import RestoreError
 from ares_exp.records.beneath import DIRECTORY_FLAGS, open_beneath
@@ -142,6 +141,8 @@ class _Tree:
             with open_beneath(self._root, directory) as source:
                 os.link(first_name, name, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
             return
+        from ares_exp.containers.filesystem.file_chunks import contents
+
         file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
         try:
             os.ftruncate(file, entry.size)

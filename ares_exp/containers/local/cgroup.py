@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from ares_exp.containers.local.mount_table import mounts
+from ares_exp.containers.local.isolation import mounts
 from ares_exp.containers.ownership import owner_mark
 
 RECORD = "cgroups"

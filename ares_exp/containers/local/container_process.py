@@ -21,19 +21,20 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ares_exp.cancellation import finish
 from ares_exp.containers.container import User
 from ares_exp.containers.local import guardian
-from ares_exp.containers.local.bubblewrap import CHANNELS
 from ares_exp.containers.local.cgroup import RECORD, Reserve, lack_of_memory
 from ares_exp.containers.local.fifo_stream import FifoStream, fifo_pair
 from ares_exp.containers.local.host_root import SEARCH_PATH
-from ares_exp.containers.local.pseudo_terminal import LocalTerminal, open_pseudo_terminal
-from ares_exp.containers.local.seccomp import compiled_filter
+from ares_exp.containers.local.isolation import CHANNELS, compiled_filter
 from ares_exp.containers.network_namespace import listen_in_namespace
-from ares_exp.containers.terminal import FIND_SHELL, TERM
 from ares_exp.errors import ContainerDiedError, ContainerError, ContainerStartError
+
+if TYPE_CHECKING:
+    from ares_exp.containers.terminal import Terminal
 
 SHELL_TIMEOUT_SEC = 20.0
 """Bound on opening a shell in a running container."""
@@ -225,7 +226,7 @@ class ContainerProcess:
 
     async def open_terminal(
         self, user: User, *, columns: int, lines: int, env: Mapping[str, str], workdir: str
-    ) -> LocalTerminal:
+    ) -> Terminal:
         """Starts a login shell on a terminal in the container.
 
         Args:
@@ -239,6 +240,9 @@ class ContainerProcess:
             ContainerDiedError: The container has ended, or does not answer.
             ContainerError: The container has no such user.
         """
+        from ares_exp.containers.local.pseudo_terminal import LocalTerminal, open_pseudo_terminal
+        from ares_exp.containers.terminal import FIND_SHELL, TERM
+
         try:
             pid = os.getpid() if self._how.bwrap is None else self._namespaces()["child-pid"]
             terminal, path = open_pseudo_terminal(pid, columns=columns, lines=lines)

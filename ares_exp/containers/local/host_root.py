@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from ares_exp.containers.container import Mount as MountedDirectory
-from ares_exp.containers.local.bubblewrap import HOSTNAME
-from ares_exp.containers.local.mount_table import mounts
+from ares_exp.containers.local.isolation import HOSTNAME, mounts
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.local.bubblewrap import MINIMUM_VERSION, bwrap_arguments, find_bwrap, is_privileged
+from ares_exp.containers.local.isolation import MINIMUM_VERSION, bwrap_arguments, find_bwrap, is_privileged
 from tests.unit.containers.local_containers import ROOT, STEADY_MOUNTS, needs_local
 
 pytestmark = needs_local
@@ -18,7 +18,7 @@ pytestmark = needs_local
 def found_with(path: Path) -> str:
     """The answer of `find_bwrap` in a fresh process whose PATH starts with `path`."""
     run = subprocess.run(
-        [sys.executable, "-c", "from ares_exp.containers.local.bubblewrap import find_bwrap; print(find_bwrap())"],
+        [sys.executable, "-c", "from ares_exp.containers.local.isolation import find_bwrap; print(find_bwrap())"],
         env={"PATH": f"{path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -62,7 +62,7 @@ def test_an_unusable_one_of_the_system_is_passed_over(tmp_path: Path, text: str,
 def test_another_system_is_refused_with_the_remedy() -> None:
     script = (
         "import sys\n"
-        "from ares_exp.containers.local.bubblewrap import find_bwrap\n"
+        "from ares_exp.containers.local.isolation import find_bwrap\n"
         "sys.platform = 'darwin'\n"
         "try: find_bwrap()\n"
         "except Exception as error: print(type(error).__name__, error)"

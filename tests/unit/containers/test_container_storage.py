@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.local.mount_table import filesystem_type
+from ares_exp.containers.local.isolation import filesystem_type
 from tests.unit.containers.local_containers import ROOT, needs_local
 
 
@@ -33,7 +33,7 @@ from pathlib import Path
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.container_directory import folders
-from ares_exp.containers.local.container_storage import find_storage
+from ares_exp.containers.local.container_directory import find_storage
 from ares_exp.errors import SnapshotUnsupportedError
 from ares_exp.containers.filesystem.delta import Delta, StoredChanges, differences
 from ares_exp.containers.filesystem.stored_objects import ObjectStore

@@ -12,8 +12,8 @@ import pytest
 
 from ares_exp.containers.container import ContainerFactory, ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
-from ares_exp.containers.local.bubblewrap import is_privileged
 from ares_exp.containers.local.container_directory import folders
+from ares_exp.containers.local.isolation import is_privileged
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
 from ares_exp.errors import (
     ContainerDiedError,

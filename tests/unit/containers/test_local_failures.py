@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.local.bubblewrap import find_bwrap
 from ares_exp.containers.local.cgroup import usable_cgroup_paths
+from ares_exp.containers.local.isolation import find_bwrap
 from tests.unit.containers.local_containers import ROOT, STEADY_MOUNTS, needs_local
 
 pytestmark = needs_local

@@ -12,7 +12,7 @@ import pytest
 
 from ares_exp.containers.filesystem.stored_objects import MAX_OBJECT_BYTES, ObjectStore
 from ares_exp.containers.filesystem.zstd import zstd
-from ares_exp.containers.local.bubblewrap import find_bwrap
+from ares_exp.containers.local.isolation import find_bwrap
 from ares_exp.errors import CaptureError, SnapshotCorruptError, SnapshotMetadataError, UnsafeSnapshotError
 from tests.unit.containers.local_containers import STEADY_MOUNTS
 

@@ -230,7 +230,7 @@ def test_unchanged_files_are_not_read_again(upper: Path, objects: ObjectStore) -
     assert third["/a"] is first["/a"]
     assert content(objects, third, "/b") == b"B" * 300_000
     assert list(third) == ["/a", "/b"]
-    assert len(cache.files[upper]) <= 2, "what is gone is forgotten"
+    assert len(cache[upper]) <= 2, "what is gone is forgotten"
     (upper / "a").chmod(0o600)
     assert scan(upper, objects, cache, notes=notes)["/a"].mode == 0o600
 
@@ -244,7 +244,7 @@ def test_a_file_that_has_just_changed_is_read_again(
     changed = (upper / "f").stat().st_ctime_ns
     monkeypatch.setattr(time, "time_ns", lambda: changed + 1)
     scan(upper, objects, cache, notes=[])
-    assert cache.files[upper] == {}
+    assert cache[upper] == {}
 
 
 def test_what_was_removed_from_the_store_is_read_again(upper: Path, objects: ObjectStore, tmp_path: Path) -> None:
