@@ -51,11 +51,9 @@ class ForwardedPort(Protocol):
 
     async def lost(self) -> str:
         """Waits until the forwarded port is broken for good, and returns why, as a sentence."""
-        ...
 
     async def close(self) -> None:
         """Closes it, and cuts what came in by it. Idempotent, never raises for a container that is already gone."""
-        ...
 
 
 @runtime_checkable
@@ -76,7 +74,6 @@ class ServingContainer(Protocol):
             PortForwardingError: It cannot be opened here; with what is lacking.
             ContainerDiedError: The container is gone.
         """
-        ...
 
 
 _O = TypeVar("_O", bound="ForwardedPort | Terminal")

@@ -319,7 +319,6 @@ class ChannelStream(Protocol):
     @property
     def in_doubt(self) -> bool:
         """Whether written data, or its output, may still be in transit. Always `False` on local streams."""
-        ...
 
     async def read(self) -> bytes:
         """The next bytes of the shell's stdout; `b""` at its end. Its stderr is discarded, not mixed in.
@@ -328,7 +327,6 @@ class ChannelStream(Protocol):
             StreamLostError: The connection broke, and not because the shell has ended.
             OSError: The connection broke; treated like the end of the stream.
         """
-        ...
 
     async def write(self, data: bytes) -> None:
         """Sends `data` to the shell's stdin; waits for flow control.
@@ -336,15 +334,12 @@ class ChannelStream(Protocol):
         Raises:
             OSError: The connection broke.
         """
-        ...
 
     def rest(self) -> None:
         """Notes that the shell prints nothing more until something is written. For streams that poll for output."""
-        ...
 
     def close(self) -> None:
         """Releases the shell at once, killing it if nothing else ends it. Idempotent, never blocks or raises."""
-        ...
 
 
 class ScriptRun:

@@ -32,7 +32,6 @@ class Terminal(Protocol):
         Raises:
             OSError: It has ended.
         """
-        ...
 
     async def write(self, data: bytes) -> None:
         """Types.
@@ -40,11 +39,9 @@ class Terminal(Protocol):
         Raises:
             OSError: It has ended.
         """
-        ...
 
     async def close(self) -> None:
         """Hangs up, so that its processes end unless they see to it that they do not. Idempotent, never raises."""
-        ...
 
 
 @runtime_checkable
@@ -68,7 +65,6 @@ class TerminalContainer(Protocol):
             ContainerDiedError: The container is gone.
             ContainerError: It could not be opened.
         """
-        ...
 
 
 class TerminalSession:
