@@ -177,7 +177,7 @@ class EgressProxy:
             await _refuse(reader, writer, refused)
             return
         try:
-            if request.is_tunnel:
+            if not request.head:
                 writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
             far_writer.write(request.head)
             await self._relay(reader, writer, far_reader, far_writer)
@@ -288,10 +288,6 @@ class ProxyRequest:
     host: str
     port: int
     head: bytes = b""
-
-    @property
-    def is_tunnel(self) -> bool:
-        return not self.head
 
 
 async def read_request(reader: asyncio.StreamReader) -> ProxyRequest:

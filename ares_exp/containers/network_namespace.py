@@ -14,8 +14,8 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -117,20 +117,11 @@ def _listen_by_helper(user: IO[bytes], network: IO[bytes], address: tuple[str, i
 
 def _visit(namespace: IO[bytes], act: Callable[[], _T]) -> _T:
     """Runs `act` in a thread that enters `namespace` and ends there."""
-    results: list[_T] = []
-    errors: list[OSError] = []
 
-    def run() -> None:
-        try:
-            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET) != 0:
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-            results.append(act())
-        except OSError as error:
-            errors.append(error)
+    def run() -> _T:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return act()
 
-    thread = threading.Thread(target=run, name="network visit")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
+    with ThreadPoolExecutor(1, "network visit") as thread:
+        return thread.submit(run).result()

@@ -82,7 +82,6 @@ class _Relay:
         self._connections: dict[int, _Connection] = {}
         self._waiting: deque[bytes] = deque()
         self._has_waiting = asyncio.Event()
-        self._carried: dict[int, asyncio.Task[None]] = {}
 
     @classmethod
     async def start(
@@ -147,14 +146,10 @@ class _Relay:
             return str(error)
         finally:
             self._stream.close()
-            tasks = {*own, *self._carried.values()}
+            tasks = {*own, *(connection.carried for connection in self._connections.values())}
             for task in tasks:
                 task.cancel()
             await finish(asyncio.wait(tasks, timeout=CUT_SEC))
-
-    def end(self) -> None:
-        """Asks the relay to end."""
-        self.put(0, _END)
 
     def put(self, number: int, word: int, data: bytes = b"") -> None:
         """Sends a frame, after those that wait to be sent: what there is of one connection is bounded by its credit."""
@@ -203,7 +198,7 @@ class _Relay:
                 self._accept(number)
             elif (connection := self._connections.get(number)) is not None:
                 if word == _BROKEN:
-                    self._carried[number].cancel()
+                    connection.carried.cancel()
                 else:
                     connection.hear(word, data)
 
@@ -211,18 +206,15 @@ class _Relay:
         # Twice as many: what has ended over there is given to the server here, which may take a moment.
         if number in self._connections or len(self._connections) >= 2 * MAX_CONNECTIONS:
             raise _RelayError(f"it accepted connection {number} with {len(self._connections)} open")
-        connection = self._connections[number] = _Connection(self, number)
-        task = self._carried[number] = asyncio.create_task(connection.run(self._serve))
-        task.add_done_callback(lambda _: self._forget(number))
-
-    def _forget(self, number: int) -> None:
-        del self._connections[number], self._carried[number]
+        connection = self._connections[number] = _Connection(self, number, self._serve)
+        connection.carried.add_done_callback(lambda _: self._connections.pop(number))
 
 
 class _Connection:
     """One connection, carried between the relay and a socket whose other end is served."""
 
-    def __init__(self, relay: _Relay, number: int) -> None:
+    def __init__(self, relay: _Relay, number: int, serve: Serve) -> None:
+        self.carried = asyncio.create_task(self._run(serve))
         self._relay = relay
         self._number = number
         self._credit = _WINDOW_BYTES
@@ -245,7 +237,7 @@ class _Connection:
                 raise _RelayError("it sent more of a connection than it may")
             self._arrived.put_nowait(data)
 
-    async def run(self, serve: Serve) -> None:
+    async def _run(self, serve: Serve) -> None:
         """Has it served, and carries its data until both halves have ended, or one is broken."""
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
@@ -330,7 +322,7 @@ class RelayedPort:
     async def close(self) -> None:
         self._lose("The forwarded port was closed.")
         if not self._running.done():
-            self._relay.end()
+            self._relay.put(0, _END)  # asks it to end
             await finish(asyncio.wait({self._running}, timeout=_CLOSE_SEC))
             self._running.cancel()
             await finish(asyncio.wait({self._running}, timeout=2 * CUT_SEC))

@@ -58,7 +58,18 @@ def read_frame(path: Path, max_bytes: int) -> bytes:
     """
     from ares_exp.containers.filesystem.zstd import zstd
 
-    frame = _read(path, max_bytes)
+    try:
+        # Neither a link nor a fifo may be in its place.
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise damaged(path, "it is no file")
+            limit = max_bytes + max_bytes // 128 + 1024  # zstd adds less to what it cannot compress
+            if found.st_size > limit:
+                raise UnsafeSnapshotError(f"Expected {path} to have at most {limit} bytes, found {found.st_size}.")
+            frame = file.read(found.st_size)
+    except OSError as error:
+        raise _unreadable(path, error) from None
     decompressor = zstd.ZstdDecompressor()
     try:
         size = zstd.get_frame_info(frame).decompressed_size
@@ -74,26 +85,6 @@ def read_frame(path: Path, max_bytes: int) -> bytes:
     if decompressor.unused_data:
         raise damaged(path, f"it has {len(decompressor.unused_data)} bytes after its end")
     return data
-
-
-def _read(path: Path, max_bytes: int) -> bytes:
-    try:
-        # Neither a link nor a fifo may be in its place.
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise _unreadable(path, error) from None
-    try:
-        found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode):
-            raise damaged(path, "it is no file")
-        limit = max_bytes + max_bytes // 128 + 1024  # zstd adds less to what it cannot compress
-        if found.st_size > limit:
-            raise UnsafeSnapshotError(f"Expected {path} to have at most {limit} bytes, found {found.st_size}.")
-        return os.read(file, found.st_size)
-    except OSError as error:
-        raise _unreadable(path, error) from None
-    finally:
-        os.close(file)
 
 
 def damaged(path: Path, why: str) -> SnapshotCorruptError:
@@ -137,10 +128,9 @@ class ObjectStore:
             Its digest.
         """
         digest = hashlib.sha256(data).hexdigest()
-        if self._is_known(digest):
-            if self.keep(digest):
-                return digest
-        elif self._is_whole(digest, data) and self.keep(digest):
+        with self._lock:
+            is_known = digest in self._durable or digest in self._pending
+        if (is_known or self._is_whole(digest, data)) and self.keep(digest):
             return digest
         self._write(digest, data)
         with self._lock:
@@ -275,10 +265,9 @@ class ObjectStore:
 
     def digests(self) -> Iterator[str]:
         """Yields every object that is there."""
-        for directory in self._directories():
-            for file in directory.iterdir():
-                if _DIGEST.fullmatch(digest := directory.name + file.name):
-                    yield digest
+        for file in (self.path / "objects").glob("??/*"):
+            if _DIGEST.fullmatch(digest := file.parent.name + file.name):
+                yield digest
 
     def remove_unneeded(self, needed: Collection[str], *, older_than_sec: float) -> tuple[int, int]:
         """Removes the objects that are not needed, and what killed processes left behind.
@@ -332,15 +321,6 @@ class ObjectStore:
     def _temporary(self) -> Path:
         return self.path / "objects" / "tmp"
 
-    def _directories(self) -> Iterator[Path]:
-        objects = self.path / "objects"
-        if objects.is_dir():
-            yield from (directory for directory in objects.iterdir() if len(directory.name) == 2)
-
-    def _is_known(self, digest: str) -> bool:
-        with self._lock:
-            return digest in self._durable or digest in self._pending
-
     def _is_whole(self, digest: str, data: bytes) -> bool:
         """Returns whether the stored object holds `data`: a power cut may leave an empty file under its name."""
         try:
@@ -357,10 +337,8 @@ class ObjectStore:
             temporary.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
-            try:
-                _write_all(file, frame)
-            finally:
-                os.close(file)
+            with open(file, "wb") as opened:  # noqa: PTH123
+                opened.write(frame)
             try:
                 temporary.rename(target)
             except FileNotFoundError:
@@ -369,12 +347,6 @@ class ObjectStore:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-
-
-def _write_all(file: int, data: bytes) -> None:
-    written = os.write(file, data)
-    while written < len(data):
-        written += os.write(file, data[written:])
 
 
 def _sync(path: Path) -> None:

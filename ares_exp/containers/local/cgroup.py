@@ -175,10 +175,9 @@ def remove_groups(directory: Path) -> bool:
         Whether all are removed. `False`: a process in them is alive, or they could not be read; try again later.
     """
     try:
-        left = [group for group in groups_of(directory) if not remove_group(group)]
+        return not [group for group in groups_of(directory) if not remove_group(group)]
     except OSError:
         return False
-    return not left
 
 
 def remove_group(group: Path) -> bool:
@@ -264,7 +263,7 @@ def find_cgroup_path(controller: Controller, process: Path = Path("/proc/self"))
         controller: The controller.
         process: The process's directory in `/proc`.
     """
-    with contextlib.suppress(OSError):  # a group that is being removed, an unusual mount
+    with contextlib.suppress(OSError):  # no cgroups, a group that is being removed, an unusual mount
         return next((path for path in candidates(controller, process) if _works(path, controller)), None)
     return None
 
@@ -281,7 +280,8 @@ def candidates(controller: Controller, process: Path = Path("/proc/self")) -> It
         while True:
             if controller in (group / "cgroup.subtree_control").read_text().split():
                 yield CgroupPath(group, unified=True)
-            if group == top or _is_limited(group):
+            limits = [group / name for name in ("cpu.max", "memory.max", "memory.high")]
+            if group == top or any(not limit.read_text().startswith("max") for limit in limits if limit.exists()):
                 return  # beside it, a container would escape the limits set around us
             group = group.parent
 
@@ -306,8 +306,6 @@ def find_groups(process: Path = Path("/proc/self")) -> Iterator[Path]:
 
 def _groups_of(process: Path) -> dict[str, tuple[Path, Path]]:
     """Returns, for each version-1 controller and `unified`, the process's group and the hierarchy's mount point."""
-    if not (process / "cgroup").exists():  # a kernel without cgroups
-        return {}
     paths = {}
     for line in (process / "cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -328,25 +326,19 @@ def _hierarchies(process: Path) -> Iterator[tuple[str, str, Path]]:
             yield name, mount.root, mount.point
 
 
-def _is_limited(group: Path) -> bool:
-    limits = [group / name for name in ("cpu.max", "memory.max", "memory.high")]
-    return any(not limit.read_text().startswith("max") for limit in limits if limit.exists())
-
-
 def _works(path: CgroupPath, controller: Controller) -> bool:
     group = path.directory / f"{PROBE_PREFIX}{owner_mark()}-{secrets.token_hex(4)}"
-    limit = _LIMIT_FILES[path.unified][controller]
     nothing = subprocess.DEVNULL
     try:
-        probe = subprocess.run(
-            ["/bin/sh", "-c", _PROBE, "sh", group, limit],
+        subprocess.run(
+            ["/bin/sh", "-c", _PROBE, "sh", group, _LIMIT_FILES[path.unified][controller]],
             stdin=nothing,
             stdout=nothing,
             stderr=nothing,
             start_new_session=True,
             timeout=_PROBE_SEC,
-            check=False,
+            check=True,
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.SubprocessError):
         return False
-    return probe.returncode == 0
+    return True

@@ -206,21 +206,18 @@ def find() -> Iterator[Leftover]:
     yield from find_directories(PURPOSE, "directory", delete, folders())
     for group in find_groups():
         found = _MARKED.fullmatch(group.name)
-        has_directory = any((folder / group.name).is_dir() for folder in folders())
-        if found is not None and not has_directory and _is_ours(group) and is_dead_mark(found[1]):
-            remove = functools.partial(_remove, group)
-            yield Leftover("cgroup", str(group), f"process {found[2]}", is_stale=True, created=None, remove=remove)
-
-
-def _is_ours(group: Path) -> bool:
-    try:
-        return group.stat().st_uid == os.geteuid()
-    except OSError:
-        return False
-
-
-def _remove(group: Path) -> str:
-    return "" if remove_group(group) else "a process in it is still running"
+        if found is None or any((folder / group.name).is_dir() for folder in folders()):
+            continue
+        with contextlib.suppress(OSError):
+            if group.stat().st_uid == os.geteuid() and is_dead_mark(found[1]):
+                yield Leftover(
+                    kind="cgroup",
+                    name=str(group),
+                    whose=f"process {found[2]}",
+                    is_stale=True,
+                    created=None,
+                    remove=lambda group=group: "" if remove_group(group) else "a process in it is still running",  # type: ignore[misc]
+                )
 
 
 UNREADABLE = (
@@ -262,37 +259,28 @@ def _find_storage(temporary: Path) -> Storage:
     with contextlib.suppress(PreflightError):  # no bubblewrap: reported when a container is started
         for folder in folders():
             in_memory = filesystem_type(folder) == "tmpfs"
-            if (in_memory or folder == temporary) and _is_roomy(folder) and _holds_upper_layers(folder):
+            if (in_memory or folder == temporary) and _holds_upper_layers(folder):
                 return Storage(folder, in_memory=in_memory, is_readable=True)
     return Storage(temporary, in_memory=True, is_readable=False)
 
 
-def _is_roomy(folder: Path) -> bool:
-    """Returns whether the folder has space for a container and is not mounted noexec."""
-    try:
-        status = os.statvfs(folder)
-    except OSError:
-        return False
-    return status.f_bavail * status.f_frsize >= _LEAST_BYTES and not status.f_flag & os.ST_NOEXEC
-
-
 def _holds_upper_layers(folder: Path) -> bool:
-    """Tests whether the folder can hold upper layers, with an overlay in a directory there.
+    """Tests whether the folder has room and can hold upper layers, with an overlay in a directory there.
 
     Raises:
         PreflightError: There is no bubblewrap.
     """
     bwrap = find_bwrap()
-    try:
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        status = os.statvfs(folder)
+        if status.f_bavail * status.f_frsize < _LEAST_BYTES or status.f_flag & os.ST_NOEXEC:
+            return False
         directory = ContainerDirectory(folder)
-    except OSError:
-        return False
-    try:
-        return directory.prepare(lambda path: _replaces_a_directory(bwrap, path))
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    finally:
-        directory.remove()
+        try:
+            return directory.prepare(lambda path: _replaces_a_directory(bwrap, path))
+        finally:
+            directory.remove()
+    return False
 
 
 def _replaces_a_directory(bwrap: Path, directory: Path) -> bool:

@@ -17,12 +17,13 @@ import platform
 import re
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ares_exp.containers.filesystem.delta import Delta, Entry, StoredChanges, differences, sorted_by_path
+from ares_exp.containers.filesystem.delta import Delta, Entry, StoredChanges, differences, parents, sorted_by_path
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.filesystem.tree import write_tree
 from ares_exp.containers.local.host_root import Part
@@ -51,18 +52,13 @@ _WORDS = {
 }
 
 
-def host_base(parts: Iterable[Part]) -> str:
+@functools.lru_cache(maxsize=8)
+def _host_base(mounts: tuple[tuple[str, str], ...]) -> str:
     """Returns `host:` and a description of this host as a container sees it. Blocking; read once, in some milliseconds.
 
     Args:
-        parts: The parts of the container's root directory.
+        mounts: Kind and path of the container's overlays and binds.
     """
-    mounts = tuple((part.kind, part.path) for part in parts if part.kind in ("overlay", "bind"))
-    return _host_base(mounts)
-
-
-@functools.lru_cache(maxsize=8)
-def _host_base(mounts: tuple[tuple[str, str], ...]) -> str:
     release = platform.freedesktop_os_release() if Path("/etc/os-release").exists() else {}
     is_shown = any(kind == "bind" and path == sys.base_prefix for kind, path in mounts)
     system = f"{release.get('ID', 'unknown')}-{release.get('VERSION_ID', '')}"
@@ -76,12 +72,8 @@ def _host_base(mounts: tuple[tuple[str, str], ...]) -> str:
     return _PREFIX + ";".join(f"{name}={re.sub(r'[^A-Za-z0-9._-]', '_', value)[:60]}" for name, value in found.items())
 
 
-def require_base(recorded: str, ours: str) -> None:
-    """Checks that changes recorded elsewhere apply to this host.
-
-    Args:
-        recorded: Their base.
-        ours: From `host_base`.
+def _require_base(recorded: str, ours: str) -> None:
+    """Checks that changes with the base `recorded` apply to this host, whose base is `ours`.
 
     Raises:
         SnapshotMismatchError: They do not; with the differences.
@@ -93,7 +85,10 @@ def require_base(recorded: str, ours: str) -> None:
             f"The snapshot's files are changes to {recorded}, but container=local starts from this host's files. "
             "Restore it with the backend that made it, usually container=docker."
         )
-    theirs, here = (_fields(base) for base in (recorded, ours))
+    theirs, here = (
+        {name: value for name, _, value in (field.partition("=") for field in base[len(_PREFIX) :].split(";"))}
+        for base in (recorded, ours)
+    )
     differing = [
         f"{words} ({theirs.get(name, 'unknown')} there, {here[name]} here)"
         for name, words in _WORDS.items()
@@ -104,10 +99,6 @@ def require_base(recorded: str, ours: str) -> None:
         f"Differences: {', '.join(differing) or 'the format of the description'}. Restore it on that host, as the "
         "same user, or on an equal one; with container=docker, snapshots depend only on an image."
     )
-
-
-def _fields(base: str) -> dict[str, str]:
-    return {name: value for name, _, value in (field.partition("=") for field in base[len(_PREFIX) :].split(";"))}
 
 
 def _content(path: Path) -> str:
@@ -198,7 +189,7 @@ class ContainerFiles:
             except RestoreError as error:  # this is not a restore
                 raise OSError(str(error).rstrip(".")) from error
         else:
-            require_base(changes.delta.base, host_base(self._parts))
+            _require_base(changes.delta.base, self._base())
             self._refuse_mount_points(changes.delta.entries)
             entries = self._with_changes(changes.delta.entries)
             self._write(entries, changes.objects)
@@ -224,15 +215,20 @@ class ContainerFiles:
         notes: list[str] = []
         found = self._scan(objects, notes)
         for path, inode in self._inodes.items():
-            if not self._is_in_place(path, inode):
-                raise CaptureError(f"A directory above the mount point {path} was moved. Move it back.")
+            with suppress(OSError):
+                if (self._root / path[1:]).lstat().st_ino == inode:
+                    continue
+            raise CaptureError(f"A directory above the mount point {path} was moved. Move it back.")
         changed = {path: entry for path, entry in found.items() if entry != self._new.get(path)}
-        changed |= {parent: found[parent] for path in changed for parent in _parents(path)}
+        changed |= {parent: found[parent] for path in changed for parent in parents(path)}
         for path in self._new.keys() - found.keys():
             parent = found.get(path.rpartition("/")[0])
             if path.count("/") == 1 or (parent is not None and parent.kind == "directory"):
-                changed |= {path: Entry("whiteout")} | {one: found[one] for one in _parents(path)}
-        return Delta(host_base(self._parts), sorted_by_path(changed), tuple(notes))
+                changed |= {path: Entry("whiteout")} | {one: found[one] for one in parents(path)}
+        return Delta(self._base(), sorted_by_path(changed), tuple(notes))
+
+    def _base(self) -> str:
+        return _host_base(tuple((one.kind, one.path) for one in self._parts if one.kind in ("overlay", "bind")))
 
     def _initial_entries(self) -> dict[str, Entry]:
         """Returns the entries of `files/` and the upper layers before the container starts, without mount points."""
@@ -240,7 +236,7 @@ class ContainerFiles:
         entries: dict[str, Entry] = {}
         for part in self._parts:
             around = self._overlay_of(part.path.rpartition("/")[0] or "/")
-            between = [path for path in _parents(part.path) if path.startswith(f"{around.rstrip('/')}/")]
+            between = [path for path in parents(part.path) if path.startswith(f"{around.rstrip('/')}/")]
             if around == "/":
                 entries |= {path: Entry("directory", 0o755, mtime_ns=age) for path in between if path not in entries}
             elif part.kind == "overlay":  # other parts have no entry of ours in the outer overlay
@@ -263,7 +259,7 @@ class ContainerFiles:
     def _with_changes(self, changes: Mapping[str, Entry]) -> dict[str, Entry]:
         """Returns the entries of `files/` and the upper layers with these changes applied."""
         gone = {path for path, entry in changes.items() if entry.kind != "directory"}
-        kept = {path: entry for path, entry in self._new.items() if gone.isdisjoint((path, *_parents(path)))}
+        kept = {path: entry for path, entry in self._new.items() if gone.isdisjoint((path, *parents(path)))}
         return kept | {
             path: entry for path, entry in changes.items() if entry.kind != "whiteout" or self._overlay_of(path) != "/"
         }
@@ -312,7 +308,7 @@ class ContainerFiles:
 
     def _overlay_of(self, path: str) -> str:
         """Returns the mount point of the overlay that holds `path`; `/` if it is in no overlay."""
-        return next((one for one in (path, *_parents(path)) if one in self._uppers), "/")
+        return next((one for one in (path, *parents(path)) if one in self._uppers), "/")
 
     def _refuse_mount_points(self, changes: Mapping[str, Entry]) -> None:
         """Refuses entries that would redirect a mount, which root makes, to another path of the host.
@@ -321,10 +317,10 @@ class ContainerFiles:
             UnsafeSnapshotError: With the path.
         """
         for path in changes:
-            if not self._closed.isdisjoint((path, *_parents(path))):
+            if not self._closed.isdisjoint((path, *parents(path))):
                 raise UnsafeSnapshotError(f"A snapshot must not contain {path!r}: it is not the container's.")
         for point in self._points:
-            for path in (*_parents(point), *([point] if point in self._uppers else [])):
+            for path in (*parents(point), *([point] if point in self._uppers else [])):
                 if path in changes and changes[path].kind != "directory":
                     raise UnsafeSnapshotError(
                         f"Expected {path!r} to be a directory: the container has a mount at {point}."
@@ -344,18 +340,6 @@ class ContainerFiles:
                 _make_directory(path)
             os.utime(path.parent, ns=(before.st_atime_ns, before.st_mtime_ns))
             self._inodes[point] = path.lstat().st_ino
-
-    def _is_in_place(self, point: str, inode: int) -> bool:
-        try:
-            return (self._root / point[1:]).lstat().st_ino == inode
-        except OSError:
-            return False
-
-
-def _parents(path: str) -> Iterator[str]:
-    """Yields the directories above a path, nearest first, without `/`."""
-    while path := path.rpartition("/")[0]:
-        yield path
 
 
 def _make_directory(path: Path) -> None:

@@ -45,11 +45,9 @@ def fifo_pair(directory: Path, name: str) -> Iterator[FifoStream]:
         reader, _ = _open_fifo(directory / f"{name}.out", readers=ours, writers=theirs)
         stream = FifoStream(reader=reader, writer=writer)
         ours.pop_all()  # now owned by the stream
-        try:
-            yield stream
-        except BaseException:
-            stream.close()
-            raise
+        ours.callback(stream.close)
+        yield stream
+        ours.pop_all()
 
 
 def _open_fifo(path: Path, *, readers: contextlib.ExitStack, writers: contextlib.ExitStack) -> tuple[int, int]:
@@ -156,14 +154,12 @@ async def send(stream: FifoStream, source: Path, target: str) -> None:
         size = packed.seek(0, 2)
         packed.seek(0)
         # One line that ends in `exit`: no byte of the archive is read as shell source, even after an error.
-        command = f"mkdir -p -- {_quote(directory)} && head -c {size} | tar -xpf - -C {_quote(directory)}"
+        command = f"mkdir -p -- {shlex.quote(directory)} && head -c {size} | tar -xpf - -C {shlex.quote(directory)}"
         await stream.write(_script(f"echo; {{ {command}; }} 2>&1; echo status $?; exit"))
         await stream.read_line()
-        try:
+        with contextlib.suppress(OSError):  # the container stopped reading; the answer has the reason
             while chunk := packed.read(_CHUNK_BYTES):
                 await stream.write(chunk)
-        except OSError:
-            pass  # the container stopped reading; the answer has the reason
     answer = b""
     while len(answer) < _CHUNK_BYTES and (data := await stream.read()):
         answer += data
@@ -186,9 +182,10 @@ async def receive(stream: FifoStream, source: str, target: Path) -> None:
         OSError: The stream broke.
     """
     directory, name = posixpath.split(source)
-    pack_file = f"echo file; tar -chf - -C {_quote(directory)} -- {_quote('./' + name)}"
-    pack_directory = f"echo directory; tar -cf - -C {_quote(source)} ."
-    command = f"if [ -d {_quote(source)} ]; then {pack_directory}; elif [ -e {_quote(source)} ]; then {pack_file}; fi"
+    pack_file = f"echo file; tar -chf - -C {shlex.quote(directory)} -- {shlex.quote('./' + name)}"
+    pack_directory = f"echo directory; tar -cf - -C {shlex.quote(source)} ."
+    quoted = shlex.quote(source)
+    command = f"if [ -d {quoted} ]; then {pack_directory}; elif [ -e {quoted} ]; then {pack_file}; fi"
     await stream.write(_script(f"{{ {command}; }} 2>/dev/null; echo status $?; exit"))
     with tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES) as packed:
         await _collect(stream, packed, source)
@@ -219,7 +216,3 @@ async def _collect(stream: FifoStream, packed: IO[bytes], source: str) -> None:
 
 def _script(line: str) -> bytes:
     return f"export PATH={SEARCH_PATH}; {line}\n".encode("utf-8", "surrogateescape")
-
-
-def _quote(path: str) -> str:
-    return shlex.quote(path or "/")

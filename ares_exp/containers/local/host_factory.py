@@ -155,7 +155,9 @@ def check_paths(spec: ContainerSpec, dockerfile: Dockerfile | None) -> None:
         for step in dockerfile.steps:
             if isinstance(step, CopyStep):
                 found += [f"{path} exists" for path in _replaced(step, spec.context_dir)]
-                found += [f"its Dockerfile fills {one}" for one in spec.directories if _is_below(step.target, one)]
+                found += [
+                    f"its Dockerfile fills {one}" for one in spec.directories if Path(step.target).is_relative_to(one)
+                ]
     if found:
         raise UnsupportedTaskError(
             f"{spec.name}: container=host uses the paths of this machine, and {'; '.join(dict.fromkeys(found))}. "
@@ -183,10 +185,6 @@ def _first_missing(path: str) -> str:
     while not os.path.lexists(missing.parent):
         missing = missing.parent
     return str(missing)
-
-
-def _is_below(path: str, directory: str) -> bool:
-    return Path(path).is_relative_to(directory)
 
 
 def _occupied(path: str) -> str:
@@ -355,7 +353,10 @@ class HostContainer(LocalContainer):
                 self._process = await ContainerProcess.launch(
                     Launch(directory.path, is_guarded=True, env=env, held=lock)
                 )
-            await in_thread(self._copy_mounts)
+            for mount in spec.mounts:
+                await in_thread(
+                    functools.partial(shutil.copytree, mount.source, mount.target, symlinks=True, dirs_exist_ok=True)
+                )
             if dockerfile is not None and spec.context_dir is not None:
                 await self._build(dockerfile, spec.context_dir, directory.path / "context", with_network=True)
             await in_thread(paths.settle)
@@ -364,10 +365,6 @@ class HostContainer(LocalContainer):
                 raise
             raise ContainerStartError(f"{spec.name} did not start on this machine: {error}.") from error
         self._open_channels()
-
-    def _copy_mounts(self) -> None:
-        for mount in self._spec.mounts:
-            shutil.copytree(mount.source, mount.target, symlinks=True, dirs_exist_ok=True)
 
     async def capture_changes(self, objects: ObjectStore) -> Delta:
         """Rejects snapshots: the files of this machine cannot be captured.
@@ -402,7 +399,10 @@ async def _machine_lock() -> AsyncIterator[int]:
     try:
         try:
             async with asyncio.timeout(_LOCK_SEC):
-                while not _is_locked_by(descriptor):  # noqa: ASYNC110 (the kernel has no event for it)
+                while True:
+                    with contextlib.suppress(BlockingIOError):
+                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        break
                     await asyncio.sleep(_LOOK_EVERY_SEC)
         except TimeoutError as error:
             raise ContainerStartError(
@@ -412,11 +412,3 @@ async def _machine_lock() -> AsyncIterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _is_locked_by(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -227,7 +227,11 @@ def bwrap_arguments(
         Arguments for `bwrap --args FD`: they may contain secrets and must stay off the command line.
     """
     return [
-        *_namespaces(share_network=share_network, privileged=privileged, share_processes=share_processes),
+        *(() if share_processes else ("--unshare-pid",)),
+        *("--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--hostname", HOSTNAME),
+        *("--new-session", "--die-with-parent"),
+        *(() if share_network else ("--unshare-net",)),
+        *user_namespace(privileged=privileged),
         *("--cap-drop", "ALL"),
         *(word for name in _CAPABILITIES for word in ("--cap-add", f"CAP_{name}")),
         *mounts,
@@ -239,15 +243,6 @@ def bwrap_arguments(
         *("--chdir", "/", "--clearenv"),
         *(word for name, value in env.items() for word in ("--setenv", name, value)),
     ]
-
-
-def _namespaces(*, share_network: bool, privileged: bool, share_processes: bool) -> list[str]:
-    words = [] if share_processes else ["--unshare-pid"]
-    words += ["--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--hostname", HOSTNAME]
-    words += ["--new-session", "--die-with-parent"]
-    if not share_network:
-        words.append("--unshare-net")
-    return words + user_namespace(privileged=privileged)
 
 
 def user_namespace(*, privileged: bool) -> list[str]:
