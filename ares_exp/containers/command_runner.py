@@ -29,7 +29,6 @@ from ares_exp.containers.shell_channel import (
     ScriptRun,
     check_arguments,
     command_script,
-    end_of_sink,
     kill_script,
     sink_script,
 )
@@ -62,9 +61,6 @@ class CommandKiller:
             channel: Where it runs, or would have run.
             run: The command there.
             exec_id: The id in the environment of its processes.
-
-        Raises:
-            ContainerDiedError: The container is gone.
         """
         if self._shells.is_closed:
             return
@@ -80,9 +76,9 @@ class CommandKiller:
                         return
         except TimeoutError:
             pass  # the engine does not answer; the next command reports it
-        except ContainerDiedError:
-            raise
         except ContainerError as error:
+            if isinstance(error, ContainerDiedError):
+                raise
             raise ContainerDiedError(f"The container is lost: a command in it could not be killed. {error}") from error
         finally:
             if channel.run is run:
@@ -95,9 +91,6 @@ class CommandKiller:
             user: Who runs the command.
             exec_id: The id in the environment of its processes.
             root: The process above all of them; 0 if unknown.
-
-        Raises:
-            ContainerError: No shell for the kill script can be opened.
         """
         waiting, own = self._doomed[user], (exec_id, root)
         waiting.add(own)
@@ -255,11 +248,7 @@ class CommandRunner:
         raise ContainerDiedError("The container no longer answers: its shells end before they run a command.")
 
     async def _open_sink(self, user: User | None, errors: BoundedOutput) -> tuple[Channel, ScriptRun]:
-        """Opens a channel whose output is the stderr of a command in another one.
-
-        Raises:
-            ContainerDiedError: The container is gone.
-        """
+        """Opens a channel whose output is the stderr of a command in another one."""
         for take in (self._shells.take, self._shells.open):  # the first may have died or been stopped while idle
             channel = await take(user)
             run = channel.start(errors)
@@ -276,7 +265,7 @@ class CommandRunner:
 
     async def _close_sink(self, channel: Channel, run: ScriptRun) -> None:
         """Collects the stderr of the ended command."""
-        await channel.send(lambda key, _: end_of_sink(key=key))
+        await channel.send(lambda key, _: f"end\n{key}\n")  # the second line is for the server, after the sink
         if not await _answered(run, _COLLECT_SEC):
             channel.close()
 

@@ -52,11 +52,7 @@ _HOP_BY_HOP = {"host", "connection", "proxy-connection", "keep-alive", "proxy-au
 
 
 async def resolve_name(name: str) -> Sequence[IPAddress]:
-    """Resolves a DNS name on this machine.
-
-    Raises:
-        OSError: It has no address.
-    """
+    """Resolves a DNS name on this machine."""
     find = functools.partial(socket.getaddrinfo, name, None, type=socket.SOCK_STREAM)
     found = await asyncio.get_running_loop().run_in_executor(_resolvers(os.getpid()), find)
     return list(dict.fromkeys(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found))
@@ -185,11 +181,7 @@ class EgressProxy:
             far_writer.transport.abort()
 
     async def _reach(self, request: ProxyRequest) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connects to an allowed address of the requested host.
-
-        Raises:
-            RefusedError: No address is allowed, or none answers.
-        """
+        """Connects to an allowed address of the requested host."""
         last: OSError | None = None
         for address in await self.destinations(request.host):
             try:

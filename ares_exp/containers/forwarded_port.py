@@ -154,11 +154,7 @@ def listen_at_free_port(listen: Listen, port: int) -> socket.socket:
 
 
 async def open_listening_port(listen: Callable[[], socket.socket], serve: Serve) -> ListeningPort:
-    """Opens a forwarded port at the socket that `listen` makes in a thread.
-
-    Raises:
-        PortForwardingError, OSError: As `listen`.
-    """
+    """Opens a forwarded port at the socket that `listen` makes in a thread."""
     made: list[socket.socket] = []
     try:
         await in_thread(lambda: made.append(listen()))

@@ -59,9 +59,6 @@ def listen_inside(pid: int, container_id: str, address: tuple[str, int]) -> sock
         pid: The container's first process, as numbered on this machine.
         container_id: Its full id, which distinguishes it from a local process of the same number.
         address: An address of that network, and a port.
-
-    Raises:
-        OSError: No such process, no right to enter, or the address is taken.
     """
     process = Path("/proc", str(pid))
     with (process / "ns" / "net").open("rb") as namespace:
@@ -77,9 +74,6 @@ def listen_in_namespace(pid: int, namespace: int, address: tuple[str, int]) -> s
         pid: The process, which this user started, maybe in a user namespace of its own.
         namespace: The inode of its network namespace, which distinguishes it from a later process of the same number.
         address: An address of that network, and a port.
-
-    Raises:
-        OSError: No such process, no right to enter, or the address is taken.
     """
     entries = Path("/proc", str(pid), "ns")
     with (entries / "net").open("rb") as network:

@@ -236,9 +236,6 @@ class OwnedDirectory:
         Args:
             prefix: Name prefix: `name_prefix` of a purpose and the process number, at least.
             folder: Its parent; `None`: the directory of temporary files.
-
-        Raises:
-            OSError: It cannot be created.
         """
         fresh = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=folder))
         self._lock = os.open(fresh, os.O_RDONLY | os.O_DIRECTORY)
@@ -273,21 +270,13 @@ def locked(path: str | Path, flags: int, *, dir_fd: int | None = None) -> Iterat
 
 
 def short_lived_directory(purpose: ShortLived) -> OwnedDirectory:
-    """Creates a directory for one piece of work; the caller removes it afterwards.
-
-    Raises:
-        OSError: It cannot be created.
-    """
+    """Creates a directory for one piece of work; the caller removes it afterwards."""
     return OwnedDirectory(f"{name_prefix(purpose)}{os.getpid()}-")
 
 
 @asynccontextmanager
 async def working_directory(purpose: ShortLived) -> AsyncIterator[Path]:
-    """Provides a `short_lived_directory` for the body; removed however the body ends.
-
-    Raises:
-        OSError: It cannot be created.
-    """
+    """Provides a `short_lived_directory` for the body; removed however the body ends."""
     making = asyncio.ensure_future(asyncio.to_thread(short_lived_directory, purpose))
     try:
         await finish(asyncio.wait({making}))  # also when the caller is cancelled: the directory has to be removed

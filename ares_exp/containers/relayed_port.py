@@ -258,11 +258,7 @@ class _Connection:
             ours.close()
 
     async def _carry(self, ours: socket.socket) -> None:
-        """Carries both directions.
-
-        Raises:
-            OSError: The connection is broken.
-        """
+        """Carries both directions."""
         up, down = asyncio.create_task(self._up(ours)), asyncio.create_task(self._down(ours))
         try:
             done, _ = await asyncio.wait({up, down}, return_when=asyncio.FIRST_EXCEPTION)
@@ -376,11 +372,7 @@ async def open_relayed_port(
 
 
 async def _line(stream: ChannelStream) -> tuple[str, bytes]:
-    """Reads a line; returns it, and what has come behind it.
-
-    Raises:
-        OSError: It does not come.
-    """
+    """Reads a line; returns it, and what has come behind it."""
     heard = b""
     while b"\n" not in heard:
         data = await stream.read()

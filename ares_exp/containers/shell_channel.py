@@ -43,18 +43,12 @@ class ShellInfo:
     bash: str = ""
 
 
-def server(key: str) -> str:
-    """Returns the source of the script server, which forks the next script's process ahead of time.
-
-    That process, a shell in its own session with its output piped through `cat`, reads one script from the stream and
-    becomes the command: the command's shell replaces it, with the environment (`BASH_ENV` too), line numbers and traces
-    of a manual start. `cat` orders the exit code after all output of the command itself, while the server continues
-    only when no process holds the pipe any more, background processes included. It forks the next process when it then
-    reads a line that is the key, which may be sent as soon as the script has started.
-    """
-    return _SERVER.replace("KEY", key)
-
-
+# The script server, which forks the next script's process ahead of time. That process, a shell in its own session with
+# its output piped through `cat`, reads one script from the stream and becomes the command: the command's shell replaces
+# it, with the environment (`BASH_ENV` too), line numbers and traces of a manual start. `cat` orders the exit code after
+# all output of the command itself, while the server continues only when no process holds the pipe any more, background
+# processes included. It forks the next process when it then reads a line that is the key, which may be sent as soon as
+# the script has started.
 _SERVER = r"""{
 _setsid=$(command -v setsid) _bash=$(command -v bash)
 printf '\036KEY hello %s|%s\036' $$ "$_bash"
@@ -70,22 +64,8 @@ done
 """
 
 
-def parse_hello(word: str) -> ShellInfo:
-    """Parses what a shell reports about itself.
-
-    Raises:
-        ValueError: As `parse_number`.
-    """
-    pid, _, bash = word.partition("|")
-    return ShellInfo(parse_number(pid) if pid else 0, bash)
-
-
 def parse_number(word: str) -> int:
-    """Parses a process number or an exit code.
-
-    Raises:
-        ValueError: It is not a number that a shell would print.
-    """
+    """Parses a process number or an exit code."""
     if not _NUMBER.fullmatch(word):
         raise ValueError(f"Expected a small number, got {word[:40]!r}.")
     return int(word)
@@ -158,17 +138,12 @@ def command_script(
 
 
 def sink_script(*, key: str) -> str:
-    """Returns a script that prints the mark `sink` with its process id, and ends when it reads `end_of_sink`.
+    """Returns a script that prints the mark `sink` with its process id, and ends when it reads the line `end`.
 
     Until then, and while other processes have its stdout open, their writes there are its output.
     """
     wait = 'while read -r _line && [ "$_line" != end ]; do :; done'
     return _script(key, f"read -r _pid _ </proc/self/stat; printf '\\036{key} sink %s\\036' $_pid; {wait}")
-
-
-def end_of_sink(*, key: str) -> str:
-    """Returns the input that ends a sink, and the server's line after it, as the sink has read the first one."""
-    return f"end\n{key}\n"
 
 
 def kill_script(exec_ids: Collection[str], pids: Collection[int], *, key: str) -> str:
@@ -329,11 +304,7 @@ class ChannelStream(Protocol):
         """
 
     async def write(self, data: bytes) -> None:
-        """Sends `data` to the shell's stdin; waits for flow control.
-
-        Raises:
-            OSError: The connection broke.
-        """
+        """Sends `data` to the shell's stdin; waits for flow control. Raises `OSError` if the connection broke."""
 
     def rest(self) -> None:
         """Notes that the shell prints nothing more until something is written. For streams that poll for output."""
@@ -432,11 +403,7 @@ class Channel:
                 await run.answered.wait()
 
     def raise_if_lost(self) -> None:
-        """Raises if the connection broke, as opposed to the shell having ended.
-
-        Raises:
-            ContainerDiedError: It broke: the shell's effects are unknown.
-        """
+        """Raises if the connection broke, as opposed to the shell having ended."""
         if self._lost is not None:
             reason = self._lost.__cause__ or self._lost
             raise ContainerDiedError(f"The connection to a shell of the container broke. {reason}") from reason
@@ -460,7 +427,7 @@ class Channel:
 
     async def _listen(self) -> None:
         try:
-            await self._stream.write(server(self._key).encode())
+            await self._stream.write(_SERVER.replace("KEY", self._key).encode())
             while data := await self._stream.read():
                 for output, mark in self._parser.feed(data):
                     if output:
@@ -485,7 +452,8 @@ class Channel:
         """Handles a mark. Raises `ValueError` if it is not one of a server or a script."""
         run = self.run
         if word == "hello":
-            self.shell = parse_hello(rest)
+            pid, _, bash = rest.partition("|")
+            self.shell = ShellInfo(parse_number(pid) if pid else 0, bash)
         elif word == "ready":
             self._stream.rest()
             if run is not None:

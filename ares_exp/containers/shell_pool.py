@@ -19,8 +19,7 @@ from ares_exp.errors import ContainerDiedError, ContainerError
 OPEN_TIMEOUT_SEC = 60.0
 """Bound on opening a channel: a loaded engine takes seconds, a hanging one must not hang us."""
 
-MAX_IDLE = 16
-"""Number of idle channels kept per user."""
+MAX_IDLE = 16  # of each user
 
 MAX_OPENINGS = 8
 """Number of channels per user that are opened at the same time for those who wait for one."""
@@ -61,11 +60,7 @@ class ShellPool:
         self._openings: dict[User | None, set[asyncio.Task[None]]] = collections.defaultdict(set)
 
     async def fill(self) -> None:
-        """Opens the default user's first two channels: one to run a command, one to kill it.
-
-        Raises:
-            ContainerError: No shell can be opened; `ContainerDiedError` when the container is gone.
-        """
+        """Opens the default user's first two channels: one to run a command, one to kill it."""
         opened = await asyncio.gather(self.open(None), self.open(None), return_exceptions=True)
         for one in opened:
             if isinstance(one, BaseException):
@@ -80,9 +75,6 @@ class ShellPool:
         Args:
             user: Whose shell it is.
             urgent: Whether it goes before others who wait.
-
-        Raises:
-            ContainerError: As `open`.
         """
         while True:
             if self.is_closed:

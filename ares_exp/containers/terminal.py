@@ -15,9 +15,7 @@ MAX_OUTPUT_CHARS = 128 * 1024
 """Bound on what is kept of the output between two readings, half from the head, half from the tail."""
 
 PROMPT_SEC = 2.0
-"""Bound on the wait for the first prompt of a shell."""
-PROMPT_REST_SEC = 0.1
-"""How long the rest of the prompt may take after its first bytes."""
+PROMPT_REST_SEC = 0.1  # after its first bytes
 
 FIND_SHELL = "SHELL=$(command -v bash || command -v sh); export SHELL"
 """Source text of `sh` that chooses the shell of a terminal, which is a login shell."""

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
 from typing import Any, NoReturn, get_args
 
@@ -87,9 +87,11 @@ def checked_entry(value: Any, room: int) -> dict[str, Any]:
             _check_integer(name, value[name], lowest, highest)
     if not isinstance(value.get("opaque", False), bool):
         malformed("expected opaque to be true or false, found", value["opaque"])
-    value["path"] = _path(value.get("path"))
+    _check_path(value.get("path"))
     if kind == "symlink":
-        value["target"] = _target(value.get("target"))
+        data = _bytes(value.get("target"), "where a link points")
+        if not data or b"\0" in data or len(data) > MAX_PATH_BYTES:
+            unsafe("expected a link that fits a file system, found", ascii(value["target"]))
     if "xattrs" in value:
         value["xattrs"] = _xattrs(value["xattrs"])
     if "chunks" in value:
@@ -118,7 +120,7 @@ def _bytes(text: Any, what: str) -> bytes:
     return data
 
 
-def _path(path: Any) -> str:
+def _check_path(path: Any) -> None:
     data = _bytes(path, "a path")
     names = data.split(b"/")
     if names[0] or not all(names[1:]) or b"." in names or b".." in names or b"\0" in data or len(names) < 2:
@@ -127,14 +129,6 @@ def _path(path: Any) -> str:
         unsafe("expected a path that fits a file system, found", ascii(path))
     if not is_kept(path):
         unsafe("nothing in /dev, /proc or /sys may be changed, found", ascii(path))
-    return str(path)
-
-
-def _target(target: Any) -> str:
-    data = _bytes(target, "where a link points")
-    if not data or b"\0" in data or len(data) > MAX_PATH_BYTES:
-        unsafe("expected a link that fits a file system, found", ascii(target))
-    return str(target)
 
 
 def _xattrs(value: Any) -> dict[str, bytes]:
@@ -197,11 +191,7 @@ def put_delta(delta: Delta, objects: ObjectStore) -> tuple[str, ...]:
 
 
 def get_delta(objects: ObjectStore, digests: Sequence[str], *, limits: DeltaLimits | None = None) -> Delta:
-    """Returns the delta that `put_delta` stored.
-
-    Raises:
-        SnapshotMetadataError: As `decode`; `SnapshotCorruptError` for a missing or damaged object.
-    """
+    """Returns the delta that `put_delta` stored."""
     return decode(objects.get_lines(digests), limits=limits)
 
 
@@ -242,7 +232,10 @@ def decode(lines: Iterable[bytes], *, limits: DeltaLimits | None = None) -> Delt
     notes: tuple[str, ...] = ()
     try:
         for number, line in enumerate(lines, start=1):
-            value = _parsed(line)
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError):
+                malformed("expected JSON, found something else", line[:100])
             if number == 1:
                 base, notes = _header(value, limits)
             elif isinstance(value, list):
@@ -257,7 +250,10 @@ def decode(lines: Iterable[bytes], *, limits: DeltaLimits | None = None) -> Delt
             malformed("expected a first line, found none")
         number = 0
         built = {path: _entry(path, values) for path, values in entries.items()}
-        _check_links(built)
+        links: dict[int, Entry] = {}
+        for path, entry in built.items():
+            if entry.link is not None and links.setdefault(entry.link, entry) != entry:
+                unsafe("expected the names of one file to agree in everything, found another one", ascii(path))
     except SnapshotMetadataError as error:
         place = f" (line {number})" if number else ""
         raise type(error)(f"The list of changed files cannot be used{place}: {error}") from None
@@ -281,13 +277,6 @@ def _runs(chunks: Iterable[str | None]) -> Iterator[str | int]:
             yield sum(1 for _ in group)
         else:
             yield from (chunk for _ in group)
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        malformed("expected JSON, found something else", line[:100])
 
 
 def _header(value: Any, limits: DeltaLimits) -> tuple[str, tuple[str, ...]]:
@@ -324,10 +313,3 @@ def _entry(path: str, values: dict[str, Any]) -> Entry:
     if len(chunks) != -(-size // CHUNK_BYTES):
         unsafe(f"expected {-(-size // CHUNK_BYTES)} chunks for {size} bytes, found {len(chunks)} in", ascii(path))
     return Entry(**{name: value for name, value in values.items() if name != "path"})
-
-
-def _check_links(entries: Mapping[str, Entry]) -> None:
-    groups: dict[int, Entry] = {}
-    for path, entry in entries.items():
-        if entry.link is not None and groups.setdefault(entry.link, entry) != entry:
-            unsafe("expected the names of one file to agree in everything, found another one", ascii(path))

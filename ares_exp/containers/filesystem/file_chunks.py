@@ -123,11 +123,7 @@ def _read(file: int, count: int, offset: int) -> bytes:
 
 
 def contents(objects: ObjectStore, path: str, entry: Entry) -> Iterator[bytes | int]:
-    """Yields the content of a file, in order: the bytes of each chunk, or how many zeros there are in its place.
-
-    Raises:
-        SnapshotCorruptError: An object is missing, damaged, or not as large as the entry says.
-    """
+    """Yields the content of a file, in order: the bytes of each chunk, or how many zeros there are in its place."""
     for number, digest in enumerate(entry.chunks):
         size = min(CHUNK_BYTES, entry.size - number * CHUNK_BYTES)
         if digest is None:

@@ -37,18 +37,6 @@ def compressed(data: bytes) -> bytes:
     return frame
 
 
-def frame_size(path: Path) -> int:
-    """Returns its size on the disk, bytes.
-
-    Raises:
-        SnapshotCorruptError: It is missing.
-    """
-    try:
-        return path.lstat().st_size
-    except OSError as error:
-        raise _unreadable(path, error) from None
-
-
 def read_frame(path: Path, max_bytes: int) -> bytes:
     """Reads the content of a frame.
 
@@ -153,10 +141,6 @@ class ObjectStore:
                 self._pending.add(digest)
         return True
 
-    def has(self, digest: str) -> bool:
-        """Returns whether there is such an object; its content is not looked at."""
-        return self.file(digest).is_file()
-
     def get(self, digest: str, *, max_bytes: int = MAX_OBJECT_BYTES) -> bytes:
         """Returns the plain bytes of an object.
 
@@ -172,12 +156,12 @@ class ObjectStore:
         return data
 
     def size(self, digest: str) -> int:
-        """Returns the size of an object on the disk, bytes.
-
-        Raises:
-            SnapshotCorruptError: It is missing.
-        """
-        return frame_size(self.file(digest))
+        """Returns the size of an object on the disk, bytes."""
+        path = self.file(digest)
+        try:
+            return path.lstat().st_size
+        except OSError as error:
+            raise _unreadable(path, error) from None
 
     def put_lines(self, lines: Iterable[bytes], *, cut_after: Callable[[bytes], bool] | None = None) -> tuple[str, ...]:
         """Stores text as few objects, such that similar texts share most of them.
@@ -225,7 +209,6 @@ class ObjectStore:
         Raises:
             SnapshotCorruptError: As `get`, or an object is no text of lines.
             UnsafeSnapshotError: More than `max_lines` or `max_bytes`.
-            SnapshotMetadataError: A digest is none.
         """
         lines: list[bytes] = []
         for digest in digests:
@@ -239,11 +222,7 @@ class ObjectStore:
         return lines
 
     def sync(self) -> None:
-        """Has everything that was put since the last `sync()` survive a power cut when it returns.
-
-        Raises:
-            OSError: The disk refused; nothing is taken for safe then.
-        """
+        """Has everything that was put since the last `sync()` survive a power cut when it returns."""
         with self._syncing:
             with self._lock:
                 pending, self._pending = self._pending, set()
@@ -308,11 +287,7 @@ class ObjectStore:
         return found.st_size
 
     def file(self, digest: str) -> Path:
-        """Returns the path of an object of that digest, which need not exist.
-
-        Raises:
-            SnapshotMetadataError: `digest` is none.
-        """
+        """Returns the path of an object of that digest, which need not exist."""
         if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
             raise SnapshotMetadataError(f"Expected a sha256 as 64 hexadecimal digits, got {str(digest)[:80]!r}.")
         return self.path / "objects" / digest[:2] / digest[2:]

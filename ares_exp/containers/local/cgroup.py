@@ -97,9 +97,6 @@ def make_groups(directory: Path, limits: Limits) -> None:
     Args:
         directory: The container's directory; gets `RECORD`, also without groups.
         limits: The limits.
-
-    Raises:
-        OSError: A group cannot be created, or the kernel refuses a limit.
     """
     files: dict[Path, dict[str, str]] = {}
     for controller, path in usable_cgroup_paths().items():
@@ -156,11 +153,7 @@ class Reserve:
 
 
 def groups_of(directory: Path) -> list[Path]:
-    """Returns the groups listed in a container's directory.
-
-    Raises:
-        OSError: The list could not be read; groups may exist.
-    """
+    """Returns the groups listed in a container's directory."""
     try:
         lines = (directory / RECORD).read_text().splitlines()
     except FileNotFoundError:  # written before the first group is made

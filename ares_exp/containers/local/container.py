@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from ares_exp.containers.terminal import Terminal
 
 TRANSFER_TIMEOUT_SEC = 600.0
-"""Bound on one upload or download."""
 
 BASE_ENV: Mapping[str, str] = {"PATH": SEARCH_PATH}
 """Variables of a container without a Dockerfile."""

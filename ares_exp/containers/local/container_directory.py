@@ -105,19 +105,12 @@ class ContainerDirectory(OwnedDirectory):
 
         Args:
             folder: One of `folders`.
-
-        Raises:
-            OSError: It cannot be created.
         """
         super().__init__(_prefix(os.getpid(), folder), folder)
         self._mutex = threading.Lock()
 
     def prepare(self, work: Callable[[Path], _T]) -> _T:
-        """Runs work in it, such as making groups, that must not overlap with its removal. Blocking.
-
-        Raises:
-            OSError: It has been removed.
-        """
+        """Runs work in it, such as making groups, that must not overlap with its removal. Blocking."""
         with self._mutex:
             if self._lock < 0:
                 raise FileNotFoundError(f"{self.path} has been removed")
@@ -265,11 +258,7 @@ def _find_storage(temporary: Path) -> Storage:
 
 
 def _holds_upper_layers(folder: Path) -> bool:
-    """Tests whether the folder has room and can hold upper layers, with an overlay in a directory there.
-
-    Raises:
-        PreflightError: There is no bubblewrap.
-    """
+    """Tests whether the folder has room and can hold upper layers, with an overlay in a directory there."""
     bwrap = find_bwrap()
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         status = os.statvfs(folder)

@@ -73,11 +73,7 @@ def _host_base(mounts: tuple[tuple[str, str], ...]) -> str:
 
 
 def _require_base(recorded: str, ours: str) -> None:
-    """Checks that changes with the base `recorded` apply to this host, whose base is `ours`.
-
-    Raises:
-        SnapshotMismatchError: They do not; with the differences.
-    """
+    """Checks that changes with the base `recorded` apply to this host, whose base is `ours`."""
     if recorded == ours:
         return
     if not recorded.startswith(_PREFIX):
@@ -207,11 +203,7 @@ class ContainerFiles:
         return words
 
     def capture(self, objects: ObjectStore) -> Delta:
-        """Returns the differences from a new container.
-
-        Raises:
-            CaptureError: It cannot be read.
-        """
+        """Returns the differences from a new container."""
         notes: list[str] = []
         found = self._scan(objects, notes)
         for path, inode in self._inodes.items():
@@ -276,11 +268,7 @@ class ContainerFiles:
             write_tree(inside, objects, directory, at=at, opaque_xattr=mark, root_ids=self._root_ids)
 
     def _verify(self, entries: Mapping[str, Entry], objects: ObjectStore) -> None:
-        """Reads back the written entries and compares them.
-
-        Raises:
-            RestoreError: They differ.
-        """
+        """Reads back the written entries and compares them."""
         try:
             wrong = differences(Delta("", entries), Delta("", self._scan(objects, [])))
         except CaptureError as error:
@@ -311,11 +299,7 @@ class ContainerFiles:
         return next((one for one in (path, *parents(path)) if one in self._uppers), "/")
 
     def _refuse_mount_points(self, changes: Mapping[str, Entry]) -> None:
-        """Refuses entries that would redirect a mount, which root makes, to another path of the host.
-
-        Raises:
-            UnsafeSnapshotError: With the path.
-        """
+        """Refuses entries that would redirect a mount, which root makes, to another path of the host."""
         for path in changes:
             if not self._closed.isdisjoint((path, *parents(path))):
                 raise UnsafeSnapshotError(f"A snapshot must not contain {path!r}: it is not the container's.")

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from ares_exp.containers.terminal import Terminal
 
 SHELL_TIMEOUT_SEC = 20.0
-"""Bound on opening a shell in a running container."""
 
 _INFO = "namespaces"
 _GRACE_SEC = 1.0
@@ -211,11 +210,7 @@ class ContainerProcess:
         return not self._exited.is_set()
 
     def listen(self, address: tuple[str, int]) -> socket.socket:
-        """Opens a socket that listens at `address` in the container's own network. Blocking.
-
-        Raises:
-            OSError: The container has ended, or the address is taken.
-        """
+        """Opens a socket that listens at `address` in the container's own network. Blocking."""
         about = self._namespaces()
         return listen_in_namespace(about["child-pid"], about["net-namespace"], address)
 

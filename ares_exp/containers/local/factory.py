@@ -149,11 +149,7 @@ class LocalContainerFactory(ContainerFactoryBase):
             ) from error
 
     def check_snapshots(self) -> None:
-        """Accepts snapshots, unless this machine itself is the container.
-
-        Raises:
-            ConfigError: This machine allows no namespaces; see `HostContainerFactory`.
-        """
+        """Accepts snapshots, unless this machine itself is the container."""
         if self._host is not None:
             self._host.check_snapshots()
 

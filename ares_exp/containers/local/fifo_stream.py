@@ -33,9 +33,6 @@ def fifo_pair(directory: Path, name: str) -> Iterator[FifoStream]:
 
     Yields:
         Our ends. They outlive the context, unless it fails; the names and the other ends do not.
-
-    Raises:
-        OSError: The FIFOs cannot be created: no space, no file descriptors.
     """
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
         for path in (directory / f"{name}.in", directory / f"{name}.out"):
@@ -72,11 +69,7 @@ class FifoStream:
         self.is_closed = False
 
     async def read(self) -> bytes:
-        """Reads the next bytes; `b""` at the end. Cancelling it loses no data.
-
-        Raises:
-            OSError: The stream is closed.
-        """
+        """Reads the next bytes; `b""` at the end. Cancelling it loses no data."""
         while True:
             with contextlib.suppress(BlockingIOError):
                 return os.read(self._reader, _CHUNK_BYTES)
@@ -90,11 +83,7 @@ class FifoStream:
         return line.decode(errors="replace")
 
     async def write(self, data: bytes) -> None:
-        """Sends all of `data`.
-
-        Raises:
-            OSError: The other end is closed, or the stream is.
-        """
+        """Sends all of `data`."""
         rest = memoryview(data)
         while rest:
             try:
@@ -197,11 +186,7 @@ async def receive(stream: FifoStream, source: str, target: Path) -> None:
 
 
 async def _collect(stream: FifoStream, packed: IO[bytes], source: str) -> None:
-    """Reads the whole answer into `packed` and rewinds it.
-
-    Raises:
-        TransferError: It is too large, or the container could not pack all of it.
-    """
+    """Reads the whole answer into `packed` and rewinds it."""
     size, tail = 0, b""
     while data := await stream.read():
         packed.write(data)

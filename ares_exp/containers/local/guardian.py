@@ -77,11 +77,7 @@ def main(directory: Path, held: int | None, command: list[str]) -> int:
 
 
 def _reap() -> dict[int, int]:
-    """Collects the ended children; returns their exit codes by process number.
-
-    Raises:
-        ChildProcessError: No child is left.
-    """
+    """Collects the ended children; returns their exit codes by process number."""
     ended: dict[int, int] = {}
     while True:
         try:
@@ -122,12 +118,17 @@ def end_marked(name: str) -> bool:
         Whether none is left.
     """
     mark, deadline = f"{MARK}={name}".encode(), time.monotonic() + KILL_SEC
-    while found := {pid for pid in _processes() if mark in _environment(pid)}:
-        if time.monotonic() > deadline:
-            return False
+    while time.monotonic() < deadline:
+        found = set()
+        for pid in _processes():
+            with contextlib.suppress(OSError):
+                if mark in Path(f"/proc/{pid}/environ").read_bytes():
+                    found.add(pid)
+        if not found:
+            return True
         _signal(found, signal.SIGKILL)
         time.sleep(_LOOK_EVERY_SEC)
-    return True
+    return False
 
 
 def remove_made(directory: Path, *, is_certain: bool) -> list[str]:
@@ -215,13 +216,6 @@ def _descendants(root: int) -> set[int]:
 
 def _processes() -> Iterator[int]:
     return (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
-
-
-def _environment(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return b""
 
 
 def _signal(pids: set[int], number: signal.Signals) -> None:

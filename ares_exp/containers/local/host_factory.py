@@ -76,11 +76,7 @@ class MachinePaths:
                 self._write(top, is_kept=False)
 
     def settle(self) -> None:
-        """Creates the reserved directories that are still missing, and records the identity of all reserved paths.
-
-        Raises:
-            OSError: A directory cannot be created.
-        """
+        """Creates the reserved directories that are still missing, and records the identity of all reserved paths."""
         with self._lock:
             for path in sorted(self._unsettled):
                 if not os.path.lexists(path):
@@ -289,11 +285,7 @@ class HostContainerFactory(ContainerFactoryBase):
             raise PreflightError(f"container=host cannot run commands on this machine: {error}") from error
 
     def check_snapshots(self) -> None:
-        """Rejects snapshots: the files of this machine cannot be captured.
-
-        Raises:
-            ConfigError: Rejects every call.
-        """
+        """Rejects snapshots: the files of this machine cannot be captured."""
         raise ConfigError(NO_SNAPSHOTS)
 
     def check(self, spec: ContainerSpec) -> list[str]:
@@ -367,11 +359,7 @@ class HostContainer(LocalContainer):
         self._open_channels()
 
     async def capture_changes(self, objects: ObjectStore) -> Delta:
-        """Rejects snapshots: the files of this machine cannot be captured.
-
-        Raises:
-            SnapshotUnsupportedError: Rejects every call.
-        """
+        """Rejects snapshots: the files of this machine cannot be captured."""
         raise SnapshotUnsupportedError(NO_SNAPSHOTS)
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
@@ -390,11 +378,7 @@ class HostContainer(LocalContainer):
 
 @asynccontextmanager
 async def _machine_lock() -> AsyncIterator[int]:
-    """Locks this machine's root directory; yields the descriptor. The guardian keeps the lock until it ends.
-
-    Raises:
-        ContainerStartError: Another container of this kind is running.
-    """
+    """Locks this machine's root directory; yields the descriptor. The guardian keeps the lock until it ends."""
     descriptor = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:

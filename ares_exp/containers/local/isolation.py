@@ -52,9 +52,6 @@ def mounts(process: Path = Path("/proc/self")) -> Iterator[Mount]:
 
     Args:
         process: The process's directory in `/proc`.
-
-    Raises:
-        OSError: It cannot be read.
     """
     for line in os.fsdecode((process / "mountinfo").read_bytes()).rstrip("\n").split("\n"):
         mount, filesystem = (part.split(" ") for part in line.split(" - ", 1))

@@ -32,9 +32,6 @@ def open_pseudo_terminal(pid: int, *, columns: int, lines: int) -> tuple[FifoStr
 
     Returns:
         Our end, and the path of the other one in the container.
-
-    Raises:
-        OSError: The container has ended, or has none left.
     """
     reader = os.open(
         Path("/proc", str(pid), "root/dev/pts/ptmx"),

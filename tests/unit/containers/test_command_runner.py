@@ -151,6 +151,18 @@ async def test_a_cancelled_wait_for_a_shell_costs_no_shell() -> None:
         assert len(opened) <= 6
 
 
+async def test_shell_given_to_a_cancelled_waiter_goes_to_the_next() -> None:
+    async with host_channels(may_open=asyncio.Semaphore(1)) as (channels, _):
+        pool = channels._shells
+        lent = await pool.take(None)
+        first, second = (asyncio.create_task(pool.take(None)) for _ in range(2))
+        await asyncio.sleep(0)
+        pool._changed(lent)  # it is the first one's
+        first.cancel()
+        assert await asyncio.wait_for(second, 30) is lent
+        assert first.cancelled()
+
+
 async def test_a_held_shell_is_free_again_when_its_background_process_ends(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
@@ -295,6 +307,12 @@ async def test_marks_that_are_none_cost_the_shell(mark: str) -> None:
     async with host_channels(("sh", "-c", LIAR, "sh", mark)) as (channels, _):
         result = await asyncio.wait_for(channels.exec("true"), 20)
         assert (result.output, result.exit_code) == ("", 137)
+
+
+async def test_output_after_the_exit_code_is_not_in_the_result() -> None:
+    async with host_channels(("sh", "-c", LIAR, "sh", "3\x1elate")) as (channels, _):
+        result = await asyncio.wait_for(channels.exec("true"), 30)
+        assert (result.output, result.exit_code) == ("", 3)
 
 
 async def test_what_cannot_be_sent_is_refused() -> None:
