@@ -109,7 +109,7 @@ def test_in_memory_where_that_is_possible(tmp_path: Path) -> None:
     assert round_trip(LARGE, CHANGE, LOOK, tmp_path) == ["/dev/shm memory True", warning, "changed", "more", "[]"]
 
 
-@pytest.mark.parametrize("host", [SMALL, NOT_EXECUTABLE])
+@pytest.mark.parametrize("host", [SMALL, pytest.param(NOT_EXECUTABLE, marks=pytest.mark.nightly)])
 def test_else_on_disk(host: str, tmp_path: Path) -> None:
     if filesystem_type(tmp_path) not in ("ext4", "xfs", "btrfs"):
         pytest.skip(f"{tmp_path} cannot hold the upper layer of an overlay")
