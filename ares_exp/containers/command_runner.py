@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
 import functools
 import logging
 import posixpath
@@ -20,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from ares_exp.cancellation import finish
+from ares_exp.cancellation import finish, happened
 from ares_exp.containers.container import MAX_OUTPUT_BYTES, ExecResult, Shell, User
 from ares_exp.containers.shell_channel import (
     BoundedOutput,
@@ -55,13 +54,7 @@ class CommandKiller:
         self._lock = asyncio.Lock()
 
     async def end(self, channel: Channel, run: ScriptRun, exec_id: str) -> None:
-        """Kills the processes of a command and collects its output; closes the channel if that fails.
-
-        Args:
-            channel: Where it runs, or would have run.
-            run: The command there.
-            exec_id: The id in the environment of its processes.
-        """
+        """Kills the processes of a command and collects its output; closes the channel if that fails."""
         if self._shells.is_closed:
             return
         root = run.pid or channel.shell.pid  # the latter has the script, and might still start it
@@ -85,13 +78,7 @@ class CommandKiller:
                 channel.close()
 
     async def kill(self, user: User | None, exec_id: str, root: int) -> None:
-        """Kills the processes of a command, together with those of all other commands waiting to be killed.
-
-        Args:
-            user: Who runs the command.
-            exec_id: The id in the environment of its processes.
-            root: The process above all of them; 0 if unknown.
-        """
+        """Kills the processes of a command, together with those of all other commands waiting to be killed."""
         waiting, own = self._doomed[user], (exec_id, root)
         waiting.add(own)
         try:
@@ -229,10 +216,10 @@ class CommandRunner:
             self._shells.keep_spare(user)
             try:
                 await channel.play(run, script, _until(deadline, at_most=_START_SEC))
-                while not (run.pid or run.answered.is_set()) and channel.in_doubt and _until(deadline) != 0:
-                    await _answered(run, _until(deadline, at_most=_DOUBT_SEC))
+                while not (run.pid or run.answered.is_set()) and channel.stream.in_doubt and _until(deadline) != 0:
+                    await happened(run.answered, _until(deadline, at_most=_DOUBT_SEC))
                 if run.pid and not run.answered.is_set():
-                    await _answered(run, _until(deadline))
+                    await happened(run.answered, _until(deadline))
                 timed_out = not run.answered.is_set() and _until(deadline) == 0
                 if not run.answered.is_set() or (run.pid and not run.word):
                     await self._killer.end(channel, run, exec_id)
@@ -266,16 +253,8 @@ class CommandRunner:
     async def _close_sink(self, channel: Channel, run: ScriptRun) -> None:
         """Collects the stderr of the ended command."""
         await channel.send(lambda key, _: f"end\n{key}\n")  # the second line is for the server, after the sink
-        if not await _answered(run, _COLLECT_SEC):
+        if not await happened(run.answered, _COLLECT_SEC):
             channel.close()
-
-
-async def _answered(run: ScriptRun, seconds: float | None) -> bool:
-    """Waits up to `seconds` for the exit code; returns whether it is known, or known never to come."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await run.answered.wait()
-    return run.answered.is_set()
 
 
 def _until(deadline: float | None, *, at_most: float | None = None) -> float | None:

@@ -114,7 +114,9 @@ class EgressProxy:
             RefusedError: It may not be reached, or its name cannot be resolved.
         """
         policy = self._policy
-        literal = _as_address(host)
+        literal: IPAddress | None = None
+        with contextlib.suppress(ValueError):
+            literal = _unmapped(ipaddress.ip_address(host))
         if policy.mode != "allowlist" or not (
             policy.allows_name(host) if literal is None else policy.allows_address(literal)
         ):
@@ -236,13 +238,6 @@ async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, re
         async with asyncio.timeout(_LINGER_SEC):
             while await reader.read(_CHUNK_BYTES):
                 pass
-
-
-def _as_address(host: str) -> IPAddress | None:
-    try:
-        return _unmapped(ipaddress.ip_address(host))
-    except ValueError:
-        return None
 
 
 def _unmapped(address: IPAddress) -> IPAddress:

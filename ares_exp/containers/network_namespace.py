@@ -55,10 +55,7 @@ def obstacle() -> str | None:
 def listen_inside(pid: int, container_id: str, address: tuple[str, int]) -> socket.socket:
     """Opens a socket that listens at `address` in the network of a container. Blocking, for a millisecond.
 
-    Args:
-        pid: The container's first process, as numbered on this machine.
-        container_id: Its full id, which distinguishes it from a local process of the same number.
-        address: An address of that network, and a port.
+    Its full id distinguishes the container's first process from a local process of the same number.
     """
     process = Path("/proc", str(pid))
     with (process / "ns" / "net").open("rb") as namespace:
@@ -68,13 +65,7 @@ def listen_inside(pid: int, container_id: str, address: tuple[str, int]) -> sock
 
 
 def listen_in_namespace(pid: int, namespace: int, address: tuple[str, int]) -> socket.socket:
-    """Opens a socket that listens at `address` in the network of a process of ours. Blocking, for some milliseconds.
-
-    Args:
-        pid: The process, which this user started, maybe in a user namespace of its own.
-        namespace: The inode of its network namespace, which distinguishes it from a later process of the same number.
-        address: An address of that network, and a port.
-    """
+    """Opens a socket that listens at `address` in the network of a process of ours. Blocking, for some milliseconds."""
     entries = Path("/proc", str(pid), "ns")
     with (entries / "net").open("rb") as network:
         if os.fstat(network.fileno()).st_ino != namespace:

@@ -28,7 +28,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Literal, get_args
 
-from ares_exp.cancellation import finish
+from ares_exp.cancellation import finish, in_thread
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -231,12 +231,7 @@ class OwnedDirectory:
     """
 
     def __init__(self, prefix: str, folder: Path | None = None) -> None:
-        """Creates the directory, readable only by this user.
-
-        Args:
-            prefix: Name prefix: `name_prefix` of a purpose and the process number, at least.
-            folder: Its parent; `None`: the directory of temporary files.
-        """
+        """Creates the directory, readable only by this user."""
         fresh = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=folder))
         self._lock = os.open(fresh, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -277,13 +272,13 @@ def short_lived_directory(purpose: ShortLived) -> OwnedDirectory:
 @asynccontextmanager
 async def working_directory(purpose: ShortLived) -> AsyncIterator[Path]:
     """Provides a `short_lived_directory` for the body; removed however the body ends."""
-    making = asyncio.ensure_future(asyncio.to_thread(short_lived_directory, purpose))
+    made: list[OwnedDirectory] = []
     try:
-        await finish(asyncio.wait({making}))  # also when the caller is cancelled: the directory has to be removed
-        yield making.result().path
+        await in_thread(lambda: made.append(short_lived_directory(purpose)))
+        yield made[0].path
     finally:
-        if not making.cancelled() and making.exception() is None:
-            await finish(asyncio.to_thread(making.result().remove))
+        for directory in made:
+            await finish(asyncio.to_thread(directory.remove))
 
 
 def delete(path: Path) -> bool:

@@ -89,13 +89,6 @@ class _Relay:
     ) -> _Relay:
         """Starts a relay at the first free one of `ports`.
 
-        Args:
-            open_shell: Starts the shell that becomes the relay.
-            serve: Called with each connection.
-            ports: The ports.
-            lease_sec: After so many seconds without a word from here it ends by itself; 0: it does not.
-            remedy: What else may be done where the image has no interpreter, to follow the advice to add one.
-
         Raises:
             PortForwardingError: The image has no interpreter, or all ports are taken.
             ContainerError: As `open_shell`.

@@ -348,16 +348,12 @@ class Channel:
         ready: Done when a script may be run, or when the channel has closed (see `is_open`).
         run: The current script, until the next one may start; `None` when ready.
         settling_until: `time.monotonic()` until which it is expected to become ready.
+        stream: The stream of the shell.
+        listener: The task that reads it.
     """
 
     def __init__(self, stream: ChannelStream, user: User | None, on_change: Callable[[Channel], None]) -> None:
-        """Takes over the stream and starts the script server in its shell.
-
-        Args:
-            stream: A fresh shell.
-            user: Who runs it.
-            on_change: Called when it becomes ready, and when it has closed.
-        """
+        """Takes over the stream and starts the script server in its shell."""
         self.user = user
         self.shell = ShellInfo()
         self.run: ScriptRun | None = None
@@ -368,23 +364,14 @@ class Channel:
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._key = secrets.token_hex(8)
         self._parser = MarkParser(self._key)
-        self._stream = stream
+        self.stream = stream
         self._on_change = on_change
-        self._listener = asyncio.create_task(self._listen())
+        self.listener = asyncio.create_task(self._listen())
         # A callback, not a `finally` in the task: a task that is cancelled before its first step never enters it.
-        self._listener.add_done_callback(lambda _: self.close())
-
-    @property
-    def in_doubt(self) -> bool:
-        """Whether a sent script may have started although no mark has arrived yet."""
-        return self._stream.in_doubt
+        self.listener.add_done_callback(lambda _: self.close())
 
     def start(self, output: BoundedOutput) -> ScriptRun:
-        """Prepares a ready channel for the script that is sent next.
-
-        Args:
-            output: Where its output goes.
-        """
+        """Prepares a ready channel for the script that is sent next."""
         self.ready = asyncio.get_running_loop().create_future()
         self.settling_until = 0.0
         self.run = ScriptRun(output)
@@ -393,7 +380,7 @@ class Channel:
     async def send(self, script: Script) -> None:
         """Sends a script, made for this channel's key and shell, or input for the running one."""
         with contextlib.suppress(OSError):  # the listener sees the end of the stream
-            await self._stream.write(script(self._key, self.shell).encode("utf-8", "surrogateescape"))
+            await self.stream.write(script(self._key, self.shell).encode("utf-8", "surrogateescape"))
 
     async def play(self, run: ScriptRun, script: Script, seconds: float | None) -> None:
         """Sends the script of `run` and waits up to `seconds` for its exit code (`None`: no bound)."""
@@ -408,17 +395,13 @@ class Channel:
             reason = self._lost.__cause__ or self._lost
             raise ContainerDiedError(f"The connection to a shell of the container broke. {reason}") from reason
 
-    async def wait_closed(self) -> None:
-        """Waits until the reading task has ended after `close`."""
-        await asyncio.wait({self._listener})
-
     def close(self) -> None:
         """Releases the shell; the waiter of its script gets no answer. Idempotent."""
         if not self.is_open:
             return
         self.is_open = False
-        self._listener.cancel()
-        self._stream.close()
+        self.listener.cancel()
+        self.stream.close()
         if self.run is not None:
             self.run.answer()
         if not self.ready.done():
@@ -427,8 +410,8 @@ class Channel:
 
     async def _listen(self) -> None:
         try:
-            await self._stream.write(_SERVER.replace("KEY", self._key).encode())
-            while data := await self._stream.read():
+            await self.stream.write(_SERVER.replace("KEY", self._key).encode())
+            while data := await self.stream.read():
                 for output, mark in self._parser.feed(data):
                     if output:
                         self._take_in(output)
@@ -436,7 +419,7 @@ class Channel:
                         word, _, rest = mark.partition(" ")
                         self._note(word, rest)
                         if word in ("hello", "start"):  # not earlier: a shell reads ahead while it parses its source
-                            await self._stream.write(f"{self._key}\n".encode())
+                            await self.stream.write(f"{self._key}\n".encode())
         except StreamLostError as error:
             self._lost = error
         except (OSError, ValueError):
@@ -455,7 +438,7 @@ class Channel:
             pid, _, bash = rest.partition("|")
             self.shell = ShellInfo(parse_number(pid) if pid else 0, bash)
         elif word == "ready":
-            self._stream.rest()
+            self.stream.rest()
             if run is not None:
                 run.answer()
             self.run = None

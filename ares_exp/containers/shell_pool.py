@@ -42,12 +42,7 @@ class ShellPool:
     """
 
     def __init__(self, open_stream: OpenStream, try_again: Callable[[str], bool] = lambda why: False) -> None:
-        """Opens no channel yet.
-
-        Args:
-            open_stream: Opens one shell.
-            try_again: Called with the reason why a stream was no shell; returns whether to open another one.
-        """
+        """Opens no channel yet."""
         self.is_closed = False
         self._open_stream = open_stream
         self._try_again = try_again
@@ -71,10 +66,6 @@ class ShellPool:
         """Returns a ready channel: a free one, one about to become free, or whichever is first of these and new ones.
 
         Opening one takes an engine longer than most commands take.
-
-        Args:
-            user: Whose shell it is.
-            urgent: Whether it goes before others who wait.
         """
         while True:
             if self.is_closed:
@@ -169,9 +160,8 @@ class ShellPool:
             with contextlib.suppress(ContainerError):  # the next `take` reports the reason
                 self._changed(await self.open(user))
 
-        if self._free[user] or self._coming(user):
-            return
-        if user not in self._spares or self._spares[user].done():
+        is_opening = user in self._spares and not self._spares[user].done()
+        if not (self._free[user] or self._coming(user) or is_opening):
             self._spares[user] = asyncio.create_task(open_spare())
 
     def idle(self, user: User | None) -> tuple[Channel, ...]:
@@ -191,7 +181,8 @@ class ShellPool:
         channels = [one for channels in self._channels.values() for one in channels]
         for channel in channels:
             channel.close()
-        await asyncio.gather(*(channel.wait_closed() for channel in channels))
+        if channels:
+            await asyncio.wait({channel.listener for channel in channels})
 
     def _coming(self, user: User | None) -> dict[asyncio.Future[None], float]:
         """Returns the `ready` futures of channels that have just answered, each with the seconds it may take."""

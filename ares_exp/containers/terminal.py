@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Protocol, runtime_checkable
 
+from ares_exp.cancellation import happened
 from ares_exp.containers.container import User
 
 TERM = "xterm-256color"
@@ -82,9 +83,7 @@ class TerminalSession:
 
     async def wait_for_prompt(self) -> None:
         """Waits, bounded, until the shell has printed its first prompt."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(PROMPT_SEC):
-                await self._printed.wait()
+        await happened(self._printed, PROMPT_SEC)
         await asyncio.sleep(PROMPT_REST_SEC)
 
     async def type_keys(self, keys: str, seconds: float) -> str:
@@ -92,9 +91,7 @@ class TerminalSession:
         if keys:
             with suppress(OSError):
                 await self._terminal.write(keys.encode(errors="replace"))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._ended.wait()
+        await happened(self._ended, seconds)
         return self._take()
 
     async def close(self) -> None:

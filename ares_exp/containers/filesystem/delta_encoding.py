@@ -65,10 +65,6 @@ def unsafe(what: str, value: object) -> NoReturn:
 def checked_entry(value: Any, room: int) -> dict[str, Any]:
     """Checks each field of one entry by itself and returns it.
 
-    Args:
-        value: Anything that JSON has. Changed in place.
-        room: How large a file may be, in bytes.
-
     Raises:
         SnapshotMetadataError: It is none.
         UnsafeSnapshotError: It is one that no capture gives.

@@ -271,17 +271,17 @@ class ObjectStore:
 
     def _remove(self, file: Path, before: float) -> int | None:
         """Removes one file that was last put before that time. Returns its bytes, `None` if it stayed."""
-        background_request = self._temporary / secrets.token_hex(16)
+        aside = self._temporary / secrets.token_hex(16)
         try:
             if file.stat().st_mtime > before:
                 return None
-            # Set background request first: another process may put it at this very moment, and would find it there.
-            file.rename(background_request)
-            found = background_request.stat()
+            # Moved first: another process may put it at this very moment, and would find it there.
+            file.rename(aside)
+            found = aside.stat()
             if found.st_mtime > before:
-                background_request.rename(file)
+                aside.rename(file)
                 return None
-            background_request.unlink()
+            aside.unlink()
         except FileNotFoundError:
             return None
         return found.st_size

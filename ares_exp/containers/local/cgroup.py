@@ -71,24 +71,22 @@ class Limits:
 
     def settings(self, *, unified: bool) -> dict[Controller, dict[str, str]]:
         """Returns the cgroup files and values of each needed controller, the limit itself first."""
-        found: dict[Controller, dict[str, str]] = {}
-        if self.cpus is not None:
-            quota = max(int(self.cpus * _PERIOD_USEC), _LEAST_QUOTA_USEC)
-            found["cpu"] = (
-                {"cpu.max": f"{quota} {_PERIOD_USEC}"}
-                if unified
-                else {"cpu.cfs_quota_us": f"{quota}", "cpu.cfs_period_us": f"{_PERIOD_USEC}"}
-            )
-        if self.memory_mb is not None:
-            limit = str(self.memory_mb * 1024**2)
-            found["memory"] = (
-                {"memory.max": limit, "memory.swap.max": "0"}
-                if unified
-                else {"memory.limit_in_bytes": limit, "memory.memsw.limit_in_bytes": limit}
-            )
-        if self.pids is not None:
-            found["pids"] = {"pids.max": str(self.pids)}
-        return found
+        quota = max(int((self.cpus or 0) * _PERIOD_USEC), _LEAST_QUOTA_USEC)
+        memory = str((self.memory_mb or 0) * 1024**2)
+        found: dict[Controller, tuple[float | None, dict[str, str], dict[str, str]]] = {
+            "cpu": (
+                self.cpus,
+                {"cpu.max": f"{quota} {_PERIOD_USEC}"},
+                {"cpu.cfs_quota_us": f"{quota}", "cpu.cfs_period_us": f"{_PERIOD_USEC}"},
+            ),
+            "memory": (
+                self.memory_mb,
+                {"memory.max": memory, "memory.swap.max": "0"},
+                {"memory.limit_in_bytes": memory, "memory.memsw.limit_in_bytes": memory},
+            ),
+            "pids": (self.pids, {"pids.max": str(self.pids)}, {"pids.max": str(self.pids)}),
+        }
+        return {name: new if unified else old for name, (limit, new, old) in found.items() if limit is not None}
 
 
 def make_groups(directory: Path, limits: Limits) -> None:
@@ -196,12 +194,7 @@ def oom_kills(directory: Path) -> int:
 
 
 def lack_of_memory(directory: Path, *, holds_files: bool) -> str:
-    """Returns a clause about exhausted memory, if the container's memory was ever used up; else `""`.
-
-    Args:
-        directory: The container's directory.
-        holds_files: Whether the container's files are in memory.
-    """
+    """Returns a clause about exhausted memory, if the container's memory was ever used up; else `""`."""
     count = oom_kills(directory)
     if not count:
         return ""
@@ -250,12 +243,7 @@ def usable_cgroup_paths() -> Mapping[Controller, CgroupPath]:
 
 
 def find_cgroup_path(controller: Controller, process: Path = Path("/proc/self")) -> CgroupPath | None:
-    """Finds the nearest group, from the group of a process upwards, below which groups with `controller` work.
-
-    Args:
-        controller: The controller.
-        process: The process's directory in `/proc`.
-    """
+    """Finds the nearest group, from the group of a process upwards, below which groups with `controller` work."""
     with contextlib.suppress(OSError):  # no cgroups, a group that is being removed, an unusual mount
         return next((path for path in candidates(controller, process) if _works(path, controller)), None)
     return None
@@ -280,11 +268,7 @@ def candidates(controller: Controller, process: Path = Path("/proc/self")) -> It
 
 
 def find_groups(process: Path = Path("/proc/self")) -> Iterator[Path]:
-    """Yields all visible groups named like ours, of any process. Blocking, for `_SEARCH_SEC` at most.
-
-    Args:
-        process: As `find_cgroup_path`.
-    """
+    """Yields all visible groups named like ours, of any process. Blocking, for `_SEARCH_SEC` at most."""
     if not (process / "cgroup").exists():  # a kernel without cgroups
         return
     deadline = time.monotonic() + _SEARCH_SEC

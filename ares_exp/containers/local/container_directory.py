@@ -101,11 +101,7 @@ class ContainerDirectory(OwnedDirectory):
     """The directory of one container; the container's cgroups have its name."""
 
     def __init__(self, folder: Path) -> None:
-        """Creates the directory, readable only by this user.
-
-        Args:
-            folder: One of `folders`.
-        """
+        """Creates the directory, readable only by this user."""
         super().__init__(_prefix(os.getpid(), folder), folder)
         self._mutex = threading.Lock()
 

@@ -142,13 +142,7 @@ class ContainerFiles:
     """The files of one container. Every method blocks; calls must not overlap."""
 
     def __init__(self, directory: Path, parts: Sequence[Part], *, privileged: bool) -> None:
-        """Creates nothing yet.
-
-        Args:
-            directory: The container's directory on the host.
-            parts: The parts of the container's root directory.
-            privileged: Whether user ids inside and outside are the same; else the root inside is our user.
-        """
+        """Creates nothing yet."""
         self._directory = directory
         self._parts = parts
         self._root = directory / _FILES

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ares_exp.cancellation import finish
+from ares_exp.cancellation import finish, happened
 from ares_exp.containers.container import User
 from ares_exp.containers.local import guardian
 from ares_exp.containers.local.cgroup import RECORD, Reserve, lack_of_memory
@@ -224,13 +224,6 @@ class ContainerProcess:
     ) -> Terminal:
         """Starts a login shell on a terminal in the container.
 
-        Args:
-            user: Who runs it.
-            columns: Width of the terminal.
-            lines: Its height.
-            env: Variables on top of the container's.
-            workdir: Where it starts.
-
         Raises:
             ContainerDiedError: The container has ended, or does not answer.
             ContainerError: The container has no such user.
@@ -271,10 +264,6 @@ class ContainerProcess:
 
     async def open_shell(self, user: User, *, clean_env: bool = False) -> FifoStream:
         """Starts a `/bin/sh` in the container that reads source from the stream and prints to it.
-
-        Args:
-            user: Who runs it.
-            clean_env: Whether it starts without variables instead of with the container's.
 
         Raises:
             ContainerDiedError: The container has ended, or does not answer.
@@ -319,15 +308,13 @@ class ContainerProcess:
         if self.is_running:
             self._process.send_signal(signal.SIGCONT)  # the container may have stopped a guardian
         try:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._exited.wait(), grace)
+            await happened(self._exited, grace)
         finally:
             for stream in self._streams:
                 stream.close()
             if self.is_running:
                 self._process.kill()  # bubblewrap's sandbox dies with it
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._exited.wait(), _KILL_SEC)
+        await happened(self._exited, _KILL_SEC)
 
     def _reap(self) -> None:
         if self._process.poll() is not None:
@@ -337,9 +324,7 @@ class ContainerProcess:
 
     async def has_ended(self) -> bool:
         """Returns whether it has ended, waiting briefly for the kernel to report an end."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._exited.wait(), _REPORT_SEC)
-        return not self.is_running
+        return await happened(self._exited, _REPORT_SEC)
 
     def why_ended(self) -> str:
         """Returns the reason for an end without `kill`, as a clause."""

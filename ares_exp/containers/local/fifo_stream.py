@@ -129,10 +129,7 @@ _STATUS = re.compile(rb"status (\d+)\n$")
 async def send(stream: FifoStream, source: Path, target: str) -> None:
     """Copies a host file to the container's path `target`, or a host directory's contents into that directory.
 
-    Args:
-        stream: A fresh shell of the container's root; cannot be used afterwards.
-        source: A file or directory of the host.
-        target: Absolute path in the container.
+    The stream is a fresh shell of the container's root, and cannot be used afterwards.
 
     Raises:
         TransferError: With the path and the reason.
@@ -161,10 +158,7 @@ async def send(stream: FifoStream, source: Path, target: str) -> None:
 async def receive(stream: FifoStream, source: str, target: Path) -> None:
     """Copies a file of the container to the host path `target`, or a directory's contents into that directory.
 
-    Args:
-        stream: A fresh shell of the container's root; cannot be used afterwards.
-        source: Absolute path in the container.
-        target: Host path.
+    The stream is a fresh shell of the container's root, and cannot be used afterwards.
 
     Raises:
         TransferError: With the path and the reason; a missing `source` included.

@@ -40,13 +40,7 @@ _LOOK_EVERY_SEC = 0.002
 def main(directory: Path, held: int | None, command: list[str]) -> int:
     """Runs `command`; kills what it started when it ends or when the other end of stdin is closed.
 
-    Args:
-        directory: The container's directory.
-        held: A descriptor that only this process keeps open.
-        command: The command line of the first process. It inherits stdin, stdout and stderr.
-
-    Returns:
-        Its exit code, 128 + n for death by signal n.
+    Only this process keeps the descriptor `held` open. Returns the exit code, 128 + n for death by signal n.
     """
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -109,14 +103,7 @@ def end_descendants() -> None:
 
 
 def end_marked(name: str) -> bool:
-    """Kills the processes of a container whose guardian is gone, found by their environment.
-
-    Args:
-        name: The name of the container's directory.
-
-    Returns:
-        Whether none is left.
-    """
+    """Kills the processes of a container without a guardian, found by their environment; returns whether it did."""
     mark, deadline = f"{MARK}={name}".encode(), time.monotonic() + KILL_SEC
     while time.monotonic() < deadline:
         found = set()

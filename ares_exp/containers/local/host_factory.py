@@ -87,10 +87,6 @@ class MachinePaths:
     def make_room(self, source: Path, target: str) -> list[str]:
         """Records what an upload will create.
 
-        Args:
-            source: A file, or a directory whose contents are copied into the directory `target`.
-            target: An absolute path.
-
         Returns:
             The files that it has created, which the upload replaces.
 

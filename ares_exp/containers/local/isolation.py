@@ -48,11 +48,7 @@ class Mount:
 
 
 def mounts(process: Path = Path("/proc/self")) -> Iterator[Mount]:
-    """Yields the mounts that a process sees, in order.
-
-    Args:
-        process: The process's directory in `/proc`.
-    """
+    """Yields the mounts that a process sees, in order."""
     for line in os.fsdecode((process / "mountinfo").read_bytes()).rstrip("\n").split("\n"):
         mount, filesystem = (part.split(" ") for part in line.split(" - ", 1))
         yield Mount(
@@ -114,11 +110,7 @@ _ARCHITECTURES = {
 
 
 def compiled_filter(machine: str | None = None) -> bytes | None:
-    """Returns the filter for `bwrap --seccomp`; `None` on an architecture with unknown numbers.
-
-    Args:
-        machine: As `platform.machine()` calls it; default: this one.
-    """
+    """Returns the filter for `bwrap --seccomp`; `None` on an architecture with unknown numbers."""
     calls = _ARCHITECTURES.get(machine or platform.machine())
     if calls is None:
         return None
