@@ -1,4 +1,4 @@
-"""Clean-up that a cancelled task still finishes, in the task itself or in a thread."""
+"""Clean-up that a cancelled task still finishes, in the task itself or in a thread, and bounded waits."""
 
 from __future__ import annotations
 
@@ -18,6 +18,14 @@ async def in_thread(function: Callable[[], _T]) -> _T:
     except asyncio.CancelledError:
         await finish(asyncio.wait({task}))
         raise
+
+
+async def happened(event: asyncio.Event, seconds: float | None) -> bool:
+    """Waits up to `seconds` (`None`: no bound) for an event; returns whether it has happened."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()
 
 
 async def finish(work: Coroutine[Any, Any, Any]) -> None:

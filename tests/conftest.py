@@ -180,7 +180,7 @@ def missing(backend: str) -> str | None:
 @functools.cache
 def is_root() -> bool:
     """Whether tests marked `root` can run: the user is root and may mount."""
-    from ares_exp.containers.local.bubblewrap import is_privileged
+    from ares_exp.containers.local.isolation import is_privileged
 
     return is_privileged()
 

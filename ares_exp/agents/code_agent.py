@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, Unpack, runtime_checkable
 
 from ares_exp.config.parts import completed, kind_of, name_of
-from ares_exp.containers.container import ExecOptions, ExecResult, Mount
-from ares_exp.containers.terminal import TerminalOutput
+from ares_exp.containers.container import ExecOptions, ExecResult, Mount, TerminalOutput
 from ares_exp.llms.request import LLMClient
 from ares_exp.records.results import AgentFacts
 from ares_exp.tasks.agent_context import AgentContext

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from ares_exp.config.targets import import_target, option_targets
 from ares_exp.containers.container import ContainerFactoryBase
-from ares_exp.containers.leftover import Leftover
-from ares_exp.containers.owned_directory import find_short_lived
+from ares_exp.containers.ownership import Leftover, find_short_lived
 from ares_exp.containers.user_cache import find_caches
 from ares_exp.errors import ConfigError, ContainerServiceError, PreflightError
 from ares_exp.records.terminal_text import format_size

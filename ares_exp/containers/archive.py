@@ -18,8 +18,7 @@ MAX_BYTES = 1024**3
 MAX_MEMBERS = 100_000
 _SPOOL_BYTES = 8 * 1024 * 1024
 _PREFIX = ".download-"
-_SHOWN = 5
-"""Number of skipped members that the warning names."""
+_SHOWN = 5  # skipped members that the warning names
 
 _logger = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ from ares_exp.containers.filesystem.delta import Entry
 from ares_exp.errors import CaptureError
 
 READ_SEC = 300.0
-"""Bound on the reading of a container's files."""
 
 Skip = Callable[[str], bool]
 """A function that returns whether a path is skipped."""

@@ -2,26 +2,113 @@
 
 A command borrows a free channel, or opens one. The channel is free again when no process in the container holds the
 command's output: a background process that a command leaves behind neither blocks it nor writes into the output of the
-next one. Time limits and cancellation kill the command's processes through another channel.
+next one. Time limits and cancellation kill the command's processes through another channel. Commands that end at about
+the same time share one kill script (`shell_channel.kill_script`): otherwise the killers of many commands cancelled
+together would stop each other.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import collections
 import functools
+import logging
 import posixpath
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
-from ares_exp.cancellation import finish
-from ares_exp.containers.command_killer import CommandKiller
+from ares_exp.cancellation import finish, happened
 from ares_exp.containers.container import MAX_OUTPUT_BYTES, ExecResult, Shell, User
-from ares_exp.containers.shell_channel import BoundedOutput, Channel, Script, ScriptRun
+from ares_exp.containers.shell_channel import (
+    BoundedOutput,
+    Channel,
+    Script,
+    ScriptRun,
+    check_arguments,
+    command_script,
+    kill_script,
+    sink_script,
+)
 from ares_exp.containers.shell_pool import MAX_IDLE, OpenStream, ShellPool
-from ares_exp.containers.shell_script import check_arguments, command_script, end_of_sink, sink_script
-from ares_exp.errors import ContainerDiedError
+from ares_exp.errors import ContainerDiedError, ContainerError
+
+# A killed tree is gone within milliseconds; the rest is for a loaded machine. First one try, then all together.
+_KILL_SEC = 2.0
+
+END_SEC = 8.0
+"""Bound on killing a command after its time limit."""
+
+_logger = logging.getLogger(__name__)
+
+
+class CommandKiller:
+    """Kills the commands of one container."""
+
+    def __init__(self, shells: ShellPool, root: User | None) -> None:
+        """Args: root: The user who may kill all processes; `None` when that is the default user."""
+        self._shells = shells
+        self._root = root
+        self._doomed: dict[User | None, set[tuple[str, int]]] = collections.defaultdict(set)
+        self._lock = asyncio.Lock()
+
+    async def end(self, channel: Channel, run: ScriptRun, exec_id: str) -> None:
+        """Kills the processes of a command and collects its output; closes the channel if that fails."""
+        if self._shells.is_closed:
+            return
+        root = run.pid or channel.shell.pid  # the latter has the script, and might still start it
+        if not run.pid:
+            channel.close()  # else the kill could hit the channel's next command
+        try:
+            async with asyncio.timeout(END_SEC):
+                for _ in range(2):  # the first may precede the environment of the command's first process
+                    await self.kill(channel.user, exec_id, root)
+                    await asyncio.wait({channel.ready}, timeout=_KILL_SEC / 4)
+                    if channel.run is not run or not channel.is_open:
+                        return
+        except TimeoutError:
+            pass  # the engine does not answer; the next command reports it
+        except ContainerError as error:
+            if isinstance(error, ContainerDiedError):
+                raise
+            raise ContainerDiedError(f"The container is lost: a command in it could not be killed. {error}") from error
+        finally:
+            if channel.run is run:
+                channel.close()
+
+    async def kill(self, user: User | None, exec_id: str, root: int) -> None:
+        """Kills the processes of a command, together with those of all other commands waiting to be killed."""
+        waiting, own = self._doomed[user], (exec_id, root)
+        waiting.add(own)
+        try:
+            async with self._lock:
+                if own not in waiting:  # an earlier caller has killed it as well
+                    return
+                doomed = frozenset(waiting)
+                exec_ids, pids = {one for one, _ in doomed}, {pid for _, pid in doomed if pid}
+                word = await self._run_kill_script(user, exec_ids, pids)
+                if word not in ("", "0") and user != self._root:  # sudo has made some of them root's
+                    word = await self._run_kill_script(self._root, exec_ids, pids)
+                if word:
+                    waiting -= doomed
+                if word != "0":
+                    _logger.warning("Some processes of a killed command may still run in the container.")
+        finally:
+            waiting.discard(own)
+
+    async def _run_kill_script(self, user: User | None, exec_ids: set[str], pids: set[int]) -> str:
+        """Returns the script's exit code; empty when no shell answered."""
+        for take in (partial(self._shells.take, urgent=True), self._shells.open):
+            channel = await take(user)
+            run = channel.start(BoundedOutput(0))
+            await channel.play(run, lambda key, _: kill_script(exec_ids, pids, key=key), _KILL_SEC)
+            if run.word:
+                return run.word
+            for one in (channel, *self._shells.idle(user)):  # it died while idle: so did the others, probably
+                one.close()
+        return ""
+
 
 # A ready channel starts within milliseconds. One that has not started by then was probably stopped by a signal.
 _START_SEC = 10.0
@@ -129,10 +216,10 @@ class CommandRunner:
             self._shells.keep_spare(user)
             try:
                 await channel.play(run, script, _until(deadline, at_most=_START_SEC))
-                while not (run.pid or run.answered.is_set()) and channel.in_doubt and _until(deadline) != 0:
-                    await _answered(run, _until(deadline, at_most=_DOUBT_SEC))
+                while not (run.pid or run.answered.is_set()) and channel.stream.in_doubt and _until(deadline) != 0:
+                    await happened(run.answered, _until(deadline, at_most=_DOUBT_SEC))
                 if run.pid and not run.answered.is_set():
-                    await _answered(run, _until(deadline))
+                    await happened(run.answered, _until(deadline))
                 timed_out = not run.answered.is_set() and _until(deadline) == 0
                 if not run.answered.is_set() or (run.pid and not run.word):
                     await self._killer.end(channel, run, exec_id)
@@ -148,11 +235,7 @@ class CommandRunner:
         raise ContainerDiedError("The container no longer answers: its shells end before they run a command.")
 
     async def _open_sink(self, user: User | None, errors: BoundedOutput) -> tuple[Channel, ScriptRun]:
-        """Opens a channel whose output is the stderr of a command in another one.
-
-        Raises:
-            ContainerDiedError: The container is gone.
-        """
+        """Opens a channel whose output is the stderr of a command in another one."""
         for take in (self._shells.take, self._shells.open):  # the first may have died or been stopped while idle
             channel = await take(user)
             run = channel.start(errors)
@@ -169,17 +252,9 @@ class CommandRunner:
 
     async def _close_sink(self, channel: Channel, run: ScriptRun) -> None:
         """Collects the stderr of the ended command."""
-        await channel.send(lambda key, _: end_of_sink(key=key))
-        if not await _answered(run, _COLLECT_SEC):
+        await channel.send(lambda key, _: f"end\n{key}\n")  # the second line is for the server, after the sink
+        if not await happened(run.answered, _COLLECT_SEC):
             channel.close()
-
-
-async def _answered(run: ScriptRun, seconds: float | None) -> bool:
-    """Waits up to `seconds` for the exit code; returns whether it is known, or known never to come."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await run.answered.wait()
-    return run.answered.is_set()
 
 
 def _until(deadline: float | None, *, at_most: float | None = None) -> float | None:

@@ -14,8 +14,8 @@ from ares_exp.cancellation import finish
 from ares_exp.config.parts import completed
 from ares_exp.containers.filesystem.delta import Delta, StoredChanges
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
-from ares_exp.containers.leftover import Leftover
 from ares_exp.containers.network_policy import PUBLIC, NetworkPolicy
+from ares_exp.containers.ownership import Leftover
 from ares_exp.errors import ConfigError, ContainerStartError, EnvironmentStartTimeoutError
 
 User = str | int
@@ -47,6 +47,19 @@ class ExecResult:
     timed_out: bool = False
     elided_bytes: int = 0
     stderr: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TerminalOutput:
+    """What a terminal printed, as it would go to a screen.
+
+    Attributes:
+        text: Text with control sequences, decoded as UTF-8; head and tail only where there was too much of it.
+        is_new: Whether it is the output of a fresh terminal: the first one, or one in the place of one that ended.
+    """
+
+    text: str
+    is_new: bool = False
 
 
 class ExecOptions(TypedDict, total=False):
@@ -160,7 +173,6 @@ class Container(Protocol):
             ContainerStartError: It could not be built, created or started.
             EnvironmentStartTimeoutError: It took too long.
         """
-        ...
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
         """Runs `command` in a fresh `bash -c` (`sh` where the image has no bash), stdin closed.
@@ -178,7 +190,6 @@ class Container(Protocol):
             ValueError: `command`, `cwd` or `env` holds a NUL or a lone surrogate, or a variable's name is not an
                 identifier.
         """
-        ...
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
         """Copies a host file to the path `target`, or a host directory's contents into the directory `target`.
@@ -190,7 +201,6 @@ class Container(Protocol):
             TransferError: With the path and the reason.
             ContainerDiedError: The container is gone.
         """
-        ...
 
     async def download(self, source: str | Path, target: str | Path) -> None:
         """Copies a file of the container to the host path `target`, or a directory's contents into that directory.
@@ -201,7 +211,6 @@ class Container(Protocol):
             TransferError: With the path and the reason; a missing `source` included.
             ContainerDiedError: The container is gone.
         """
-        ...
 
     async def set_network(self, policy: NetworkPolicy) -> None:
         """Puts `policy` in force, for running processes of the container too.
@@ -216,11 +225,9 @@ class Container(Protocol):
             ContainerError: It could not be put in force; the policy in force is then unknown.
             ContainerDiedError: The container is gone.
         """
-        ...
 
     async def stop(self) -> None:
         """Kills and removes the container. Idempotent, never raises for a container that is already gone."""
-        ...
 
     async def __aenter__(self) -> Self:
         """Starts the container."""
@@ -244,7 +251,6 @@ class ServiceContainer(Protocol):
             ContainerDiedError: The service has ended.
             ContainerError: Commands cannot be run in it.
         """
-        ...
 
     async def download(self, source: str | Path, target: str | Path) -> None:
         """As `Container.download`; also from a service that has ended.
@@ -252,11 +258,9 @@ class ServiceContainer(Protocol):
         Raises:
             TransferError: With the path and the reason; a missing `source` included.
         """
-        ...
 
     async def stop(self) -> None:
         """Kills its processes; its files and the other services stay."""
-        ...
 
 
 @runtime_checkable
@@ -269,7 +273,6 @@ class ComposedContainer(Protocol):
         Raises:
             ContainerError: There is no such service; the message names the existing ones.
         """
-        ...
 
 
 @runtime_checkable
@@ -289,7 +292,6 @@ class SnapshottableContainer(Protocol):
             SnapshotUnsupportedError: This container cannot be captured here; with the reason and a remedy.
             ContainerDiedError: The container is gone.
         """
-        ...
 
 
 @runtime_checkable
@@ -305,7 +307,6 @@ class ContainerFactory(Protocol):
 
     def __call__(self, spec: ContainerSpec) -> Container:
         """Makes a container for `spec`, not started yet."""
-        ...
 
     async def preflight(self) -> None:
         """Checks that the backend can run containers.
@@ -313,7 +314,6 @@ class ContainerFactory(Protocol):
         Raises:
             PreflightError: With the remedy.
         """
-        ...
 
     def check(self, spec: ContainerSpec) -> list[str]:
         """Checks, without starting anything, that this backend can run `spec`.
@@ -325,7 +325,6 @@ class ContainerFactory(Protocol):
             UnsupportedTaskError: A feature without which the task would mean something else.
             TaskError: The container definition is malformed (no Dockerfile, say).
         """
-        ...
 
 
 class ContainerFactoryBase(ContainerFactory):

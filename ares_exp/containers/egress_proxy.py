@@ -52,11 +52,7 @@ _HOP_BY_HOP = {"host", "connection", "proxy-connection", "keep-alive", "proxy-au
 
 
 async def resolve_name(name: str) -> Sequence[IPAddress]:
-    """Resolves a DNS name on this machine.
-
-    Raises:
-        OSError: It has no address.
-    """
+    """Resolves a DNS name on this machine."""
     find = functools.partial(socket.getaddrinfo, name, None, type=socket.SOCK_STREAM)
     found = await asyncio.get_running_loop().run_in_executor(_resolvers(os.getpid()), find)
     return list(dict.fromkeys(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found))
@@ -118,7 +114,9 @@ class EgressProxy:
             RefusedError: It may not be reached, or its name cannot be resolved.
         """
         policy = self._policy
-        literal = _as_address(host)
+        literal: IPAddress | None = None
+        with contextlib.suppress(ValueError):
+            literal = _unmapped(ipaddress.ip_address(host))
         if policy.mode != "allowlist" or not (
             policy.allows_name(host) if literal is None else policy.allows_address(literal)
         ):
@@ -177,7 +175,7 @@ class EgressProxy:
             await _refuse(reader, writer, refused)
             return
         try:
-            if request.is_tunnel:
+            if not request.head:
                 writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
             far_writer.write(request.head)
             await self._relay(reader, writer, far_reader, far_writer)
@@ -185,11 +183,7 @@ class EgressProxy:
             far_writer.transport.abort()
 
     async def _reach(self, request: ProxyRequest) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connects to an allowed address of the requested host.
-
-        Raises:
-            RefusedError: No address is allowed, or none answers.
-        """
+        """Connects to an allowed address of the requested host."""
         last: OSError | None = None
         for address in await self.destinations(request.host):
             try:
@@ -246,13 +240,6 @@ async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, re
                 pass
 
 
-def _as_address(host: str) -> IPAddress | None:
-    try:
-        return _unmapped(ipaddress.ip_address(host))
-    except ValueError:
-        return None
-
-
 def _unmapped(address: IPAddress) -> IPAddress:
     """Returns the IPv4 address of a mapped one: the kernel takes `::ffff:127.0.0.1` for 127.0.0.1."""
     return getattr(address, "ipv4_mapped", None) or address
@@ -288,10 +275,6 @@ class ProxyRequest:
     host: str
     port: int
     head: bytes = b""
-
-    @property
-    def is_tunnel(self) -> bool:
-        return not self.head
 
 
 async def read_request(reader: asyncio.StreamReader) -> ProxyRequest:

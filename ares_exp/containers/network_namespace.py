@@ -14,8 +14,8 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -55,13 +55,7 @@ def obstacle() -> str | None:
 def listen_inside(pid: int, container_id: str, address: tuple[str, int]) -> socket.socket:
     """Opens a socket that listens at `address` in the network of a container. Blocking, for a millisecond.
 
-    Args:
-        pid: The container's first process, as numbered on this machine.
-        container_id: Its full id, which distinguishes it from a local process of the same number.
-        address: An address of that network, and a port.
-
-    Raises:
-        OSError: No such process, no right to enter, or the address is taken.
+    Its full id distinguishes the container's first process from a local process of the same number.
     """
     process = Path("/proc", str(pid))
     with (process / "ns" / "net").open("rb") as namespace:
@@ -71,16 +65,7 @@ def listen_inside(pid: int, container_id: str, address: tuple[str, int]) -> sock
 
 
 def listen_in_namespace(pid: int, namespace: int, address: tuple[str, int]) -> socket.socket:
-    """Opens a socket that listens at `address` in the network of a process of ours. Blocking, for some milliseconds.
-
-    Args:
-        pid: The process, which this user started, maybe in a user namespace of its own.
-        namespace: The inode of its network namespace, which distinguishes it from a later process of the same number.
-        address: An address of that network, and a port.
-
-    Raises:
-        OSError: No such process, no right to enter, or the address is taken.
-    """
+    """Opens a socket that listens at `address` in the network of a process of ours. Blocking, for some milliseconds."""
     entries = Path("/proc", str(pid), "ns")
     with (entries / "net").open("rb") as network:
         if os.fstat(network.fileno()).st_ino != namespace:
@@ -117,20 +102,11 @@ def _listen_by_helper(user: IO[bytes], network: IO[bytes], address: tuple[str, i
 
 def _visit(namespace: IO[bytes], act: Callable[[], _T]) -> _T:
     """Runs `act` in a thread that enters `namespace` and ends there."""
-    results: list[_T] = []
-    errors: list[OSError] = []
 
-    def run() -> None:
-        try:
-            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET) != 0:
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-            results.append(act())
-        except OSError as error:
-            errors.append(error)
+    def run() -> _T:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return act()
 
-    thread = threading.Thread(target=run, name="network visit")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
+    with ThreadPoolExecutor(1, "network visit") as thread:
+        return thread.submit(run).result()

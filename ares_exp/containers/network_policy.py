@@ -51,12 +51,8 @@ class NetworkPolicy:
 
     def allows_address(self, address: IPAddress) -> bool:
         """Returns whether an entry allows this IP address itself."""
-        return self.mode == "public" or any(address in network for network in self._networks())
-
-    def _networks(self) -> Iterable[ipaddress.IPv4Network | ipaddress.IPv6Network]:
-        for entry in self.allowed_hosts:
-            if _network(entry) or _address(entry):
-                yield ipaddress.ip_network(entry)
+        entries = (entry for entry in self.allowed_hosts if _network(entry) or _address(entry))
+        return self.mode == "public" or any(address in ipaddress.ip_network(entry) for entry in entries)
 
 
 PUBLIC = NetworkPolicy("public")

@@ -82,20 +82,12 @@ class _Relay:
         self._connections: dict[int, _Connection] = {}
         self._waiting: deque[bytes] = deque()
         self._has_waiting = asyncio.Event()
-        self._carried: dict[int, asyncio.Task[None]] = {}
 
     @classmethod
     async def start(
         cls, open_shell: OpenShell, serve: Serve, ports: range, *, lease_sec: int, remedy: str = ""
     ) -> _Relay:
         """Starts a relay at the first free one of `ports`.
-
-        Args:
-            open_shell: Starts the shell that becomes the relay.
-            serve: Called with each connection.
-            ports: The ports.
-            lease_sec: After so many seconds without a word from here it ends by itself; 0: it does not.
-            remedy: What else may be done where the image has no interpreter, to follow the advice to add one.
 
         Raises:
             PortForwardingError: The image has no interpreter, or all ports are taken.
@@ -147,14 +139,10 @@ class _Relay:
             return str(error)
         finally:
             self._stream.close()
-            tasks = {*own, *self._carried.values()}
+            tasks = {*own, *(connection.carried for connection in self._connections.values())}
             for task in tasks:
                 task.cancel()
             await finish(asyncio.wait(tasks, timeout=CUT_SEC))
-
-    def end(self) -> None:
-        """Asks the relay to end."""
-        self.put(0, _END)
 
     def put(self, number: int, word: int, data: bytes = b"") -> None:
         """Sends a frame, after those that wait to be sent: what there is of one connection is bounded by its credit."""
@@ -203,7 +191,7 @@ class _Relay:
                 self._accept(number)
             elif (connection := self._connections.get(number)) is not None:
                 if word == _BROKEN:
-                    self._carried[number].cancel()
+                    connection.carried.cancel()
                 else:
                     connection.hear(word, data)
 
@@ -211,18 +199,15 @@ class _Relay:
         # Twice as many: what has ended over there is given to the server here, which may take a moment.
         if number in self._connections or len(self._connections) >= 2 * MAX_CONNECTIONS:
             raise _RelayError(f"it accepted connection {number} with {len(self._connections)} open")
-        connection = self._connections[number] = _Connection(self, number)
-        task = self._carried[number] = asyncio.create_task(connection.run(self._serve))
-        task.add_done_callback(lambda _: self._forget(number))
-
-    def _forget(self, number: int) -> None:
-        del self._connections[number], self._carried[number]
+        connection = self._connections[number] = _Connection(self, number, self._serve)
+        connection.carried.add_done_callback(lambda _: self._connections.pop(number))
 
 
 class _Connection:
     """One connection, carried between the relay and a socket whose other end is served."""
 
-    def __init__(self, relay: _Relay, number: int) -> None:
+    def __init__(self, relay: _Relay, number: int, serve: Serve) -> None:
+        self.carried = asyncio.create_task(self._run(serve))
         self._relay = relay
         self._number = number
         self._credit = _WINDOW_BYTES
@@ -245,7 +230,7 @@ class _Connection:
                 raise _RelayError("it sent more of a connection than it may")
             self._arrived.put_nowait(data)
 
-    async def run(self, serve: Serve) -> None:
+    async def _run(self, serve: Serve) -> None:
         """Has it served, and carries its data until both halves have ended, or one is broken."""
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
@@ -266,11 +251,7 @@ class _Connection:
             ours.close()
 
     async def _carry(self, ours: socket.socket) -> None:
-        """Carries both directions.
-
-        Raises:
-            OSError: The connection is broken.
-        """
+        """Carries both directions."""
         up, down = asyncio.create_task(self._up(ours)), asyncio.create_task(self._down(ours))
         try:
             done, _ = await asyncio.wait({up, down}, return_when=asyncio.FIRST_EXCEPTION)
@@ -330,7 +311,7 @@ class RelayedPort:
     async def close(self) -> None:
         self._lose("The forwarded port was closed.")
         if not self._running.done():
-            self._relay.end()
+            self._relay.put(0, _END)  # asks it to end
             await finish(asyncio.wait({self._running}, timeout=_CLOSE_SEC))
             self._running.cancel()
             await finish(asyncio.wait({self._running}, timeout=2 * CUT_SEC))
@@ -384,11 +365,7 @@ async def open_relayed_port(
 
 
 async def _line(stream: ChannelStream) -> tuple[str, bytes]:
-    """Reads a line; returns it, and what has come behind it.
-
-    Raises:
-        OSError: It does not come.
-    """
+    """Reads a line; returns it, and what has come behind it."""
     heard = b""
     while b"\n" not in heard:
         data = await stream.read()

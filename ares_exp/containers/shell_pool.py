@@ -19,8 +19,7 @@ from ares_exp.errors import ContainerDiedError, ContainerError
 OPEN_TIMEOUT_SEC = 60.0
 """Bound on opening a channel: a loaded engine takes seconds, a hanging one must not hang us."""
 
-MAX_IDLE = 16
-"""Number of idle channels kept per user."""
+MAX_IDLE = 16  # of each user
 
 MAX_OPENINGS = 8
 """Number of channels per user that are opened at the same time for those who wait for one."""
@@ -43,12 +42,7 @@ class ShellPool:
     """
 
     def __init__(self, open_stream: OpenStream, try_again: Callable[[str], bool] = lambda why: False) -> None:
-        """Opens no channel yet.
-
-        Args:
-            open_stream: Opens one shell.
-            try_again: Called with the reason why a stream was no shell; returns whether to open another one.
-        """
+        """Opens no channel yet."""
         self.is_closed = False
         self._open_stream = open_stream
         self._try_again = try_again
@@ -61,11 +55,7 @@ class ShellPool:
         self._openings: dict[User | None, set[asyncio.Task[None]]] = collections.defaultdict(set)
 
     async def fill(self) -> None:
-        """Opens the default user's first two channels: one to run a command, one to kill it.
-
-        Raises:
-            ContainerError: No shell can be opened; `ContainerDiedError` when the container is gone.
-        """
+        """Opens the default user's first two channels: one to run a command, one to kill it."""
         opened = await asyncio.gather(self.open(None), self.open(None), return_exceptions=True)
         for one in opened:
             if isinstance(one, BaseException):
@@ -76,13 +66,6 @@ class ShellPool:
         """Returns a ready channel: a free one, one about to become free, or whichever is first of these and new ones.
 
         Opening one takes an engine longer than most commands take.
-
-        Args:
-            user: Whose shell it is.
-            urgent: Whether it goes before others who wait.
-
-        Raises:
-            ContainerError: As `open`.
         """
         while True:
             if self.is_closed:
@@ -177,9 +160,8 @@ class ShellPool:
             with contextlib.suppress(ContainerError):  # the next `take` reports the reason
                 self._changed(await self.open(user))
 
-        if self._free[user] or self._coming(user):
-            return
-        if user not in self._spares or self._spares[user].done():
+        is_opening = user in self._spares and not self._spares[user].done()
+        if not (self._free[user] or self._coming(user) or is_opening):
             self._spares[user] = asyncio.create_task(open_spare())
 
     def idle(self, user: User | None) -> tuple[Channel, ...]:
@@ -199,7 +181,8 @@ class ShellPool:
         channels = [one for channels in self._channels.values() for one in channels]
         for channel in channels:
             channel.close()
-        await asyncio.gather(*(channel.wait_closed() for channel in channels))
+        if channels:
+            await asyncio.wait({channel.listener for channel in channels})
 
     def _coming(self, user: User | None) -> dict[asyncio.Future[None], float]:
         """Returns the `ready` futures of channels that have just answered, each with the seconds it may take."""

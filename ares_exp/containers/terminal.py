@@ -6,9 +6,9 @@ import asyncio
 import codecs
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from ares_exp.cancellation import happened
 from ares_exp.containers.container import User
 
 TERM = "xterm-256color"
@@ -16,25 +16,10 @@ MAX_OUTPUT_CHARS = 128 * 1024
 """Bound on what is kept of the output between two readings, half from the head, half from the tail."""
 
 PROMPT_SEC = 2.0
-"""Bound on the wait for the first prompt of a shell."""
-PROMPT_REST_SEC = 0.1
-"""How long the rest of the prompt may take after its first bytes."""
+PROMPT_REST_SEC = 0.1  # after its first bytes
 
 FIND_SHELL = "SHELL=$(command -v bash || command -v sh); export SHELL"
 """Source text of `sh` that chooses the shell of a terminal, which is a login shell."""
-
-
-@dataclass(frozen=True, slots=True)
-class TerminalOutput:
-    """What a terminal printed, as it would go to a screen.
-
-    Attributes:
-        text: Text with control sequences, decoded as UTF-8; head and tail only where there was too much of it.
-        is_new: Whether it is the output of a fresh terminal: the first one, or one in the place of one that ended.
-    """
-
-    text: str
-    is_new: bool = False
 
 
 class Terminal(Protocol):
@@ -46,7 +31,6 @@ class Terminal(Protocol):
         Raises:
             OSError: It has ended.
         """
-        ...
 
     async def write(self, data: bytes) -> None:
         """Types.
@@ -54,11 +38,9 @@ class Terminal(Protocol):
         Raises:
             OSError: It has ended.
         """
-        ...
 
     async def close(self) -> None:
         """Hangs up, so that its processes end unless they see to it that they do not. Idempotent, never raises."""
-        ...
 
 
 @runtime_checkable
@@ -82,7 +64,6 @@ class TerminalContainer(Protocol):
             ContainerDiedError: The container is gone.
             ContainerError: It could not be opened.
         """
-        ...
 
 
 class TerminalSession:
@@ -102,9 +83,7 @@ class TerminalSession:
 
     async def wait_for_prompt(self) -> None:
         """Waits, bounded, until the shell has printed its first prompt."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(PROMPT_SEC):
-                await self._printed.wait()
+        await happened(self._printed, PROMPT_SEC)
         await asyncio.sleep(PROMPT_REST_SEC)
 
     async def type_keys(self, keys: str, seconds: float) -> str:
@@ -112,9 +91,7 @@ class TerminalSession:
         if keys:
             with suppress(OSError):
                 await self._terminal.write(keys.encode(errors="replace"))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._ended.wait()
+        await happened(self._ended, seconds)
         return self._take()
 
     async def close(self) -> None:

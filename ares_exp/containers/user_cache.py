@@ -12,11 +12,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ares_exp.containers.leftover import Leftover
-from ares_exp.containers.owned_directory import delete, locked
+from ares_exp.containers.ownership import Leftover, delete, locked
 
-_BLOCK = 512
-"""Unit of `st_blocks`."""
 _held: dict[tuple[int, int], int] = {}
 """Descriptors with the locks of this process, by device and inode of the folder: the kernel drops them at its end."""
 
@@ -89,5 +86,5 @@ def _size(folder: Path) -> int:
     for place, _, files in os.walk(folder):
         for name in files:
             with suppress(OSError):
-                total += os.lstat(os.path.join(place, name)).st_blocks * _BLOCK  # noqa: PTH118  # many of them
+                total += os.lstat(os.path.join(place, name)).st_blocks * 512  # noqa: PTH118  # many of them
     return total

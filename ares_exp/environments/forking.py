@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from ares_exp.cancellation import finish
-from ares_exp.containers.owned_directory import OwnedDirectory, short_lived_directory
+from ares_exp.containers.ownership import OwnedDirectory, short_lived_directory
 from ares_exp.environment import TimeStep
 from ares_exp.environments.exporting import export_episode
 from ares_exp.environments.restoring import Continuation

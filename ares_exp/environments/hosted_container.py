@@ -6,14 +6,13 @@ import asyncio
 import time
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from ares_exp.agents.runtime.agent_runtime import AgentRuntime
 from ares_exp.agents.runtime.host_files import HostFiles, digest_of
 from ares_exp.containers.activity import Activity, CommandRecord
-from ares_exp.containers.container import Container, ExecOptions, ExecResult, Shell, User
+from ares_exp.containers.container import Container, ExecOptions, ExecResult, Shell, TerminalOutput, User
 from ares_exp.containers.forwarded_port import FORWARDED_PORT, ForwardedPort, Serve, ServingContainer
-from ares_exp.containers.terminal import TerminalContainer, TerminalOutput, TerminalSession
 from ares_exp.errors import (
     ContainerDiedError,
     ContainerError,
@@ -21,6 +20,9 @@ from ares_exp.errors import (
     EpisodeStateError,
     PortForwardingError,
 )
+
+if TYPE_CHECKING:
+    from ares_exp.containers.terminal import TerminalSession
 
 
 class HostedContainer:
@@ -107,6 +109,8 @@ class HostedContainer:
             return TerminalOutput(await self._terminal.type_keys(keys, seconds), is_new)
 
     async def _open_terminal(self, columns: int, lines: int) -> TerminalSession:
+        from ares_exp.containers.terminal import TerminalContainer, TerminalSession
+
         if not isinstance(self._container, TerminalContainer):
             raise ContainerError(
                 f"A {type(self._container).__name__} has no terminals. Use container=local, container=docker or "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ares_exp.containers.container import Container
-from ares_exp.containers.shell_script import EXEC_ID_VARIABLE
+from ares_exp.containers.shell_channel import EXEC_ID_VARIABLE
 
 # One a line: number and command line. Not itself.
 _PROCESSES = f"""

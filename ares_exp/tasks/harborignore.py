@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ares_exp.cancellation import in_thread
-from ares_exp.containers.owned_directory import working_directory
+from ares_exp.containers.ownership import working_directory
 from ares_exp.errors import TaskError, TransferError
 from ares_exp.tasks.verification.link_bounds import LinkBounds
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
-from ares_exp.containers.owned_directory import short_lived_directory
+from ares_exp.containers.ownership import short_lived_directory
 from ares_exp.records.secrets import scrub
 from ares_exp.trackers.tracker import RunInfo
 from ares_exp.trackers.wandb_identity import WandbIdentity

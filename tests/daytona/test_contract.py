@@ -12,7 +12,7 @@ import pytest
 
 from ares_exp.containers.container import ContainerFactory, ContainerSpec
 from ares_exp.containers.daytona.factory import DaytonaContainerFactory
-from ares_exp.containers.local.bubblewrap import is_privileged
+from ares_exp.containers.local.isolation import is_privileged
 from ares_exp.containers.network_policy import NO_NETWORK, NetworkMode
 from ares_exp.testing.container_contract import ContainerContract
 from ares_exp.testing.forwarded_port_contract import RelayedForwardedPortContract

@@ -42,7 +42,7 @@ input()
 """
 
 BUILDER = """
-from ares_exp.containers.owned_directory import short_lived_directory
+from ares_exp.containers.ownership import short_lived_directory
 directory = short_lived_directory("build")
 print(directory.path, flush=True)
 input()

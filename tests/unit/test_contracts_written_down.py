@@ -14,7 +14,7 @@ FOREIGN = {
     "containers/docker/container_lifetime.py": {"status_code"},  # an error of docker-py's
     "containers/docker/engine.py": {"explanation"},  # likewise
     "containers/egress_proxy.py": {"ipv4_mapped"},  # an address of the standard library
-    "containers/filesystem/frames.py": {"compressor"},  # a threading.local
+    "containers/filesystem/stored_objects.py": {"compressor"},  # a threading.local
     "agents/runtime/agent_runtime.py": {"args", "__qualname__"},  # a function or a partial of the agent's
     "agents/runtime/virtual_clock.py": {"__self__"},  # a function of `random`
     "records/record_files.py": {"CSafeLoader"},  # of PyYAML, where it was built with it

@@ -39,8 +39,7 @@ from ares_exp.agents.runtime.journal import (
     UnheardEntry,
 )
 from ares_exp.containers.activity import CommandRecord
-from ares_exp.containers.container import ExecResult
-from ares_exp.containers.terminal import TerminalOutput
+from ares_exp.containers.container import ExecResult, TerminalOutput
 from ares_exp.errors import AresExpError, SnapshotMetadataError, SnapshotUnsupportedError
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.run_dir import dump_json

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ares_exp.agents.toolbox.package import Build
 from ares_exp.containers.container import Mount
-from ares_exp.containers.owned_directory import OwnedDirectory, delete, find, name_prefix
+from ares_exp.containers.ownership import OwnedDirectory, delete, find_directories, name_prefix
 from ares_exp.containers.user_cache import hold, user_cache_dir
 from ares_exp.errors import ToolboxError
 
@@ -185,7 +185,7 @@ class AgentStore:
         """Makes a directory beside the builds, and removes it afterwards; also those of killed processes."""
         directory = OwnedDirectory(f"{name_prefix(_PURPOSE)}{os.getpid()}-", self.folder)
         try:
-            for leftover in find(_PURPOSE, "directory", delete, [self.folder]):
+            for leftover in find_directories(_PURPOSE, "directory", delete, [self.folder]):
                 if leftover.is_stale:
                     leftover.remove()
             yield directory.path

@@ -38,7 +38,7 @@ from ares_exp.containers.filesystem.delta import (
     parents,
 )
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
-from ares_exp.containers.filesystem.tar_program import YOUNG_SEC
+from ares_exp.containers.filesystem.tar_entries import YOUNG_SEC
 from ares_exp.errors import (
     CaptureError,
     ContainerDiedError,

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from ares_exp.cancellation import finish, in_thread
-from ares_exp.containers.command_killer import END_SEC
-from ares_exp.containers.command_runner import CommandRunner
+from ares_exp.containers.command_runner import END_SEC, CommandRunner
 from ares_exp.containers.container import (
     Container,
     ContainerSpec,
@@ -42,8 +41,7 @@ from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.forwarded_port import FORWARDED_PORT, ForwardedPort, ForwardedPorts, Serve
 from ares_exp.containers.images.image_plan import ImagePlan, plan_image
 from ares_exp.containers.network_policy import NetworkPolicy
-from ares_exp.containers.owned_directory import short_lived_directory
-from ares_exp.containers.ownership import owner_labels
+from ares_exp.containers.ownership import owner_labels, short_lived_directory
 from ares_exp.containers.relayed_port import open_relayed_port
 from ares_exp.containers.terminal import TERM, Terminal
 from ares_exp.errors import (

@@ -15,8 +15,8 @@ from ares_exp.containers.daytona.credentials import has_credentials
 from ares_exp.containers.daytona.leftovers import find_all, remove_stale
 from ares_exp.containers.daytona.sandbox_options import CaptureWay, DaytonaOptions
 from ares_exp.containers.daytona.sandbox_request import check_spec
-from ares_exp.containers.leftover import Leftover
 from ares_exp.containers.network_policy import NetworkPolicy, normalise_host
+from ares_exp.containers.ownership import Leftover
 from ares_exp.errors import ContainerServiceError, PreflightError
 from ares_exp.records.secrets import is_sensitive, protect
 

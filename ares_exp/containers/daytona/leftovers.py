@@ -14,8 +14,7 @@ from ares_exp.containers.daytona.credentials import Credentials
 from ares_exp.containers.daytona.failures import plain
 from ares_exp.containers.daytona.provider_snapshot import delete_kept, find_kept
 from ares_exp.containers.daytona.service import DaytonaService, state_of
-from ares_exp.containers.leftover import Leftover
-from ares_exp.containers.ownership import HOST, RUN, describe, is_dead, owner_labels
+from ares_exp.containers.ownership import HOST, RUN, Leftover, describe, is_dead, owner_labels
 from ares_exp.errors import ContainerError
 
 if TYPE_CHECKING:

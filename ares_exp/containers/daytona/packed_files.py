@@ -17,8 +17,7 @@ from ares_exp.containers.daytona.file_listing import DIRECTORY, PRELUDE, UNREADA
 from ares_exp.containers.daytona.sandbox_scripts import SandboxScripts
 from ares_exp.containers.filesystem.delta import DeltaLimits, Entry
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
-from ares_exp.containers.filesystem.tar_entries import read_tar
-from ares_exp.containers.filesystem.tar_program import GNU_CREATE, READ_SOMETHING
+from ares_exp.containers.filesystem.tar_entries import GNU_CREATE, READ_SOMETHING, read_tar
 from ares_exp.errors import CaptureError
 
 _LARGE_BYTES = 16 * 2**20

@@ -23,8 +23,8 @@ from ares_exp.containers.docker.leftovers import find, find_locks, remove_stale
 from ares_exp.containers.docker.mounts import check_mounts
 from ares_exp.containers.docker.network import NetworkOptions, check_network
 from ares_exp.containers.images.image_build import check_buildable
-from ares_exp.containers.leftover import Leftover
 from ares_exp.containers.network_policy import NetworkPolicy, normalise_host
+from ares_exp.containers.ownership import Leftover
 from ares_exp.errors import ConfigError, ContainerServiceError, PreflightError, TaskError
 from ares_exp.records.secrets import is_sensitive, protect
 

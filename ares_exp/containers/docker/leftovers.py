@@ -21,9 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ares_exp.containers.docker.container_lifetime import NAME_PREFIX, why_it_stays
 from ares_exp.containers.docker.engine import Engine, engine_errors, reason
 from ares_exp.containers.images.image_lock import lock_directory
-from ares_exp.containers.leftover import Leftover
-from ares_exp.containers.owned_directory import find_short_lived, locked
-from ares_exp.containers.ownership import RUN, describe, is_dead, owner_labels
+from ares_exp.containers.ownership import RUN, Leftover, describe, find_short_lived, is_dead, locked, owner_labels
 
 if TYPE_CHECKING:
     from docker import APIClient

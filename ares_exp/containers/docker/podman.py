@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from ares_exp.containers.docker.engine import PODMAN_SOCKET
 from ares_exp.containers.docker.factory import DockerContainerFactory
-from ares_exp.containers.leftover import Leftover
+from ares_exp.containers.ownership import Leftover
 
 
 class PodmanContainerFactory(DockerContainerFactory):

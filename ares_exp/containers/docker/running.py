@@ -18,8 +18,13 @@ from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, 
 from ares_exp.containers.docker.network import namespace_obstacle
 from ares_exp.containers.docker.stream import DockerTerminal, EngineStream
 from ares_exp.containers.docker.transfer import get, put
-from ares_exp.containers.forwarded_port import ForwardedPort, ForwardedPorts, Serve
-from ares_exp.containers.listening_port import listen_at_free_port, open_listening_port
+from ares_exp.containers.forwarded_port import (
+    ForwardedPort,
+    ForwardedPorts,
+    Serve,
+    listen_at_free_port,
+    open_listening_port,
+)
 from ares_exp.containers.network_namespace import listen_inside
 from ares_exp.containers.relayed_port import open_relayed_port
 from ares_exp.containers.terminal import FIND_SHELL, TERM, Terminal

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ares_exp.containers.local.mount_table import mounts
+from ares_exp.containers.local.isolation import mounts
 from ares_exp.errors import SnapshotUnsupportedError
 
 _CAP_SYS_ADMIN = 1 << 21

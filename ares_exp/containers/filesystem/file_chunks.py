@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 
 from ares_exp.containers.filesystem.delta import Entry
@@ -65,40 +65,29 @@ class ChunkWriter:
         return tuple(chunk.result() if isinstance(chunk, Future) else chunk for chunk in self._chunks)
 
 
-class FileReader:
-    """Reads files into an object store."""
+def read_file(writer: ChunkWriter, file: int, size: int) -> tuple[str | None, ...]:
+    """Returns the chunks of the first `size` bytes of an open file.
 
-    def __init__(self, objects: ObjectStore, pool: Executor) -> None:
-        self._objects, self._pool, self._known = objects, pool, KnownSecrets()
-
-    def still_has(self, chunks: Iterable[str | None]) -> bool:
-        """Returns whether all chunks are there, and stay for the next hour."""
-        return all(chunk is None or self._objects.keep(chunk) for chunk in chunks)
-
-    def read(self, path: str, file: int, size: int) -> tuple[str | None, ...]:
-        """Returns the chunks of the first `size` bytes of an open file.
-
-        Raises:
-            CaptureError: It holds a known secret.
-            FileChangedError: It ended earlier.
-            OSError: It cannot be read.
-        """
-        writer = ChunkWriter(path, self._objects, self._pool if size > CHUNK_BYTES else None, self._known)
-        start = data_start = 0
-        while start < size:
-            if data_start <= start:
-                data_start = _next_data(file, start, size)
-            if holes := min(data_start - start, size - start) // CHUNK_BYTES:
-                writer.add_zeros(holes)
-                start += holes * CHUNK_BYTES
-                continue
-            if data_start >= size:  # the last chunk, shorter than the others, is a hole
-                writer.add_zeros()
-                break
-            data = _read(file, min(CHUNK_BYTES, size - start), start)
-            writer.add(data)
-            start += len(data)
-        return writer.finish()
+    Raises:
+        CaptureError: It holds a known secret.
+        FileChangedError: It ended earlier.
+        OSError: It cannot be read.
+    """
+    start = data_start = 0
+    while start < size:
+        if data_start <= start:
+            data_start = _next_data(file, start, size)
+        if holes := min(data_start - start, size - start) // CHUNK_BYTES:
+            writer.add_zeros(holes)
+            start += holes * CHUNK_BYTES
+            continue
+        if data_start >= size:  # the last chunk, shorter than the others, is a hole
+            writer.add_zeros()
+            break
+        data = _read(file, min(CHUNK_BYTES, size - start), start)
+        writer.add(data)
+        start += len(data)
+    return writer.finish()
 
 
 def _next_data(file: int, start: int, size: int) -> int:
@@ -123,11 +112,7 @@ def _read(file: int, count: int, offset: int) -> bytes:
 
 
 def contents(objects: ObjectStore, path: str, entry: Entry) -> Iterator[bytes | int]:
-    """Yields the content of a file, in order: the bytes of each chunk, or how many zeros there are in its place.
-
-    Raises:
-        SnapshotCorruptError: An object is missing, damaged, or not as large as the entry says.
-    """
+    """Yields the content of a file, in order: the bytes of each chunk, or how many zeros there are in its place."""
     for number, digest in enumerate(entry.chunks):
         size = min(CHUNK_BYTES, entry.size - number * CHUNK_BYTES)
         if digest is None:

@@ -16,8 +16,8 @@ import os
 import stat
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from ares_exp.containers.filesystem.delta import (
@@ -31,10 +31,11 @@ from ares_exp.containers.filesystem.delta import (
     link_number,
     sorted_by_path,
 )
-from ares_exp.containers.filesystem.file_chunks import FileChangedError, FileReader
-from ares_exp.containers.filesystem.stored_objects import ObjectStore
+from ares_exp.containers.filesystem.file_chunks import ChunkWriter, FileChangedError, read_file
+from ares_exp.containers.filesystem.stored_objects import CHUNK_BYTES, ObjectStore
 from ares_exp.errors import CaptureError
 from ares_exp.records.beneath import open_beneath
+from ares_exp.records.secrets import KnownSecrets
 
 _OVERLAY = ("trusted.overlay.", "user.overlay.")
 _ELSEWHERE = ("redirect", "metacopy")  # the content, or the name, is not in this directory
@@ -42,15 +43,10 @@ _TRIES = 3
 _RACY_NS = 20_000_000  # two writes within one tick of the kernel's clock have the same times
 
 
-@dataclass(slots=True)
-class ScanCache:
-    """What the files of upper directories held, so that only changed ones are read. Used by one scan at a time.
-
-    A file counts as unchanged while its inode, size, and times of change are the same. What is written through a shared
-    memory mapping changes them only when the kernel writes it back.
-    """
-
-    files: dict[Path, dict[int, tuple[tuple[int, ...], Entry]]] = field(default_factory=dict)
+ScanCache = dict[Path, dict[int, tuple[tuple[int, ...], Entry]]]
+"""The entries of the files of upper directories by inode, so that only changed files are read. Used by one scan at a
+time. A file counts as unchanged while its size, mode and times of change are the same. Writes through a shared memory
+mapping change them only when the kernel writes them back."""
 
 
 def scan(
@@ -91,13 +87,12 @@ def scan(
         raise CaptureError(f"The changed files in {upper} cannot be read: {error.strerror}.") from None
     try:
         with ThreadPoolExecutor(3, "ares-exp-scan") as pool:  # its threads start with the first large file
-            reader = FileReader(objects, pool)
-            known = cache.files.get(upper, {})
-            run = _Scan(root, reader, known, notes, at.rstrip("/"), skip, root_ids, limits)
+            known = cache.get(upper, {})
+            run = _Scan(root, objects, pool, known, notes, at.rstrip("/"), skip, root_ids, limits)
             entries = run.entries()
     finally:
         os.close(root)
-    cache.files[upper] = run.fresh
+    cache[upper] = run.fresh
     return entries
 
 
@@ -105,7 +100,8 @@ class _Scan:
     def __init__(
         self,
         root: int,
-        reader: FileReader,
+        objects: ObjectStore,
+        pool: Executor,
         known: dict[int, tuple[tuple[int, ...], Entry]],
         notes: list[str],
         at: str,
@@ -114,7 +110,8 @@ class _Scan:
         limits: DeltaLimits,
     ) -> None:
         self.fresh: dict[int, tuple[tuple[int, ...], Entry]] = {}
-        self._root, self._reader, self._known, self._notes = root, reader, known, notes
+        self._root, self._objects, self._pool, self._known, self._notes = root, objects, pool, known, notes
+        self._secrets = KnownSecrets()
         self._at, self._skip, self._root_ids, self._limits = at, skip, root_ids, limits
         self._entries: dict[str, Entry] = {}
         self._names: dict[int, list[str]] = {}  # of files with several, by inode
@@ -179,7 +176,11 @@ class _Scan:
     def _add_file(self, directory: int, path: str, name: str, found: os.stat_result, opaque: str) -> None:
         signature = (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_mode)
         signed, entry = self._known.get(found.st_ino) or self.fresh.get(found.st_ino) or (None, None)
-        if signed != signature or entry is None or not self._reader.still_has(entry.chunks):
+        if (
+            signed != signature
+            or entry is None
+            or not all(one is None or self._objects.keep(one) for one in entry.chunks)
+        ):
             found, entry = self._read(directory, path, name, opaque)
             if entry is None:
                 return
@@ -205,8 +206,9 @@ class _Scan:
                     return before, None
                 if before.st_size > self._limits.max_bytes - self._bytes:
                     self._refuse_size(path)
+                pool = self._pool if before.st_size > CHUNK_BYTES else None
                 try:
-                    chunks = self._reader.read(path, file, before.st_size)
+                    chunks = read_file(ChunkWriter(path, self._objects, pool, self._secrets), file, before.st_size)
                 except FileChangedError:
                     if attempt < _TRIES - 1:
                         continue

@@ -1,7 +1,8 @@
 """The object store: contents by their digest, each once.
 
-`<path>/objects/ab/cdef…` is one zstd frame; the name is the sha256 of the plain bytes. Files appear by renaming, so
-that one that has its final name is whole. What is read is untrusted: it is bounded, and checked against its name.
+`<path>/objects/ab/cdef…` is one zstd frame that holds its size; the name is the sha256 of the plain bytes. Files appear
+by renaming, so that one that has its final name is whole. What is read is untrusted: it is bounded, and checked against
+its name.
 """
 
 from __future__ import annotations
@@ -10,15 +11,80 @@ import hashlib
 import os
 import re
 import secrets
+import stat
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ares_exp.containers.filesystem.frames import compressed, damaged, frame_size, read_frame
 from ares_exp.errors import CaptureError, SnapshotCorruptError, SnapshotMetadataError, UnsafeSnapshotError
 from ares_exp.records.secrets import KnownSecrets
+
+_LEVEL = 3
+_REMEDY = "Restore it from a copy of the store, or use another snapshot."
+_codecs = threading.local()  # a compressor serves one thread at a time
+
+
+def compressed(data: bytes) -> bytes:
+    """Returns the frame."""
+    from ares_exp.containers.filesystem.zstd import zstd
+
+    if not hasattr(_codecs, "compressor"):
+        _codecs.compressor = zstd.ZstdCompressor(level=_LEVEL)
+    # A whole frame in one call: its header has the size of the content.
+    frame: bytes = _codecs.compressor.compress(data, zstd.ZstdCompressor.FLUSH_FRAME)
+    return frame
+
+
+def read_frame(path: Path, max_bytes: int) -> bytes:
+    """Reads the content of a frame.
+
+    Raises:
+        SnapshotCorruptError: It is missing or damaged.
+        UnsafeSnapshotError: It holds more than `max_bytes`.
+    """
+    from ares_exp.containers.filesystem.zstd import zstd
+
+    try:
+        # Neither a link nor a fifo may be in its place.
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise damaged(path, "it is no file")
+            limit = max_bytes + max_bytes // 128 + 1024  # zstd adds less to what it cannot compress
+            if found.st_size > limit:
+                raise UnsafeSnapshotError(f"Expected {path} to have at most {limit} bytes, found {found.st_size}.")
+            frame = file.read(found.st_size)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    decompressor = zstd.ZstdDecompressor()
+    try:
+        size = zstd.get_frame_info(frame).decompressed_size
+        if size is None:
+            raise damaged(path, "its header has no size")
+        if size > max_bytes:
+            raise UnsafeSnapshotError(f"Expected {path} to hold at most {max_bytes} bytes, it says {size}.")
+        data = decompressor.decompress(frame, max_length=size + 1)  # bounds the memory, whatever the frame holds
+    except zstd.ZstdError as error:
+        raise damaged(path, str(error)) from None
+    if not decompressor.eof:
+        raise damaged(path, f"it ends after {len(data)} of {size} bytes")
+    if decompressor.unused_data:
+        raise damaged(path, f"it has {len(decompressor.unused_data)} bytes after its end")
+    return data
+
+
+def damaged(path: Path, why: str) -> SnapshotCorruptError:
+    """Returns the error for a damaged object."""
+    return SnapshotCorruptError(f"{path} is damaged: {why}. {_REMEDY}")
+
+
+def _unreadable(path: Path, error: OSError) -> SnapshotCorruptError:
+    if isinstance(error, FileNotFoundError):
+        return SnapshotCorruptError(f"{path} is missing. {_REMEDY}")
+    return SnapshotCorruptError(f"{path} cannot be read: {error.strerror}. {_REMEDY}")
+
 
 CHUNK_BYTES = 128 * 1024
 MAX_OBJECT_BYTES = 64 * 2**20
@@ -50,10 +116,9 @@ class ObjectStore:
             Its digest.
         """
         digest = hashlib.sha256(data).hexdigest()
-        if self._is_known(digest):
-            if self.keep(digest):
-                return digest
-        elif self._is_whole(digest, data) and self.keep(digest):
+        with self._lock:
+            is_known = digest in self._durable or digest in self._pending
+        if (is_known or self._is_whole(digest, data)) and self.keep(digest):
             return digest
         self._write(digest, data)
         with self._lock:
@@ -76,10 +141,6 @@ class ObjectStore:
                 self._pending.add(digest)
         return True
 
-    def has(self, digest: str) -> bool:
-        """Returns whether there is such an object; its content is not looked at."""
-        return self.file(digest).is_file()
-
     def get(self, digest: str, *, max_bytes: int = MAX_OBJECT_BYTES) -> bytes:
         """Returns the plain bytes of an object.
 
@@ -95,12 +156,12 @@ class ObjectStore:
         return data
 
     def size(self, digest: str) -> int:
-        """Returns the size of an object on the disk, bytes.
-
-        Raises:
-            SnapshotCorruptError: It is missing.
-        """
-        return frame_size(self.file(digest))
+        """Returns the size of an object on the disk, bytes."""
+        path = self.file(digest)
+        try:
+            return path.lstat().st_size
+        except OSError as error:
+            raise _unreadable(path, error) from None
 
     def put_lines(self, lines: Iterable[bytes], *, cut_after: Callable[[bytes], bool] | None = None) -> tuple[str, ...]:
         """Stores text as few objects, such that similar texts share most of them.
@@ -148,7 +209,6 @@ class ObjectStore:
         Raises:
             SnapshotCorruptError: As `get`, or an object is no text of lines.
             UnsafeSnapshotError: More than `max_lines` or `max_bytes`.
-            SnapshotMetadataError: A digest is none.
         """
         lines: list[bytes] = []
         for digest in digests:
@@ -162,11 +222,7 @@ class ObjectStore:
         return lines
 
     def sync(self) -> None:
-        """Has everything that was put since the last `sync()` survive a power cut when it returns.
-
-        Raises:
-            OSError: The disk refused; nothing is taken for safe then.
-        """
+        """Has everything that was put since the last `sync()` survive a power cut when it returns."""
         with self._syncing:
             with self._lock:
                 pending, self._pending = self._pending, set()
@@ -188,10 +244,9 @@ class ObjectStore:
 
     def digests(self) -> Iterator[str]:
         """Yields every object that is there."""
-        for directory in self._directories():
-            for file in directory.iterdir():
-                if _DIGEST.fullmatch(digest := directory.name + file.name):
-                    yield digest
+        for file in (self.path / "objects").glob("??/*"):
+            if _DIGEST.fullmatch(digest := file.parent.name + file.name):
+                yield digest
 
     def remove_unneeded(self, needed: Collection[str], *, older_than_sec: float) -> tuple[int, int]:
         """Removes the objects that are not needed, and what killed processes left behind.
@@ -216,27 +271,23 @@ class ObjectStore:
 
     def _remove(self, file: Path, before: float) -> int | None:
         """Removes one file that was last put before that time. Returns its bytes, `None` if it stayed."""
-        background_request = self._temporary / secrets.token_hex(16)
+        aside = self._temporary / secrets.token_hex(16)
         try:
             if file.stat().st_mtime > before:
                 return None
-            # Set background request first: another process may put it at this very moment, and would find it there.
-            file.rename(background_request)
-            found = background_request.stat()
+            # Moved first: another process may put it at this very moment, and would find it there.
+            file.rename(aside)
+            found = aside.stat()
             if found.st_mtime > before:
-                background_request.rename(file)
+                aside.rename(file)
                 return None
-            background_request.unlink()
+            aside.unlink()
         except FileNotFoundError:
             return None
         return found.st_size
 
     def file(self, digest: str) -> Path:
-        """Returns the path of an object of that digest, which need not exist.
-
-        Raises:
-            SnapshotMetadataError: `digest` is none.
-        """
+        """Returns the path of an object of that digest, which need not exist."""
         if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
             raise SnapshotMetadataError(f"Expected a sha256 as 64 hexadecimal digits, got {str(digest)[:80]!r}.")
         return self.path / "objects" / digest[:2] / digest[2:]
@@ -244,15 +295,6 @@ class ObjectStore:
     @property
     def _temporary(self) -> Path:
         return self.path / "objects" / "tmp"
-
-    def _directories(self) -> Iterator[Path]:
-        objects = self.path / "objects"
-        if objects.is_dir():
-            yield from (directory for directory in objects.iterdir() if len(directory.name) == 2)
-
-    def _is_known(self, digest: str) -> bool:
-        with self._lock:
-            return digest in self._durable or digest in self._pending
 
     def _is_whole(self, digest: str, data: bytes) -> bool:
         """Returns whether the stored object holds `data`: a power cut may leave an empty file under its name."""
@@ -270,10 +312,8 @@ class ObjectStore:
             temporary.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
-            try:
-                _write_all(file, frame)
-            finally:
-                os.close(file)
+            with open(file, "wb") as opened:  # noqa: PTH123
+                opened.write(frame)
             try:
                 temporary.rename(target)
             except FileNotFoundError:
@@ -282,12 +322,6 @@ class ObjectStore:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-
-
-def _write_all(file: int, data: bytes) -> None:
-    written = os.write(file, data)
-    while written < len(data):
-        written += os.write(file, data[written:])
 
 
 def _sync(path: Path) -> None:

@@ -28,6 +28,25 @@ from ares_exp.containers.filesystem.stored_objects import CHUNK_BYTES, ObjectSto
 from ares_exp.errors import CaptureError
 from ares_exp.records.secrets import KnownSecrets
 
+GNU_CREATE = (
+    "--create",
+    "--null",
+    "--no-recursion",
+    "--format=posix",
+    "--sparse",
+    "--numeric-owner",
+    "--xattrs",
+    "--xattrs-include=*",
+)
+"""Arguments of GNU tar that keep all there is to know. What it reads is to be given with `--files-from`."""
+
+READ_SOMETHING = (0, 1, 2)
+"""Exit codes: it read all; all, but some changed meanwhile; some could not be read."""
+
+YOUNG_SEC = 2.0
+"""What changed so short a time ago may change again without a trace: it is read again."""
+
+
 _MAX_HEADER_BYTES = 2**20  # what comes before one member: long names, attributes, the map of a sparse file
 _MAX_ENDS = 10  # `tarfile` keeps skipping behind the end, as far as a header said
 _XATTR = "SCHILY.xattr."

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ares_exp.containers.images.shared_work import Demand
-from ares_exp.containers.owned_directory import short_lived_directory
+from ares_exp.containers.ownership import short_lived_directory
 from ares_exp.containers.parent_death_guard import while_we_live
 
 _MAX_LINE_BYTES = 4096

@@ -22,7 +22,7 @@ from ares_exp.containers.images.dockerfile_instructions import (
     without_heredocs,
 )
 from ares_exp.containers.images.dockerfile_steps import match_source, names_not_ignored, stage_context
-from ares_exp.containers.owned_directory import OwnedDirectory, short_lived_directory
+from ares_exp.containers.ownership import OwnedDirectory, short_lived_directory
 from ares_exp.errors import TaskError, UnsupportedTaskError
 
 _REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://|git@", re.IGNORECASE)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ares_exp.containers.images.shared_work import Demand
-from ares_exp.containers.owned_directory import locked
+from ares_exp.containers.ownership import locked
 from ares_exp.errors import ContainerStartError
 
 _LOOK_EVERY_SEC = 0.05

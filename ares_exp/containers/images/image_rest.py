@@ -12,7 +12,7 @@ from ares_exp.cancellation import finish
 from ares_exp.containers.images.dockerfile_reading import Base, Dockerfile, RunStep, Step, read_dockerfile
 from ares_exp.containers.images.dockerfile_steps import RunInContainer, UploadToContainer, apply_step
 from ares_exp.containers.images.image_context import copy_not_ignored
-from ares_exp.containers.owned_directory import OwnedDirectory
+from ares_exp.containers.ownership import OwnedDirectory
 from ares_exp.errors import ContainerStartError, UserError
 
 PLATFORM_ARGS: Mapping[str, str] = {

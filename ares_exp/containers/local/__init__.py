@@ -1,6 +1,5 @@
 """The backends `container=local` (bubblewrap containers on the host's root) and `container=host` (that root itself)."""
 
 from ares_exp.containers.local.factory import LocalContainerFactory
-from ares_exp.containers.local.host_factory import HostContainerFactory
 
-__all__ = ["HostContainerFactory", "LocalContainerFactory"]
+__all__ = ["LocalContainerFactory"]

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from ares_exp.containers.local.mount_table import mounts
+from ares_exp.containers.local.isolation import mounts
 from ares_exp.containers.ownership import owner_mark
 
 RECORD = "cgroups"
@@ -71,24 +71,22 @@ class Limits:
 
     def settings(self, *, unified: bool) -> dict[Controller, dict[str, str]]:
         """Returns the cgroup files and values of each needed controller, the limit itself first."""
-        found: dict[Controller, dict[str, str]] = {}
-        if self.cpus is not None:
-            quota = max(int(self.cpus * _PERIOD_USEC), _LEAST_QUOTA_USEC)
-            found["cpu"] = (
-                {"cpu.max": f"{quota} {_PERIOD_USEC}"}
-                if unified
-                else {"cpu.cfs_quota_us": f"{quota}", "cpu.cfs_period_us": f"{_PERIOD_USEC}"}
-            )
-        if self.memory_mb is not None:
-            limit = str(self.memory_mb * 1024**2)
-            found["memory"] = (
-                {"memory.max": limit, "memory.swap.max": "0"}
-                if unified
-                else {"memory.limit_in_bytes": limit, "memory.memsw.limit_in_bytes": limit}
-            )
-        if self.pids is not None:
-            found["pids"] = {"pids.max": str(self.pids)}
-        return found
+        quota = max(int((self.cpus or 0) * _PERIOD_USEC), _LEAST_QUOTA_USEC)
+        memory = str((self.memory_mb or 0) * 1024**2)
+        found: dict[Controller, tuple[float | None, dict[str, str], dict[str, str]]] = {
+            "cpu": (
+                self.cpus,
+                {"cpu.max": f"{quota} {_PERIOD_USEC}"},
+                {"cpu.cfs_quota_us": f"{quota}", "cpu.cfs_period_us": f"{_PERIOD_USEC}"},
+            ),
+            "memory": (
+                self.memory_mb,
+                {"memory.max": memory, "memory.swap.max": "0"},
+                {"memory.limit_in_bytes": memory, "memory.memsw.limit_in_bytes": memory},
+            ),
+            "pids": (self.pids, {"pids.max": str(self.pids)}, {"pids.max": str(self.pids)}),
+        }
+        return {name: new if unified else old for name, (limit, new, old) in found.items() if limit is not None}
 
 
 def make_groups(directory: Path, limits: Limits) -> None:
@@ -97,9 +95,6 @@ def make_groups(directory: Path, limits: Limits) -> None:
     Args:
         directory: The container's directory; gets `RECORD`, also without groups.
         limits: The limits.
-
-    Raises:
-        OSError: A group cannot be created, or the kernel refuses a limit.
     """
     files: dict[Path, dict[str, str]] = {}
     for controller, path in usable_cgroup_paths().items():
@@ -156,11 +151,7 @@ class Reserve:
 
 
 def groups_of(directory: Path) -> list[Path]:
-    """Returns the groups listed in a container's directory.
-
-    Raises:
-        OSError: The list could not be read; groups may exist.
-    """
+    """Returns the groups listed in a container's directory."""
     try:
         lines = (directory / RECORD).read_text().splitlines()
     except FileNotFoundError:  # written before the first group is made
@@ -175,10 +166,9 @@ def remove_groups(directory: Path) -> bool:
         Whether all are removed. `False`: a process in them is alive, or they could not be read; try again later.
     """
     try:
-        left = [group for group in groups_of(directory) if not remove_group(group)]
+        return not [group for group in groups_of(directory) if not remove_group(group)]
     except OSError:
         return False
-    return not left
 
 
 def remove_group(group: Path) -> bool:
@@ -204,12 +194,7 @@ def oom_kills(directory: Path) -> int:
 
 
 def lack_of_memory(directory: Path, *, holds_files: bool) -> str:
-    """Returns a clause about exhausted memory, if the container's memory was ever used up; else `""`.
-
-    Args:
-        directory: The container's directory.
-        holds_files: Whether the container's files are in memory.
-    """
+    """Returns a clause about exhausted memory, if the container's memory was ever used up; else `""`."""
     count = oom_kills(directory)
     if not count:
         return ""
@@ -258,13 +243,8 @@ def usable_cgroup_paths() -> Mapping[Controller, CgroupPath]:
 
 
 def find_cgroup_path(controller: Controller, process: Path = Path("/proc/self")) -> CgroupPath | None:
-    """Finds the nearest group, from the group of a process upwards, below which groups with `controller` work.
-
-    Args:
-        controller: The controller.
-        process: The process's directory in `/proc`.
-    """
-    with contextlib.suppress(OSError):  # a group that is being removed, an unusual mount
+    """Finds the nearest group, from the group of a process upwards, below which groups with `controller` work."""
+    with contextlib.suppress(OSError):  # no cgroups, a group that is being removed, an unusual mount
         return next((path for path in candidates(controller, process) if _works(path, controller)), None)
     return None
 
@@ -281,17 +261,14 @@ def candidates(controller: Controller, process: Path = Path("/proc/self")) -> It
         while True:
             if controller in (group / "cgroup.subtree_control").read_text().split():
                 yield CgroupPath(group, unified=True)
-            if group == top or _is_limited(group):
+            limits = [group / name for name in ("cpu.max", "memory.max", "memory.high")]
+            if group == top or any(not limit.read_text().startswith("max") for limit in limits if limit.exists()):
                 return  # beside it, a container would escape the limits set around us
             group = group.parent
 
 
 def find_groups(process: Path = Path("/proc/self")) -> Iterator[Path]:
-    """Yields all visible groups named like ours, of any process. Blocking, for `_SEARCH_SEC` at most.
-
-    Args:
-        process: As `find_cgroup_path`.
-    """
+    """Yields all visible groups named like ours, of any process. Blocking, for `_SEARCH_SEC` at most."""
     if not (process / "cgroup").exists():  # a kernel without cgroups
         return
     deadline = time.monotonic() + _SEARCH_SEC
@@ -306,8 +283,6 @@ def find_groups(process: Path = Path("/proc/self")) -> Iterator[Path]:
 
 def _groups_of(process: Path) -> dict[str, tuple[Path, Path]]:
     """Returns, for each version-1 controller and `unified`, the process's group and the hierarchy's mount point."""
-    if not (process / "cgroup").exists():  # a kernel without cgroups
-        return {}
     paths = {}
     for line in (process / "cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -328,25 +303,19 @@ def _hierarchies(process: Path) -> Iterator[tuple[str, str, Path]]:
             yield name, mount.root, mount.point
 
 
-def _is_limited(group: Path) -> bool:
-    limits = [group / name for name in ("cpu.max", "memory.max", "memory.high")]
-    return any(not limit.read_text().startswith("max") for limit in limits if limit.exists())
-
-
 def _works(path: CgroupPath, controller: Controller) -> bool:
     group = path.directory / f"{PROBE_PREFIX}{owner_mark()}-{secrets.token_hex(4)}"
-    limit = _LIMIT_FILES[path.unified][controller]
     nothing = subprocess.DEVNULL
     try:
-        probe = subprocess.run(
-            ["/bin/sh", "-c", _PROBE, "sh", group, limit],
+        subprocess.run(
+            ["/bin/sh", "-c", _PROBE, "sh", group, _LIMIT_FILES[path.unified][controller]],
             stdin=nothing,
             stdout=nothing,
             stderr=nothing,
             start_new_session=True,
             timeout=_PROBE_SEC,
-            check=False,
+            check=True,
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.SubprocessError):
         return False
-    return probe.returncode == 0
+    return True

@@ -13,7 +13,7 @@ import shutil
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import ClassVar, Unpack
+from typing import TYPE_CHECKING, ClassVar, Unpack
 
 from ares_exp.cancellation import in_thread
 from ares_exp.containers.command_runner import CommandRunner
@@ -35,37 +35,42 @@ from ares_exp.containers.forwarded_port import (
     ForwardedPort,
     ForwardedPorts,
     Serve,
+    listen_at_free_port,
+    open_listening_port,
 )
-from ares_exp.containers.images.dockerfile_reading import Dockerfile
+from ares_exp.containers.images.dockerfile_reading import Base, Dockerfile, read_dockerfile
 from ares_exp.containers.images.dockerfile_steps import apply_step, stage_context
-from ares_exp.containers.listening_port import listen_at_free_port, open_listening_port
 from ares_exp.containers.local import guardian
-from ares_exp.containers.local.bubblewrap import bwrap_arguments, find_bwrap, is_privileged
 from ares_exp.containers.local.cgroup import Limits, lack_of_memory, lack_of_processes, make_groups
-from ares_exp.containers.local.container_directory import ContainerDirectory
+from ares_exp.containers.local.container_directory import UNREADABLE, ContainerDirectory, find_storage
 from ares_exp.containers.local.container_files import ContainerFiles, private_mounts
 from ares_exp.containers.local.container_process import ROOT_NAMES, ContainerProcess, Launch
-from ares_exp.containers.local.container_storage import UNREADABLE, find_storage
-from ares_exp.containers.local.container_transfer import receive, send
-from ares_exp.containers.local.fifo_stream import FifoStream
-from ares_exp.containers.local.host_root import mount_parts, root_parts, write_layer
-from ares_exp.containers.local.isolation import find_isolation
-from ares_exp.containers.local.task_dockerfile import BASE_ENV, ONLY_ROOT, read_task_dockerfile
+from ares_exp.containers.local.fifo_stream import FifoStream, receive, send
+from ares_exp.containers.local.host_root import SEARCH_PATH, mount_parts, root_parts, write_layer
+from ares_exp.containers.local.isolation import bwrap_arguments, find_bwrap, find_isolation, is_privileged
 from ares_exp.containers.network_policy import NetworkPolicy
-from ares_exp.containers.terminal import Terminal
 from ares_exp.errors import (
     ContainerDiedError,
     ContainerError,
     ContainerStartError,
     PortForwardingError,
     SnapshotUnsupportedError,
+    TaskError,
     TransferError,
+    UnsupportedTaskError,
 )
 from ares_exp.records.results import HOST_IMAGE
 
-TRANSFER_TIMEOUT_SEC = 600.0
-"""Bound on one upload or download."""
+if TYPE_CHECKING:
+    from ares_exp.containers.terminal import Terminal
 
+TRANSFER_TIMEOUT_SEC = 600.0
+
+BASE_ENV: Mapping[str, str] = {"PATH": SEARCH_PATH}
+"""Variables of a container without a Dockerfile."""
+
+ONLY_ROOT = "An ordinary user's local container has only the user root: run as root, or use container=docker."
+_REMEDY = "Use container=docker for this task."
 _NAME_SERVERS = ("--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf")
 
 
@@ -347,3 +352,30 @@ class LocalContainer(Container):
             finally:
                 if self._directory is not None:
                     await in_thread(self._directory.remove)
+
+
+def read_task_dockerfile(spec: ContainerSpec, *, backend: str = "local") -> Dockerfile | None:
+    """Reads the task's Dockerfile; `None` for a spec without one.
+
+    Args:
+        spec: The task's container.
+        backend: The option's name, for messages.
+
+    Raises:
+        UnsupportedTaskError: It needs an engine.
+        TaskError: The Dockerfile is missing or malformed.
+    """
+    if spec.compose_file is not None:
+        raise UnsupportedTaskError(f"{spec.compose_file}: container={backend} runs no compose files. {_REMEDY}")
+    context = spec.context_dir
+    if context is not None and (context / "Dockerfile").is_file():
+        refusal = f"container={backend} applies a Dockerfile to the host's root and cannot do {{}}. {_REMEDY}"
+        dockerfile = read_dockerfile(context / "Dockerfile", Base(BASE_ENV), refusal=refusal)
+        if backend == "local" and dockerfile.user not in ROOT_NAMES and not is_privileged():
+            raise UnsupportedTaskError(f"{context / 'Dockerfile'}: USER {dockerfile.user}. {ONLY_ROOT}")
+        return dockerfile
+    if spec.docker_image is not None:
+        raise UnsupportedTaskError(f"{spec.name}: container={backend} runs no images ({spec.docker_image}). {_REMEDY}")
+    if context is not None:
+        raise TaskError(f"{spec.name}: expected a Dockerfile in {context}, found none.")
+    return None

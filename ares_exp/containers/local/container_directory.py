@@ -3,6 +3,11 @@
 A container's mounts are in its mount namespace and vanish with its last process, which ends with the runner. The
 directories are removed then too, unless the remover was killed with the runner. A cgroup without directory remains if
 another program removed the directory (a cleaner of `/tmp`, say); its name identifies it.
+
+A test determines the parent of the directories (`find_storage`), as kernels and folders differ. First choice is a
+folder in memory that can hold the upper layers of overlays: the files count as memory of the container, cost no disk,
+and can be read from outside, as snapshots need. Second is such a folder on disk. Otherwise the files are in a tmpfs
+inside the container, which cannot be read from outside.
 """
 
 from __future__ import annotations
@@ -17,15 +22,23 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ares_exp.containers import owned_directory
-from ares_exp.containers.leftover import Leftover
 from ares_exp.containers.local.cgroup import PROBE_PREFIX, RECORD, find_groups, remove_group, remove_groups
 from ares_exp.containers.local.guardian import MADE, end_marked, remove_made
-from ares_exp.containers.owned_directory import OwnedDirectory, name_prefix
-from ares_exp.containers.ownership import is_dead_mark, owner_mark
+from ares_exp.containers.local.isolation import filesystem_type, find_bwrap, is_privileged, user_namespace
+from ares_exp.containers.ownership import (
+    Leftover,
+    OwnedDirectory,
+    find_directories,
+    find_short_lived,
+    is_dead_mark,
+    name_prefix,
+    owner_mark,
+)
+from ares_exp.errors import PreflightError
 
 PURPOSE = "box"
 """Part of the directory names; the owner mark follows."""
@@ -76,7 +89,7 @@ inherit "$@" <&3 3<&- &
     .replace("REMOVE", _REMOVE)
 )
 
-_MARKED = re.compile(rf"(?:{owned_directory.name_prefix(PURPOSE)}|{PROBE_PREFIX})((\d+)-\d+-[0-9a-f]+)-.+")
+_MARKED = re.compile(rf"(?:{name_prefix(PURPOSE)}|{PROBE_PREFIX})((\d+)-\d+-[0-9a-f]+)-.+")
 
 
 def folders() -> list[Path]:
@@ -88,23 +101,12 @@ class ContainerDirectory(OwnedDirectory):
     """The directory of one container; the container's cgroups have its name."""
 
     def __init__(self, folder: Path) -> None:
-        """Creates the directory, readable only by this user.
-
-        Args:
-            folder: One of `folders`.
-
-        Raises:
-            OSError: It cannot be created.
-        """
+        """Creates the directory, readable only by this user."""
         super().__init__(_prefix(os.getpid(), folder), folder)
         self._mutex = threading.Lock()
 
     def prepare(self, work: Callable[[Path], _T]) -> _T:
-        """Runs work in it, such as making groups, that must not overlap with its removal. Blocking.
-
-        Raises:
-            OSError: It has been removed.
-        """
+        """Runs work in it, such as making groups, that must not overlap with its removal. Blocking."""
         with self._mutex:
             if self._lock < 0:
                 raise FileNotFoundError(f"{self.path} has been removed")
@@ -182,7 +184,7 @@ def delete(path: Path, *, is_certain: bool = False) -> bool:
 
 def remove_stale() -> None:
     """Removes leftovers of dead runs of this user. Blocking; never raises."""
-    for leftover in (*find(), *owned_directory.find_short_lived()):
+    for leftover in (*find(), *find_short_lived()):
         if leftover.is_stale and (problem := leftover.remove()):
             what = (leftover.kind, leftover.name, leftover.whose)
             _logger.warning("The %s %s of %s, which is dead, stays: %s.", *what, problem)
@@ -190,21 +192,98 @@ def remove_stale() -> None:
 
 def find() -> Iterator[Leftover]:
     """Yields the container directories of this user, those of running runs included, and orphaned groups. Blocking."""
-    yield from owned_directory.find(PURPOSE, "directory", delete, folders())
+    yield from find_directories(PURPOSE, "directory", delete, folders())
     for group in find_groups():
         found = _MARKED.fullmatch(group.name)
-        has_directory = any((folder / group.name).is_dir() for folder in folders())
-        if found is not None and not has_directory and _is_ours(group) and is_dead_mark(found[1]):
-            remove = functools.partial(_remove, group)
-            yield Leftover("cgroup", str(group), f"process {found[2]}", is_stale=True, created=None, remove=remove)
+        if found is None or any((folder / group.name).is_dir() for folder in folders()):
+            continue
+        with contextlib.suppress(OSError):
+            if group.stat().st_uid == os.geteuid() and is_dead_mark(found[1]):
+                yield Leftover(
+                    kind="cgroup",
+                    name=str(group),
+                    whose=f"process {found[2]}",
+                    is_stale=True,
+                    created=None,
+                    remove=lambda group=group: "" if remove_group(group) else "a process in it is still running",  # type: ignore[misc]
+                )
 
 
-def _is_ours(group: Path) -> bool:
-    try:
-        return group.stat().st_uid == os.geteuid()
-    except OSError:
-        return False
+UNREADABLE = (
+    "Its files are in a tmpfs that it alone sees, as no folder on this machine can hold the upper layer of an overlay: "
+    "/dev/shm (with 1 GiB free, on a kernel of 6.6 or newer) or TMPDIR (on ext4, xfs or btrfs, say), neither of them "
+    "mounted noexec. Set TMPDIR to such a folder, or use container=docker."
+)
+"""The reason why a container cannot be captured, and the remedy."""
+
+_LEAST_BYTES = 1024**3
+_PROBE_SEC = 10.0
+
+# Replaces a directory of the lower layer, for which the upper layer needs extended attributes.
+_REPLACE = 'rmdir "$1/below" && mkdir "$1/below"'
 
 
-def _remove(group: Path) -> str:
-    return "" if remove_group(group) else "a process in it is still running"
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """The storage of containers' files.
+
+    Attributes:
+        folder: The parent of the containers' directories.
+        in_memory: Whether their files are in memory.
+        is_readable: Whether the files are in that directory, else in a tmpfs that only the container sees.
+    """
+
+    folder: Path
+    in_memory: bool
+    is_readable: bool
+
+
+def find_storage() -> Storage:
+    """Returns the storage for containers of this process. Blocking; tests it once, in some milliseconds."""
+    return _find_storage(Path(tempfile.gettempdir()))
+
+
+@functools.lru_cache(maxsize=8)
+def _find_storage(temporary: Path) -> Storage:
+    with contextlib.suppress(PreflightError):  # no bubblewrap: reported when a container is started
+        for folder in folders():
+            in_memory = filesystem_type(folder) == "tmpfs"
+            if (in_memory or folder == temporary) and _holds_upper_layers(folder):
+                return Storage(folder, in_memory=in_memory, is_readable=True)
+    return Storage(temporary, in_memory=True, is_readable=False)
+
+
+def _holds_upper_layers(folder: Path) -> bool:
+    """Tests whether the folder has room and can hold upper layers, with an overlay in a directory there."""
+    bwrap = find_bwrap()
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        status = os.statvfs(folder)
+        if status.f_bavail * status.f_frsize < _LEAST_BYTES or status.f_flag & os.ST_NOEXEC:
+            return False
+        directory = ContainerDirectory(folder)
+        try:
+            return directory.prepare(lambda path: _replaces_a_directory(bwrap, path))
+        finally:
+            directory.remove()
+    return False
+
+
+def _replaces_a_directory(bwrap: Path, directory: Path) -> bool:
+    lower, upper, work, merged = (directory / name for name in ("lower", "upper", "work", "merged"))
+    for path in (lower, lower / "below", upper, work, merged):
+        path.mkdir()
+    os.setxattr(upper, "user.ares_exp", b"y")  # most folders without support fail here
+    namespace = user_namespace(privileged=is_privileged())
+    words: list[str | Path] = [bwrap, *namespace, "--die-with-parent", "--ro-bind", "/", "/"]
+    words += ["--overlay-src", lower, "--overlay", upper, work, merged, "--", "/bin/sh", "-c", _REPLACE, "sh", merged]
+    subprocess.run(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={"PATH": os.defpath},
+        start_new_session=True,
+        timeout=_PROBE_SEC,
+        check=False,
+    )
+    return os.getxattr(upper / "below", "user.overlay.opaque") == b"y"

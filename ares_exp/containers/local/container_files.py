@@ -2,24 +2,117 @@
 
 `files/` is the container's root directory without the host's files. `upper/N` is the upper layer of the overlay over
 one directory of the host. bubblewrap mounts these; its other mounts are in no snapshot.
+
+Changes are relative to a base: a name of this host's system, equal for hosts that look the same inside. It covers the
+release of the operating system, the installed packages, the directories that a container sees, and its Python. Reading
+every file of the host would take seconds.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
+import platform
+import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ares_exp.containers.filesystem.delta import Delta, Entry, StoredChanges, differences, sorted_by_path
-from ares_exp.containers.filesystem.overlay_upper import ScanCache, scan
+from ares_exp.containers.filesystem.delta import Delta, Entry, StoredChanges, differences, parents, sorted_by_path
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.filesystem.tree import write_tree
-from ares_exp.containers.local.bubblewrap import CHANNELS
-from ares_exp.containers.local.host_base import host_base, require_base
 from ares_exp.containers.local.host_root import Part
-from ares_exp.errors import CaptureError, RestoreError, UnsafeSnapshotError
+from ares_exp.containers.local.isolation import CHANNELS
+from ares_exp.errors import CaptureError, RestoreError, SnapshotMismatchError, UnsafeSnapshotError
+
+if TYPE_CHECKING:
+    from ares_exp.containers.filesystem.overlay_upper import ScanCache
+
+_PACKAGES = (
+    "/var/lib/dpkg/status",
+    "/lib/apk/db/installed",
+    "/var/lib/pacman/local",
+    "/usr/lib/sysimage/rpm/rpmdb.sqlite",
+    "/var/lib/rpm/rpmdb.sqlite",
+    "/var/lib/rpm/Packages",
+)
+_READ_BYTES = 16 * 1024**2
+_PREFIX = "host:"
+_WORDS = {
+    "machine": "the processor",
+    "system": "the operating system",
+    "packages": "the installed packages",
+    "directories": "the directories of the host that a container sees",
+    "python": "the Python that a container sees",
+}
+
+
+@functools.lru_cache(maxsize=8)
+def _host_base(mounts: tuple[tuple[str, str], ...]) -> str:
+    """Returns `host:` and a description of this host as a container sees it. Blocking; read once, in some milliseconds.
+
+    Args:
+        mounts: Kind and path of the container's overlays and binds.
+    """
+    release = platform.freedesktop_os_release() if Path("/etc/os-release").exists() else {}
+    is_shown = any(kind == "bind" and path == sys.base_prefix for kind, path in mounts)
+    system = f"{release.get('ID', 'unknown')}-{release.get('VERSION_ID', '')}"
+    found = {
+        "machine": platform.machine(),
+        "system": f"{system}-{_digest(repr(sorted(release.items())))}",
+        "packages": _digest("".join(_content(Path(path)) for path in _PACKAGES)),
+        "directories": _digest(repr(sorted(mounts))),
+        "python": f"{platform.python_version()}-{_digest(sys.base_prefix)}" if is_shown else "its-own",
+    }
+    return _PREFIX + ";".join(f"{name}={re.sub(r'[^A-Za-z0-9._-]', '_', value)[:60]}" for name, value in found.items())
+
+
+def _require_base(recorded: str, ours: str) -> None:
+    """Checks that changes with the base `recorded` apply to this host, whose base is `ours`."""
+    if recorded == ours:
+        return
+    if not recorded.startswith(_PREFIX):
+        raise SnapshotMismatchError(
+            f"The snapshot's files are changes to {recorded}, but container=local starts from this host's files. "
+            "Restore it with the backend that made it, usually container=docker."
+        )
+    theirs, here = (
+        {name: value for name, _, value in (field.partition("=") for field in base[len(_PREFIX) :].split(";"))}
+        for base in (recorded, ours)
+    )
+    differing = [
+        f"{words} ({theirs.get(name, 'unknown')} there, {here[name]} here)"
+        for name, words in _WORDS.items()
+        if theirs.get(name) != here[name]
+    ]
+    raise SnapshotMismatchError(
+        f"The snapshot's files are changes to another host, {recorded}, and do not apply here. "
+        f"Differences: {', '.join(differing) or 'the format of the description'}. Restore it on that host, as the "
+        "same user, or on an equal one; with container=docker, snapshots depend only on an image."
+    )
+
+
+def _content(path: Path) -> str:
+    """Returns a fingerprint of a package database."""
+    try:
+        if path.is_dir():
+            return repr(sorted(child.name for child in path.iterdir()))
+        found = path.stat()
+        if found.st_size > _READ_BYTES:
+            return f"{found.st_size} {found.st_mtime_ns}"
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(os.fsencode(text)).hexdigest()[:12]
+
 
 _OPAQUE = "user.overlay.opaque"
 _SHOWN_DIFFERENCES = 3
@@ -49,13 +142,7 @@ class ContainerFiles:
     """The files of one container. Every method blocks; calls must not overlap."""
 
     def __init__(self, directory: Path, parts: Sequence[Part], *, privileged: bool) -> None:
-        """Creates nothing yet.
-
-        Args:
-            directory: The container's directory on the host.
-            parts: The parts of the container's root directory.
-            privileged: Whether user ids inside and outside are the same; else the root inside is our user.
-        """
+        """Creates nothing yet."""
         self._directory = directory
         self._parts = parts
         self._root = directory / _FILES
@@ -69,7 +156,7 @@ class ContainerFiles:
         self._privileged = privileged
         self._root_ids = (0, 0) if privileged else (os.geteuid(), os.getegid())
         self._new = self._initial_entries()
-        self._cache = ScanCache()
+        self._cache: ScanCache = {}
 
     def make(self, changes: StoredChanges | None = None) -> None:
         """Creates the files that the container starts with.
@@ -92,7 +179,7 @@ class ContainerFiles:
             except RestoreError as error:  # this is not a restore
                 raise OSError(str(error).rstrip(".")) from error
         else:
-            require_base(changes.delta.base, host_base(self._parts))
+            _require_base(changes.delta.base, self._base())
             self._refuse_mount_points(changes.delta.entries)
             entries = self._with_changes(changes.delta.entries)
             self._write(entries, changes.objects)
@@ -110,23 +197,24 @@ class ContainerFiles:
         return words
 
     def capture(self, objects: ObjectStore) -> Delta:
-        """Returns the differences from a new container.
-
-        Raises:
-            CaptureError: It cannot be read.
-        """
+        """Returns the differences from a new container."""
         notes: list[str] = []
         found = self._scan(objects, notes)
         for path, inode in self._inodes.items():
-            if not self._is_in_place(path, inode):
-                raise CaptureError(f"A directory above the mount point {path} was moved. Move it back.")
+            with suppress(OSError):
+                if (self._root / path[1:]).lstat().st_ino == inode:
+                    continue
+            raise CaptureError(f"A directory above the mount point {path} was moved. Move it back.")
         changed = {path: entry for path, entry in found.items() if entry != self._new.get(path)}
-        changed |= {parent: found[parent] for path in changed for parent in _parents(path)}
+        changed |= {parent: found[parent] for path in changed for parent in parents(path)}
         for path in self._new.keys() - found.keys():
             parent = found.get(path.rpartition("/")[0])
             if path.count("/") == 1 or (parent is not None and parent.kind == "directory"):
-                changed |= {path: Entry("whiteout")} | {one: found[one] for one in _parents(path)}
-        return Delta(host_base(self._parts), sorted_by_path(changed), tuple(notes))
+                changed |= {path: Entry("whiteout")} | {one: found[one] for one in parents(path)}
+        return Delta(self._base(), sorted_by_path(changed), tuple(notes))
+
+    def _base(self) -> str:
+        return _host_base(tuple((one.kind, one.path) for one in self._parts if one.kind in ("overlay", "bind")))
 
     def _initial_entries(self) -> dict[str, Entry]:
         """Returns the entries of `files/` and the upper layers before the container starts, without mount points."""
@@ -134,7 +222,7 @@ class ContainerFiles:
         entries: dict[str, Entry] = {}
         for part in self._parts:
             around = self._overlay_of(part.path.rpartition("/")[0] or "/")
-            between = [path for path in _parents(part.path) if path.startswith(f"{around.rstrip('/')}/")]
+            between = [path for path in parents(part.path) if path.startswith(f"{around.rstrip('/')}/")]
             if around == "/":
                 entries |= {path: Entry("directory", 0o755, mtime_ns=age) for path in between if path not in entries}
             elif part.kind == "overlay":  # other parts have no entry of ours in the outer overlay
@@ -157,7 +245,7 @@ class ContainerFiles:
     def _with_changes(self, changes: Mapping[str, Entry]) -> dict[str, Entry]:
         """Returns the entries of `files/` and the upper layers with these changes applied."""
         gone = {path for path, entry in changes.items() if entry.kind != "directory"}
-        kept = {path: entry for path, entry in self._new.items() if gone.isdisjoint((path, *_parents(path)))}
+        kept = {path: entry for path, entry in self._new.items() if gone.isdisjoint((path, *parents(path)))}
         return kept | {
             path: entry for path, entry in changes.items() if entry.kind != "whiteout" or self._overlay_of(path) != "/"
         }
@@ -174,11 +262,7 @@ class ContainerFiles:
             write_tree(inside, objects, directory, at=at, opaque_xattr=mark, root_ids=self._root_ids)
 
     def _verify(self, entries: Mapping[str, Entry], objects: ObjectStore) -> None:
-        """Reads back the written entries and compares them.
-
-        Raises:
-            RestoreError: They differ.
-        """
+        """Reads back the written entries and compares them."""
         try:
             wrong = differences(Delta("", entries), Delta("", self._scan(objects, [])))
         except CaptureError as error:
@@ -192,6 +276,8 @@ class ContainerFiles:
 
     def _scan(self, objects: ObjectStore, notes: list[str]) -> dict[str, Entry]:
         """Reads the entries of `files/` and the upper layers."""
+        from ares_exp.containers.filesystem.overlay_upper import scan
+
         found: dict[str, Entry] = {}
         for at, directory in {"/": self._root, **self._uppers}.items():
             skip = self._points.__contains__
@@ -204,19 +290,15 @@ class ContainerFiles:
 
     def _overlay_of(self, path: str) -> str:
         """Returns the mount point of the overlay that holds `path`; `/` if it is in no overlay."""
-        return next((one for one in (path, *_parents(path)) if one in self._uppers), "/")
+        return next((one for one in (path, *parents(path)) if one in self._uppers), "/")
 
     def _refuse_mount_points(self, changes: Mapping[str, Entry]) -> None:
-        """Refuses entries that would redirect a mount, which root makes, to another path of the host.
-
-        Raises:
-            UnsafeSnapshotError: With the path.
-        """
+        """Refuses entries that would redirect a mount, which root makes, to another path of the host."""
         for path in changes:
-            if not self._closed.isdisjoint((path, *_parents(path))):
+            if not self._closed.isdisjoint((path, *parents(path))):
                 raise UnsafeSnapshotError(f"A snapshot must not contain {path!r}: it is not the container's.")
         for point in self._points:
-            for path in (*_parents(point), *([point] if point in self._uppers else [])):
+            for path in (*parents(point), *([point] if point in self._uppers else [])):
                 if path in changes and changes[path].kind != "directory":
                     raise UnsafeSnapshotError(
                         f"Expected {path!r} to be a directory: the container has a mount at {point}."
@@ -236,18 +318,6 @@ class ContainerFiles:
                 _make_directory(path)
             os.utime(path.parent, ns=(before.st_atime_ns, before.st_mtime_ns))
             self._inodes[point] = path.lstat().st_ino
-
-    def _is_in_place(self, point: str, inode: int) -> bool:
-        try:
-            return (self._root / point[1:]).lstat().st_ino == inode
-        except OSError:
-            return False
-
-
-def _parents(path: str) -> Iterator[str]:
-    """Yields the directories above a path, nearest first, without `/`."""
-    while path := path.rpartition("/")[0]:
-        yield path
 
 
 def _make_directory(path: Path) -> None:

@@ -21,22 +21,22 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ares_exp.cancellation import finish
+from ares_exp.cancellation import finish, happened
 from ares_exp.containers.container import User
 from ares_exp.containers.local import guardian
-from ares_exp.containers.local.bubblewrap import CHANNELS
 from ares_exp.containers.local.cgroup import RECORD, Reserve, lack_of_memory
 from ares_exp.containers.local.fifo_stream import FifoStream, fifo_pair
 from ares_exp.containers.local.host_root import SEARCH_PATH
-from ares_exp.containers.local.pseudo_terminal import LocalTerminal, open_pseudo_terminal
-from ares_exp.containers.local.seccomp import compiled_filter
+from ares_exp.containers.local.isolation import CHANNELS, compiled_filter
 from ares_exp.containers.network_namespace import listen_in_namespace
-from ares_exp.containers.terminal import FIND_SHELL, TERM
 from ares_exp.errors import ContainerDiedError, ContainerError, ContainerStartError
 
+if TYPE_CHECKING:
+    from ares_exp.containers.terminal import Terminal
+
 SHELL_TIMEOUT_SEC = 20.0
-"""Bound on opening a shell in a running container."""
 
 _INFO = "namespaces"
 _GRACE_SEC = 1.0
@@ -210,11 +210,7 @@ class ContainerProcess:
         return not self._exited.is_set()
 
     def listen(self, address: tuple[str, int]) -> socket.socket:
-        """Opens a socket that listens at `address` in the container's own network. Blocking.
-
-        Raises:
-            OSError: The container has ended, or the address is taken.
-        """
+        """Opens a socket that listens at `address` in the container's own network. Blocking."""
         about = self._namespaces()
         return listen_in_namespace(about["child-pid"], about["net-namespace"], address)
 
@@ -225,20 +221,16 @@ class ContainerProcess:
 
     async def open_terminal(
         self, user: User, *, columns: int, lines: int, env: Mapping[str, str], workdir: str
-    ) -> LocalTerminal:
+    ) -> Terminal:
         """Starts a login shell on a terminal in the container.
-
-        Args:
-            user: Who runs it.
-            columns: Width of the terminal.
-            lines: Its height.
-            env: Variables on top of the container's.
-            workdir: Where it starts.
 
         Raises:
             ContainerDiedError: The container has ended, or does not answer.
             ContainerError: The container has no such user.
         """
+        from ares_exp.containers.local.pseudo_terminal import LocalTerminal, open_pseudo_terminal
+        from ares_exp.containers.terminal import FIND_SHELL, TERM
+
         try:
             pid = os.getpid() if self._how.bwrap is None else self._namespaces()["child-pid"]
             terminal, path = open_pseudo_terminal(pid, columns=columns, lines=lines)
@@ -272,10 +264,6 @@ class ContainerProcess:
 
     async def open_shell(self, user: User, *, clean_env: bool = False) -> FifoStream:
         """Starts a `/bin/sh` in the container that reads source from the stream and prints to it.
-
-        Args:
-            user: Who runs it.
-            clean_env: Whether it starts without variables instead of with the container's.
 
         Raises:
             ContainerDiedError: The container has ended, or does not answer.
@@ -320,15 +308,13 @@ class ContainerProcess:
         if self.is_running:
             self._process.send_signal(signal.SIGCONT)  # the container may have stopped a guardian
         try:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._exited.wait(), grace)
+            await happened(self._exited, grace)
         finally:
             for stream in self._streams:
                 stream.close()
             if self.is_running:
                 self._process.kill()  # bubblewrap's sandbox dies with it
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._exited.wait(), _KILL_SEC)
+        await happened(self._exited, _KILL_SEC)
 
     def _reap(self) -> None:
         if self._process.poll() is not None:
@@ -338,9 +324,7 @@ class ContainerProcess:
 
     async def has_ended(self) -> bool:
         """Returns whether it has ended, waiting briefly for the kernel to report an end."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._exited.wait(), _REPORT_SEC)
-        return not self.is_running
+        return await happened(self._exited, _REPORT_SEC)
 
     def why_ended(self) -> str:
         """Returns the reason for an end without `kill`, as a clause."""

@@ -7,24 +7,30 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 
 from ares_exp.containers.container import ContainerFactoryBase, ContainerSpec, Shell
 from ares_exp.containers.images.dockerfile_steps import check_sources
-from ares_exp.containers.leftover import Leftover
-from ares_exp.containers.local.bubblewrap import find_bwrap, is_privileged
 from ares_exp.containers.local.cgroup import usable_cgroup_paths
-from ares_exp.containers.local.container import LocalContainer
-from ares_exp.containers.local.container_directory import find, remove_stale
+from ares_exp.containers.local.container import ONLY_ROOT, LocalContainer, read_task_dockerfile
+from ares_exp.containers.local.container_directory import find, find_storage, remove_stale
 from ares_exp.containers.local.container_process import ROOT_NAMES
-from ares_exp.containers.local.container_storage import find_storage
-from ares_exp.containers.local.host_factory import WAYS_OUT, HostContainerFactory, container_note
-from ares_exp.containers.local.isolation import container_evidence, find_isolation
-from ares_exp.containers.local.task_dockerfile import ONLY_ROOT, read_task_dockerfile
+from ares_exp.containers.local.isolation import (
+    WAYS_OUT,
+    container_evidence,
+    container_note,
+    find_bwrap,
+    find_isolation,
+    is_privileged,
+)
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC
+from ares_exp.containers.ownership import Leftover
 from ares_exp.errors import ContainerError, PreflightError, UnsupportedTaskError
+
+if TYPE_CHECKING:
+    from ares_exp.containers.local.host_factory import HostContainerFactory
 
 _PROBE = ContainerSpec(name="probe", network=NO_NETWORK, start_timeout_sec=30.0)
 
@@ -66,8 +72,11 @@ class LocalContainerFactory(ContainerFactoryBase):
     @property
     def _host(self) -> HostContainerFactory | None:
         """Runs commands on this machine itself, if it is a container without namespaces and the user is root."""
-        needs_host = find_isolation().isolation == "none" and container_evidence() is not None and os.geteuid() == 0
-        return HostContainerFactory(shell=self._shell) if needs_host else None
+        if find_isolation().isolation != "none" or container_evidence() is None or os.geteuid() != 0:
+            return None
+        from ares_exp.containers.local.host_factory import HostContainerFactory
+
+        return HostContainerFactory(shell=self._shell)
 
     @property
     def is_isolated(self) -> bool:
@@ -140,11 +149,7 @@ class LocalContainerFactory(ContainerFactoryBase):
             ) from error
 
     def check_snapshots(self) -> None:
-        """Accepts snapshots, unless this machine itself is the container.
-
-        Raises:
-            ConfigError: This machine allows no namespaces; see `HostContainerFactory`.
-        """
+        """Accepts snapshots, unless this machine itself is the container."""
         if self._host is not None:
             self._host.check_snapshots()
 

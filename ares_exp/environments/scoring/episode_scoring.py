@@ -12,7 +12,7 @@ from pathlib import Path
 from ares_exp.cancellation import finish
 from ares_exp.containers.container import Container, ContainerFactoryBase, ContainerSpec
 from ares_exp.containers.network_policy import NetworkPolicy
-from ares_exp.containers.owned_directory import working_directory
+from ares_exp.containers.ownership import working_directory
 from ares_exp.errors import EpisodeStateError, TransferError, VerifierTimeoutError
 from ares_exp.tasks.task_contract import Stage, Verdict
 from ares_exp.tasks.verification.redaction import redacted

@@ -33,7 +33,7 @@ from ares_exp.agents.solver import playing_agent
 from ares_exp.cancellation import finish, in_thread
 from ares_exp.config.instantiate import instantiate_group
 from ares_exp.containers.container import ContainerFactoryBase, as_container_factory
-from ares_exp.containers.owned_directory import OwnedDirectory, short_lived_directory
+from ares_exp.containers.ownership import OwnedDirectory, short_lived_directory
 from ares_exp.environment import EnvironmentBase, EpisodeReport, MinimalEnvironment, PendingRequest, complete
 from ares_exp.environments.limited_environment import limited
 from ares_exp.environments.own_model import ModelsElsewhere

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ares_exp.containers.owned_directory import short_lived_directory
+from ares_exp.containers.ownership import short_lived_directory
 from ares_exp.errors import ConfigError, PreflightError
 from ares_exp.tasks.swebench.child_process import ChildFailedError, ChildProcess
 from ares_exp.tasks.swebench.row_files import SUFFIXES, read_row_file

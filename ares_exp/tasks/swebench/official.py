@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ares_exp.cancellation import finish
-from ares_exp.containers.owned_directory import short_lived_directory
+from ares_exp.containers.ownership import short_lived_directory
 from ares_exp.errors import VerifierError
 from ares_exp.tasks.swebench.child_process import ChildFailedError, ChildProcess
 from ares_exp.tasks.swebench.grading import Expectation, Grade, nothing_to_grade

@@ -16,7 +16,7 @@ from typing import Any
 from ares_exp.cancellation import in_thread
 from ares_exp.containers.container import Container, ContainerSpec, ExecResult, Shell, User
 from ares_exp.containers.network_policy import PUBLIC, NetworkPolicy
-from ares_exp.containers.owned_directory import working_directory
+from ares_exp.containers.ownership import working_directory
 from ares_exp.errors import AddTestsDirError, TaskError, TransferError, VerifierError, VerifierTimeoutError
 from ares_exp.tasks.swebench.eval_commands import EvalPlan, marked
 from ares_exp.tasks.swebench.grading import Expectation, Grade, grade, nothing_to_grade

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ares_exp.containers.owned_directory import OwnedDirectory, delete, find, name_prefix
+from ares_exp.containers.ownership import OwnedDirectory, delete, find_directories, name_prefix
 from ares_exp.containers.user_cache import hold, user_cache_dir
 from ares_exp.errors import PreflightError
 from ares_exp.tasks.task_origin import TaskOrigin
@@ -114,7 +114,7 @@ class TaskCache:
                 "`env.cache_dir=<folder>`."
             ) from error
         try:
-            for leftover in find(_PURPOSE, "directory", delete, [self.folder]):
+            for leftover in find_directories(_PURPOSE, "directory", delete, [self.folder]):
                 if leftover.is_stale:
                     leftover.remove()
             yield directory.path

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from ares_exp.cancellation import finish, in_thread
 from ares_exp.containers.archive import remove, unpack_directory
 from ares_exp.containers.container import ComposedContainer, Container, ServiceContainer
-from ares_exp.containers.owned_directory import working_directory
+from ares_exp.containers.ownership import working_directory
 from ares_exp.errors import ContainerDiedError, ContainerError, TransferError
 from ares_exp.tasks.artifact import MAIN_SERVICE, Artifact, CollectHook
 from ares_exp.tasks.verification.hooks import run_hooks, service_of

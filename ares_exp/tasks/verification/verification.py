@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ares_exp.cancellation import in_thread
 from ares_exp.containers.container import Container, ExecResult, User
-from ares_exp.containers.owned_directory import working_directory
+from ares_exp.containers.ownership import working_directory
 from ares_exp.errors import (
     AddTestsDirError,
     DownloadVerifierDirError,

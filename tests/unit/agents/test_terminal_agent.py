@@ -11,9 +11,9 @@ import pytest
 
 from ares_exp.agents.terminal_agent import TerminalAgentFactory, cut_bytes
 from ares_exp.agents.terminal_screen import TerminalScreen
-from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.container import ContainerSpec, TerminalOutput
 from ares_exp.containers.local import LocalContainerFactory
-from ares_exp.containers.terminal import MAX_OUTPUT_CHARS, TerminalOutput, TerminalSession
+from ares_exp.containers.terminal import MAX_OUTPUT_CHARS, TerminalSession
 from ares_exp.errors import AgentError, RepeatedFormatError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ares_exp.containers.local.bubblewrap import find_bwrap
+from ares_exp.containers.local.isolation import find_bwrap
 
 ROOT = Path(__file__).parents[3]
 _SIGN = Path("/ares_exp-sandbox")

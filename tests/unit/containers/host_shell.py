@@ -40,18 +40,6 @@ class HostShell:
     def close(self) -> None:
         self._writer.close()
 
-    def end(self) -> None:
-        """Kills all that is left of it, stopped processes included."""
-        self.close()
-        rows = [row for path in Path("/proc").glob("[0-9]*/stat") if (row := fields(path))]
-        doomed = {pid for pid, _, session in rows if session == self.process.pid}
-        while more := {pid for pid, parent, _ in rows if parent in doomed} - doomed:
-            doomed |= more
-        for pid in doomed:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait(timeout=30)
-
 
 def fields(stat: Path) -> tuple[int, int, int] | None:
     """Process, parent and session; `None` when it has just ended."""
@@ -94,5 +82,14 @@ async def host_channels(
         yield channels, opened
     finally:
         await channels.close()
+        # All that is left of the shells is killed, stopped processes included.
+        rows = [row for path in Path("/proc").glob("[0-9]*/stat") if (row := fields(path))]
+        doomed = {pid for pid, _, session in rows if session in {one.process.pid for one in opened}}
+        while more := {pid for pid, parent, _ in rows if parent in doomed} - doomed:
+            doomed |= more
+        for pid in doomed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         for one in opened:
-            one.end()
+            one.close()
+            one.process.wait(timeout=30)

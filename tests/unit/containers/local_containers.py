@@ -13,8 +13,8 @@ import pytest
 
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
-from ares_exp.containers.local.bubblewrap import find_bwrap, is_privileged
 from ares_exp.containers.local.container import LocalContainer
+from ares_exp.containers.local.isolation import find_bwrap, is_privileged
 
 ROOT = Path(__file__).parent.parent.parent.parent
 NOBODY = 65534

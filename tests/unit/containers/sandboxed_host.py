@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec, Mount
-from ares_exp.containers.local import HostContainerFactory
 from ares_exp.containers.local.container_directory import remove_stale
 from ares_exp.containers.local.guardian import MADE, MARK
+from ares_exp.containers.local.host_factory import HostContainerFactory
 from ares_exp.errors import ContainerDiedError, ContainerStartError
 from ares_exp.testing.container_contract import ContainerContract
 from ares_exp.testing.forwarded_port_contract import ForwardedPortContract
@@ -32,7 +32,7 @@ _HOLD = """
 import asyncio, sys
 from pathlib import Path
 from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.local import HostContainerFactory
+from ares_exp.containers.local.host_factory import HostContainerFactory
 
 async def main():
     spec = ContainerSpec("held", context_dir=Path(sys.argv[1]), directories=("/tests", "/logs"))

@@ -9,29 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.local.bubblewrap import MINIMUM_VERSION, bwrap_arguments, find_bwrap, is_privileged
+from ares_exp.containers.local.isolation import MINIMUM_VERSION, bwrap_arguments, find_bwrap, is_privileged
+from ares_exp.errors import PreflightError
 from tests.unit.containers.local_containers import ROOT, STEADY_MOUNTS, needs_local
 
 pytestmark = needs_local
 
 
-def found_with(path: Path) -> str:
-    """The answer of `find_bwrap` in a fresh process whose PATH starts with `path`."""
-    run = subprocess.run(
-        [sys.executable, "-c", "from ares_exp.containers.local.bubblewrap import find_bwrap; print(find_bwrap())"],
-        env={"PATH": f"{path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    return run.stdout.strip()
-
-
-def program(path: Path, text: str, mode: int = 0o755) -> Path:
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(mode)
-    return path
+def found_with(program: Path, text: str, monkeypatch: pytest.MonkeyPatch, mode: int = 0o755) -> Path:
+    """What is found where this program is the first `bwrap` in PATH."""
+    program.write_text(f"#!/bin/sh\n{text}\n")
+    program.chmod(mode)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    return find_bwrap.__wrapped__()
 
 
 def test_it_is_new_enough() -> None:
@@ -39,9 +29,9 @@ def test_it_is_new_enough() -> None:
     assert tuple(int(part) for part in version.split()[1].split(".")[:2]) >= MINIMUM_VERSION
 
 
-def test_a_new_one_of_the_system_wins(tmp_path: Path) -> None:
-    newer = program(tmp_path / "bwrap", "echo bubblewrap 0.12.1")
-    assert found_with(tmp_path) == str(newer)
+def test_a_new_one_of_the_system_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    newer = tmp_path / "bwrap"
+    assert found_with(newer, "echo bubblewrap 0.12.1", monkeypatch) == newer
 
 
 @pytest.mark.parametrize(
@@ -54,30 +44,17 @@ def test_a_new_one_of_the_system_wins(tmp_path: Path) -> None:
         ("exec /no/such/program", 0o755),
     ],
 )
-def test_an_unusable_one_of_the_system_is_passed_over(tmp_path: Path, text: str, mode: int) -> None:
-    program(tmp_path / "bwrap", text, mode)
-    assert found_with(tmp_path) == str(find_bwrap())
+def test_an_unusable_one_of_the_system_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, mode: int
+) -> None:
+    usable = find_bwrap()
+    assert found_with(tmp_path / "bwrap", text, monkeypatch, mode) == usable
 
 
-def test_another_system_is_refused_with_the_remedy() -> None:
-    script = (
-        "import sys\n"
-        "from ares_exp.containers.local.bubblewrap import find_bwrap\n"
-        "sys.platform = 'darwin'\n"
-        "try: find_bwrap()\n"
-        "except Exception as error: print(type(error).__name__, error)"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert run.stdout == (
-        "PreflightError container=local needs Linux (bubblewrap), and this is darwin. Use container=docker.\n"
-    )
+def test_another_system_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(PreflightError, match=r"needs Linux .*, and this is darwin\. Use container=docker\."):
+        find_bwrap.__wrapped__()
 
 
 def words(*, share_network: bool = False, privileged: bool = True) -> list[str]:

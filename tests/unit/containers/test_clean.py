@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.local.bubblewrap import find_bwrap, is_privileged
+from ares_exp.containers.local.isolation import find_bwrap, is_privileged
 from tests.conftest import missing
 from tests.unit.containers.local_containers import STEADY_MOUNTS, needs_local
 
@@ -74,7 +74,7 @@ def test_leftovers_of_a_backend_of_ones_own(clean: Clean, tmp_path: Path) -> Non
     (tmp_path / "options" / "container" / "mine.yaml").write_text("# mine\n_target_: backend.MineFactory\n")
     (tmp_path / "backend.py").write_text(
         "from ares_exp.containers.container import ContainerFactoryBase\n"
-        "from ares_exp.containers.leftover import Leftover\n\n\n"
+        "from ares_exp.containers.ownership import Leftover\n\n\n"
         "class MineFactory(ContainerFactoryBase):\n"
         "    @classmethod\n"
         "    def find_leftovers(cls, *, images=False, snapshots=False):\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.local.mount_table import filesystem_type
+from ares_exp.containers.local.isolation import filesystem_type
 from tests.unit.containers.local_containers import ROOT, needs_local
 
 
@@ -33,7 +33,7 @@ from pathlib import Path
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.container_directory import folders
-from ares_exp.containers.local.container_storage import find_storage
+from ares_exp.containers.local.container_directory import find_storage
 from ares_exp.errors import SnapshotUnsupportedError
 from ares_exp.containers.filesystem.delta import Delta, StoredChanges, differences
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
@@ -109,7 +109,7 @@ def test_in_memory_where_that_is_possible(tmp_path: Path) -> None:
     assert round_trip(LARGE, CHANGE, LOOK, tmp_path) == ["/dev/shm memory True", warning, "changed", "more", "[]"]
 
 
-@pytest.mark.parametrize("host", [SMALL, NOT_EXECUTABLE])
+@pytest.mark.parametrize("host", [SMALL, pytest.param(NOT_EXECUTABLE, marks=pytest.mark.nightly)])
 def test_else_on_disk(host: str, tmp_path: Path) -> None:
     if filesystem_type(tmp_path) not in ("ext4", "xfs", "btrfs"):
         pytest.skip(f"{tmp_path} cannot hold the upper layer of an overlay")

@@ -21,6 +21,7 @@ BOUND_SEC = 20.0
 DNS = {
     "public.example": ["93.184.215.14", "2606:2800:21f::1"],
     "private.example": ["10.1.2.3"],
+    "private6.example": ["fd00::1"],
     "listed.example": ["10.1.2.4", "10.1.2.3"],
     "mixed.example": ["127.0.0.1", "93.184.215.14"],
     "loopback.example": ["127.0.0.1", "::1"],
@@ -80,6 +81,7 @@ async def test_allowed(hosts: list[str], host: str, expected: list[str]) -> None
         (["93.184.215.14"], "public.example", "not in the allowed_hosts"),
         (["public.example"], "93.184.215.14", "not in the allowed_hosts"),
         (["private.example"], "private.example", r"private.example is 10\.1\.2\.3 here, no public address"),
+        (["private6.example"], "private6.example", "private6.example is fd00::1 here, no public address"),
         (["loopback.example", "127.0.0.0/8", "::1"], "loopback.example", "never reached"),
         (["127.0.0.1"], "127.0.0.1", "never reached"),
         (["0.0.0.0/0"], "127.0.0.1", "never reached"),

@@ -222,6 +222,22 @@ def test_torn_record_does_not_stop_removal(tmp_path: Path) -> None:
     assert not made.exists()
 
 
+def test_processes_are_killed_once_all_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that forks faster than the guardian looks would otherwise outlive it."""
+    found, sent = [{11}, {11, 12}, {11, 12}], []
+
+    def reap() -> None:
+        if not found:
+            raise ChildProcessError
+
+    monkeypatch.setattr(guardian, "_descendants", lambda root: found.pop(0))
+    monkeypatch.setattr(guardian, "_signal", lambda pids, number: sent.append((number, sorted(pids))))
+    monkeypatch.setattr(guardian, "_reap", reap)
+    guardian.end_descendants()
+    stopped = [(signal.SIGSTOP, [11]), (signal.SIGSTOP, [12])]
+    assert [one for one in sent if one[1]] == [*stopped, (signal.SIGKILL, [11, 12])]
+
+
 def test_fork_bomb_is_ended(tmp_path: Path) -> None:
     one = f"(while :; do sleep 4521.{_ID} & sleep 0.01; kill $!; done) &"
     bomb = f"i=0; while [ $i -lt 30 ]; do {one} i=$((i + 1)); done; sleep 0.3; echo ready; sleep 60"

@@ -14,8 +14,8 @@ import pytest
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.filesystem.delta import Delta, StoredChanges
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
-from ares_exp.containers.local import HostContainerFactory, LocalContainerFactory, isolation
-from ares_exp.containers.local.host_factory import HostContainer
+from ares_exp.containers.local import LocalContainerFactory, isolation
+from ares_exp.containers.local.host_factory import HostContainer, HostContainerFactory
 from ares_exp.containers.local.isolation import Isolation, Machine, evidence
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
 from ares_exp.errors import ConfigError, PreflightError, SnapshotUnsupportedError, UnsupportedTaskError

@@ -166,7 +166,9 @@ def removed(groups: list[Path]) -> bool:
 
 
 async def test_a_box_that_is_stopped_while_it_starts_leaves_none() -> None:
-    for tenths in range(0, 300, 7):  # milliseconds: before the groups are made, meanwhile, and when the container runs
+    for tenths in range(
+        0, 300, 23
+    ):  # of milliseconds: before the groups are made, meanwhile, and when the container runs
         container = local_container()
         start = asyncio.create_task(container.start())
         await asyncio.sleep(tenths / 10_000)

@@ -7,13 +7,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pydantic
 import pytest
 
-from ares_exp.containers.container import ContainerFactory, ContainerSpec
+from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
-from ares_exp.containers.local.bubblewrap import is_privileged
 from ares_exp.containers.local.container_directory import folders
+from ares_exp.containers.local.isolation import is_privileged
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
 from ares_exp.errors import (
     ContainerDiedError,
@@ -41,25 +40,12 @@ def descendants() -> list[str]:
     return [f"{pid} {Path('/proc', pid, 'cmdline').read_text()}" for pid in children]
 
 
-def test_it_follows_its_protocol() -> None:
-    assert isinstance(LocalContainerFactory(), ContainerFactory)
-
-
 async def test_nothing_is_left_behind() -> None:
     before = (traces(), descendants())
     async with local_container() as container:
         await container.exec("(setsid sleep 300 &) ; echo left > /usr/left")
         assert traces() != before[0]
     assert (traces(), descendants()) == before
-
-
-async def test_environment_of_commands() -> None:
-    async with local_container(env={"GREETING": "good $day 'x'"}) as container:
-        result = await container.exec('echo "$GREETING|$EXTRA|$HOME|$PATH"; pwd', env={"EXTRA": "1"})
-    greeting, extra, home, path = result.output.splitlines()[0].split("|")
-    assert (greeting, extra, home) == ("good $day 'x'", "1", "/root")
-    assert "/usr/bin" in path
-    assert result.output.splitlines()[1] == "/"
 
 
 async def test_first_process_has_the_environment_of_the_spec_alone() -> None:
@@ -107,74 +93,38 @@ async def test_signals_are_not_ignored_in_commands() -> None:
         assert (await container.exec("grep SigIgn /proc/self/status")).output.split()[1].strip("0") == ""
 
 
-async def test_thirty_commands_at_once() -> None:
-    async with local_container() as container:
-        results = await asyncio.gather(*(container.exec(f"sleep 0.1; echo {n}") for n in range(30)))
-    assert [r.output for r in results] == [f"{n}\n" for n in range(30)]
-
-
 @pytest.mark.root
-@pytest.mark.parametrize(
-    ("user", "answer"),
-    [
-        ("nobody", "65534:nogroup:0000000000000000"),
-        (65534, "65534:nogroup:0000000000000000"),
-        ("4242", "4242:root:0000000000000000"),
-        ("4242:7", "4242:lp:0000000000000000"),
-        ("nobody:daemon", "65534:daemon:0000000000000000"),
-    ],
-)
-async def test_users(user: str | int, answer: str) -> None:
+async def test_users() -> None:
+    names = {
+        "nobody": "65534:nogroup",
+        65534: "65534:nogroup",
+        "4242": "4242:root",
+        "4242:7": "4242:lp",
+        "nobody:daemon": "65534:daemon",
+    }
+    ask = "echo $(id -u):$(id -gn):$(awk '/CapEff/ {print $2}' /proc/self/status); touch /etc/x || python3 -V"
     async with local_container() as container:
-        result = await container.exec(
-            "echo $(id -u):$(id -gn):$(awk '/CapEff/ {print $2}' /proc/self/status)", user=user
-        )
-        assert result.output == f"{answer}\n"
-        assert (await container.exec("touch /etc/x", user=user)).exit_code != 0
-        assert (await container.exec("python3 -V", user=user)).exit_code == 0
+        for user, name in names.items():
+            result = await container.exec(ask, user=user)
+            assert result.output.startswith(f"{name}:0000000000000000\ntouch: ")
+            assert result.exit_code == 0
 
 
-@pytest.mark.parametrize("user", ["no_such_user", "nobody:no_such_group", "a b", "$(id)", "-x", ""])
-async def test_users_that_cannot_be(user: str) -> None:
+async def test_users_that_cannot_be() -> None:
     async with local_container() as container:
-        with pytest.raises(ContainerError, match=r"user|shell"):
-            await container.exec("true", user=user)
+        for user in ("no_such_user", "nobody:no_such_group", "a b", "$(id)", "-x", ""):
+            with pytest.raises(ContainerError, match=r"user|shell"):
+                await container.exec("true", user=user)
         assert (await container.exec("echo on")).output == "on\n"
 
 
-async def test_directory_up_and_down(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    (source / "deep").mkdir(parents=True)
-    (source / "deep" / "x.bin").write_bytes(os.urandom(300_000))
-    (source / "run me.sh").write_text("echo hi\n")
-    (source / "run me.sh").chmod(0o751)
-    (source / "link").symlink_to("deep/x.bin")
-    async with local_container() as container:
-        await container.exec("mkdir -p /a/b && echo stays >/a/b/stays")
-        await container.upload(source, "/a/b")
-        seen = await container.exec("cd /a/b; stat -c '%a %U' 'run me.sh'; readlink link; cat stays")
-        assert seen.output == "751 root\ndeep/x.bin\nstays\n"
-        await container.download("/a/b", tmp_path / "target")
-    assert (tmp_path / "target/deep/x.bin").read_bytes() == (source / "deep" / "x.bin").read_bytes()
-    assert (tmp_path / "target/link").readlink() == Path("deep/x.bin")
-    assert (tmp_path / "target/run me.sh").stat().st_mode & 0o777 == 0o751
-
-
-async def test_file_up_and_down(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"exit 3\n" * 500_000)
-    async with local_container() as container:
-        await container.upload(tmp_path / "a", "/new/dir/b c")
-        await container.exec("ln -s '/new/dir/b c' /link")
-        await container.download("/link", tmp_path / "back")
-    assert (tmp_path / "back").read_bytes() == (tmp_path / "a").read_bytes()
-
-
-async def test_an_empty_directory_is_made(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    async with local_container() as container:
-        await container.upload(tmp_path / "empty", "/x/y")
-        await container.download("/x/y", tmp_path / "back")
-    assert list((tmp_path / "back").iterdir()) == []
+async def test_a_stopped_container_is_not_started() -> None:
+    container = local_container()
+    with pytest.raises(ContainerDiedError):
+        await container.exec("true")
+    await container.stop()
+    with pytest.raises(ContainerStartError):
+        await container.start()
 
 
 async def test_transfers_that_fail_say_why(tmp_path: Path) -> None:
@@ -193,35 +143,6 @@ async def test_transfers_that_fail_say_why(tmp_path: Path) -> None:
         assert (await container.exec("ls /pwned")).exit_code != 0
 
 
-async def test_a_link_of_the_box_is_not_followed_on_the_host(tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("secret")
-    async with local_container() as container:
-        await container.exec(
-            f"mkdir /out; ln -s {secret} /out/link; ln -s {tmp_path} /out/directory; ln -s {secret} /f"
-        )
-        await container.download("/out", tmp_path / "back")
-        with pytest.raises(TransferError):
-            await container.download("/f", tmp_path / "file")
-    assert list((tmp_path / "back").iterdir()) == []
-
-
-async def test_before_start_and_after_stop() -> None:
-    container = local_container()
-    with pytest.raises(ContainerDiedError):
-        await container.exec("true")
-    await container.stop()
-    with pytest.raises(ContainerStartError):
-        await container.start()
-    async with local_container() as other:
-        pass
-    await other.stop()
-    with pytest.raises(ContainerDiedError):
-        await other.exec("true")
-    with pytest.raises(ContainerDiedError):
-        await other.upload(__file__, "/x")
-
-
 async def test_start_within_its_limit_or_not_at_all(tmp_path: Path) -> None:
     before = (traces(), descendants())
     (tmp_path / "Dockerfile").write_text("FROM scratch\nRUN sleep 60\n")
@@ -230,7 +151,7 @@ async def test_start_within_its_limit_or_not_at_all(tmp_path: Path) -> None:
     assert (traces(), descendants()) == before
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.001, 0.003, 0.006, 0.010, 0.015, 0.030])
+@pytest.mark.parametrize("delay", [0.0, 0.003, 0.010, 0.030])
 async def test_cancelled_start_leaves_nothing(tmp_path: Path, delay: float) -> None:
     before = (traces(), descendants())
     (tmp_path / "Dockerfile").write_text("FROM x\nRUN sleep 60\n")
@@ -281,18 +202,6 @@ async def test_stop_closes_streams_that_were_forgotten() -> None:
     assert forgotten.is_closed
 
 
-async def test_stop_during_a_command() -> None:
-    children = descendants()
-    container = local_container()
-    await container.start()
-    command = asyncio.create_task(container.exec("sleep 60"))
-    await asyncio.sleep(0.1)
-    await asyncio.wait_for(container.stop(), 20)
-    with pytest.raises(ContainerDiedError):
-        await command
-    assert descendants() == children
-
-
 def test_refused_specs(tmp_path: Path) -> None:
     check = LocalContainerFactory().check
     with pytest.raises(UnsupportedTaskError, match="GPU"):
@@ -340,8 +249,3 @@ def test_users_that_the_box_will_not_have_are_refused_before_it_starts(users: se
     else:
         with pytest.raises(UnsupportedTaskError, match=rf"task: commands are to run as {refused}\. .*container=docker"):
             LocalContainerFactory().check(spec)
-
-
-def test_unknown_network_is_refused_by_the_constructor() -> None:
-    with pytest.raises(pydantic.ValidationError):
-        LocalContainerFactory(network="host")  # type: ignore[arg-type]

@@ -14,9 +14,8 @@ from ares_exp.containers.container import Container, ContainerFactory, Container
 from ares_exp.containers.filesystem.delta import Delta, Entry, StoredChanges, differences
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.local import LocalContainerFactory
-from ares_exp.containers.local.bubblewrap import CHANNELS, is_privileged
-from ares_exp.containers.local.container_directory import folders
-from ares_exp.containers.local.container_storage import find_storage
+from ares_exp.containers.local.container_directory import find_storage, folders
+from ares_exp.containers.local.isolation import CHANNELS, is_privileged
 from ares_exp.errors import CaptureError, RestoreError, SnapshotMismatchError, UnsafeSnapshotError
 from ares_exp.records.secrets import protect
 from ares_exp.testing.awkward_tree import python

@@ -6,7 +6,7 @@ import pytest
 
 from ares_exp.containers.container import ContainerFactory
 from ares_exp.containers.local import LocalContainerFactory
-from ares_exp.containers.local.bubblewrap import is_privileged
+from ares_exp.containers.local.isolation import is_privileged
 from ares_exp.testing.container_contract import ContainerContract
 from tests.unit.containers.local_containers import needs_local
 

@@ -11,7 +11,7 @@ import pytest
 
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
-from ares_exp.containers.local.bubblewrap import is_privileged
+from ares_exp.containers.local.isolation import is_privileged
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
 from ares_exp.errors import ContainerStartError, TransferError, UnsupportedTaskError
 from tests.unit.containers.local_containers import local_container, needs_local

@@ -101,20 +101,16 @@ async def test_signals_do_not_reach_the_host(container: LocalContainer) -> None:
     await sleeper.wait()
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname", "/proc/sys/vm/drop_caches", "/proc/sysrq-trigger"],
-)
-async def test_the_kernel_cannot_be_set(container: LocalContainer, path: str) -> None:
-    result = await container.exec(f"cat {path} >/dev/null; echo x >{path}")
-    assert result.exit_code != 0
-    remount = f"mount -o remount,rw,bind {path}; mount -o remount,rw /proc; umount -l /proc/sys; echo x >{path}"
-    assert (await container.exec(remount)).exit_code != 0
+async def test_the_kernel_cannot_be_set(container: LocalContainer) -> None:
+    for path in ("sys/kernel/core_pattern", "sys/kernel/hostname", "sys/vm/drop_caches", "sysrq-trigger"):
+        write = f"echo x >/proc/{path}"
+        assert (await container.exec(write)).exit_code != 0
+        remount = f"mount -o remount,rw,bind /proc/{path}; mount -o remount,rw /proc; umount -l /proc/sys; {write}"
+        assert (await container.exec(remount)).exit_code != 0
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
+async def test_refused(container: LocalContainer) -> None:
+    commands = [
         "mount -t tmpfs x /mnt",
         "mount --bind /usr /mnt",
         "mount -t proc proc /mnt",
@@ -143,10 +139,9 @@ async def test_the_kernel_cannot_be_set(container: LocalContainer, path: str) ->
         "ls /sys/kernel",
         "ls /dev/sda /dev/vda /dev/nvme0n1 /dev/kvm /dev/fuse",
         "ls /var/run/docker.sock /run/docker.sock /run/dbus /run/systemd/private",
-    ],
-)
-async def test_refused(container: LocalContainer, command: str) -> None:
-    assert (await container.exec(command, timeout_sec=20)).exit_code not in (0, None)
+    ]
+    codes = {command: (await container.exec(command, timeout_sec=60)).exit_code for command in commands}
+    assert [command for command, code in codes.items() if code in (0, None)] == []
 
 
 async def test_system_calls_are_filtered(container: LocalContainer) -> None:

@@ -231,7 +231,7 @@ async def test_groups_are_named_like_the_directory_and_go_with_the_box() -> None
 
 
 @limited_by("pids")
-@pytest.mark.parametrize("delay", [0.0, 0.003, 0.006, 0.010, 0.015, 0.030])
+@pytest.mark.parametrize("delay", [0.0, 0.006, 0.030])
 async def test_cancelled_starts_leave_no_groups(delay: float) -> None:
     place = usable_cgroup_paths()["pids"].directory
     before = set(place.glob(f"*{os.getpid()}*"))

@@ -48,6 +48,7 @@ class TestPythonRelay(RelayContract):
     interpreter = "python3"
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("node", path=SEARCH_PATH) is None, reason="this machine has no node")
 class TestNodeRelay(RelayContract):
     interpreter = "node"
@@ -92,7 +93,7 @@ async def test_it_stays_as_long_as_somebody_is_there(program: str) -> None:
     async with local_container() as box:
         forwarded_port = await open_relayed_port(lambda: only(box, program), Server(echo), FORWARDED_PORT, lease_sec=1)
         lost = asyncio.create_task(forwarded_port.lost())
-        await asyncio.wait({lost}, timeout=3)
+        await asyncio.wait({lost}, timeout=2)
         assert not lost.done()
         assert forwarded_port._relay.port == FORWARDED_PORT
         await forwarded_port.close()

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.local.container import read_task_dockerfile
 from ares_exp.containers.local.guardian import MADE, remove_made
-from ares_exp.containers.local.machine_paths import MachinePaths, check_paths
-from ares_exp.containers.local.task_dockerfile import read_task_dockerfile
+from ares_exp.containers.local.host_factory import MachinePaths, check_paths
 from ares_exp.errors import ContainerStartError, UnsupportedTaskError
 
 

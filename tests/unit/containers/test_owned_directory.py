@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.leftover import Leftover
-from ares_exp.containers.owned_directory import find_short_lived, short_lived_directory
+from ares_exp.containers.ownership import Leftover, find_short_lived, short_lived_directory
 from tests.leaks import clean
 
 pytestmark = pytest.mark.usefixtures("temporary")
 
 MAKER = """
-from ares_exp.containers.owned_directory import short_lived_directory
+from ares_exp.containers.ownership import short_lived_directory
 made = [short_lived_directory(purpose) for purpose in ("build", "verifier")]
 for directory in made:
     (directory.path / "file").write_text("x")

@@ -17,7 +17,7 @@ from tests.unit.commands.harbor_export.recorded_run import record, tried
 
 MODULE = """
 from ares_exp.containers.container import ContainerFactoryBase
-from ares_exp.containers.leftover import Leftover
+from ares_exp.containers.ownership import Leftover
 from ares_exp.errors import ContainerServiceError
 
 class MoonFactory(ContainerFactoryBase):

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from ares_exp.containers.local.seccomp import compiled_filter
+from ares_exp.containers.local.isolation import compiled_filter
 
 ALLOW, ERROR = 0x7FFF0000, 0x00050000
 X86_64, AARCH64, I386 = 0xC000003E, 0xC00000B7, 0x40000003

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ares_exp.containers.local.bubblewrap import is_privileged
+from ares_exp.containers.local.isolation import is_privileged
 from tests.unit.environments.snapshots import SUBMIT, last_message, run
 from tests.unit.environments.steps import DOCKERFILE, FIRST, TWO_STEPS, MakeSteps, shown
 

@@ -38,7 +38,7 @@ def test_what_was_written_just_now_stays(store: SnapshotStore) -> None:
     orphan = store.objects.put(b"on its way")
     (store.path / ".tmp-now").mkdir()
     assert store.gc() == RemovedObjects()
-    assert store.objects.has(orphan)
+    assert store.objects.file(orphan).exists()
     assert (store.path / ".tmp-now").is_dir()
 
 
@@ -54,10 +54,10 @@ def test_what_killed_processes_left_goes(store: SnapshotStore) -> None:
         os.utime(path, (long_ago, long_ago))
     size = store.objects.size(orphan)
     assert store.gc(dry_run=True) == RemovedObjects(1, size, 1)
-    assert store.objects.has(orphan)
+    assert store.objects.file(orphan).exists()
     assert leftovers[0].is_dir()
     assert store.gc() == RemovedObjects(1, size, 1)
-    assert not store.objects.has(orphan)
+    assert not store.objects.file(orphan).exists()
     assert not any(path.exists() for path in leftovers)
     assert store.verify(f"{EPISODE}@1").ok
 

@@ -4,7 +4,7 @@ import pytest
 
 from ares_exp.containers.container import ContainerFactory
 from ares_exp.containers.local import LocalContainerFactory
-from ares_exp.containers.local.bubblewrap import is_privileged
+from ares_exp.containers.local.isolation import is_privileged
 from tests.reward_contract import RewardContract
 
 pytestmark = [

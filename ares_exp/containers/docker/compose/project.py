@@ -21,7 +21,7 @@ from ares_exp.containers.docker.container_lifetime import remove, why_it_stays
 from ares_exp.containers.docker.creation import starts
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
 from ares_exp.containers.docker.reaper import watch_over_us
-from ares_exp.containers.owned_directory import working_directory
+from ares_exp.containers.ownership import working_directory
 from ares_exp.errors import ContainerStartError, UnsupportedTaskError
 
 if TYPE_CHECKING:

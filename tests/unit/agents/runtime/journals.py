@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from ares_exp.agents.runtime.host_files import HostFiles
 from ares_exp.agents.runtime.journal import CallEntry, DoneEntry, Entry, Journal, SeedEntry, StepEntry, UnheardEntry
 from ares_exp.containers.activity import CommandRecord
-from ares_exp.containers.container import ExecResult
-from ares_exp.containers.terminal import TerminalOutput
+from ares_exp.containers.container import ExecResult, TerminalOutput
 from ares_exp.errors import ContainerDiedError, TransferError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage

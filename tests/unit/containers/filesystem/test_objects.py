@@ -12,7 +12,7 @@ import pytest
 
 from ares_exp.containers.filesystem.stored_objects import MAX_OBJECT_BYTES, ObjectStore
 from ares_exp.containers.filesystem.zstd import zstd
-from ares_exp.containers.local.bubblewrap import find_bwrap
+from ares_exp.containers.local.isolation import find_bwrap
 from ares_exp.errors import CaptureError, SnapshotCorruptError, SnapshotMetadataError, UnsafeSnapshotError
 from tests.unit.containers.local_containers import STEADY_MOUNTS
 
@@ -46,14 +46,14 @@ def test_an_object_comes_back_and_is_stored_once(store: ObjectStore, data: bytes
     digest = store.put(data)
     assert store.put(data) == digest
     assert store.get(digest) == data
-    assert store.has(digest)
+    assert store.file(digest).exists()
     assert list(store.digests()) == [digest]
     assert store.size(digest) == store.file(digest).stat().st_size <= len(data) + 64
     assert temporary_files(store) == []
 
 
 def test_an_unused_store_touches_nothing(store: ObjectStore) -> None:
-    assert not store.has("0" * 64)
+    assert not store.file("0" * 64).exists()
     assert not store.keep("0" * 64)
     assert list(store.digests()) == []
     store.sync()
@@ -68,7 +68,7 @@ def test_a_missing_object_is_named(store: ObjectStore, read: str) -> None:
 
 @pytest.mark.parametrize("digest", ["", "../" * 20, "0" * 63, "0" * 65, "A" * 64, "0" * 62 + "/x", None, 5])
 def test_what_is_no_digest_names_no_file(store: ObjectStore, digest: str) -> None:
-    for use in (store.get, store.has, store.keep, store.size):
+    for use in (store.get, store.file, store.keep, store.size):
         with pytest.raises(SnapshotMetadataError, match="Expected a sha256 as 64 hexadecimal digits, got"):
             use(digest)
 
@@ -231,7 +231,7 @@ def test_unneeded_objects_go_and_young_ones_stay(store: ObjectStore) -> None:
     size = store.size(old)
     assert store.remove_unneeded({needed}, older_than_sec=3600) == (1, size)
     assert set(store.digests()) == {needed, young, kept}
-    assert not store.has(old)
+    assert not store.file(old).exists()
     assert store.get(store.put(b"old" * 1000)) == b"old" * 1000
     store.sync()
     assert store.remove_unneeded(set(), older_than_sec=-60)[0] == 4

@@ -14,7 +14,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from ares_exp.config.hydra_setup import compose_config
-from ares_exp.containers.owned_directory import find_short_lived
+from ares_exp.containers.ownership import find_short_lived
 from ares_exp.environment import EpisodeReport, TimeStep, restart, termination, transition
 from ares_exp.environments.scoring.scored_source import make_scored_source
 from ares_exp.environments.source import EpisodeParts
