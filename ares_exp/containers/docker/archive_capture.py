@@ -31,9 +31,9 @@ from typing import BinaryIO, TypeVar
 
 from ares_exp.containers.bounded_reading import Skip, bounded
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread
+from ares_exp.containers.docker.stream import run_program
 from ares_exp.containers.filesystem.delta import in_directories, is_kept, parents
 from ares_exp.containers.filesystem.tar_program import GNU_CREATE, READ_SOMETHING, YOUNG_SEC
-from ares_exp.containers.images.program import run_program
 
 _TAR = ["tar", *GNU_CREATE, "--files-from=-"]
 _STAT = ["xargs", "-0", "stat", "--printf=%i %s %h %f %.9Y %.9Z %n\\0", "--"]
