@@ -21,8 +21,7 @@ from ares_exp.containers.docker.container_lifetime import NAME_PREFIX
 from ares_exp.containers.docker.engine import Engine, address_of_engine
 from ares_exp.containers.docker.leftovers import KEPT_VOLUME
 from ares_exp.containers.docker.transfer import open_archive, put
-from ares_exp.containers.images.image_lock import image_lock
-from ares_exp.containers.images.shared_work import Demand
+from ares_exp.containers.images.shared_work import Demand, work_lock
 from ares_exp.containers.ownership import owner_labels
 from ares_exp.errors import UnsupportedTaskError
 
@@ -83,7 +82,7 @@ def _is_elsewhere(host: str | None) -> bool:
 def _volume(engine: Engine, directory: Directory, image: str) -> str:
     """Returns the name of the volume with the directory's contents, whole."""
     name = volume_name(directory)
-    with image_lock(f"{engine.host} {name}", Demand()):
+    with work_lock(f"{engine.host} {name}", Demand()):
         created = engine.api.create_volume(name, labels={KEPT_VOLUME: directory.target})["CreatedAt"]
         if _known.get((engine.host, name)) != created:
             with _reaching_into(engine.api, name, image) as helper:

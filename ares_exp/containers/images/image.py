@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
 from ares_exp.containers.docker.leftovers import image_labels
-from ares_exp.containers.images.dockerfile_check import check_dockerfile
 from ares_exp.containers.images.dockerfile_instructions import ignored_patterns
-from ares_exp.containers.images.image_build import build_classic, build_with_buildkit, check_needs, find_buildkit
-from ares_exp.containers.images.image_lock import image_lock
-from ares_exp.containers.images.shared_work import Demand, share
+from ares_exp.containers.images.image_build import build_image, check_buildable
+from ares_exp.containers.images.shared_work import Demand, share, work_lock
 from ares_exp.errors import ContainerStartError, UserError
 
 if TYPE_CHECKING:
@@ -78,7 +76,7 @@ def inspect_image(api: APIClient, image: str) -> dict[str, Any] | None:
 
 def _make(engine: Engine, image: str, make: Callable[[Demand], None], demand: Demand) -> None:
     try:
-        with image_lock(f"{engine.host} {image}", demand), _slots:
+        with work_lock(f"{engine.host} {image}", demand), _slots:
             demand.pause(0)
             if inspect_image(engine.api, image) is None:  # another process may have made it
                 make(demand)
@@ -116,16 +114,11 @@ def _pull_once(api: APIClient, image: str) -> str:
 
 
 def _build(engine: Engine, tag: str, context_dir: Path, keep: bool, demand: Demand) -> None:
-    labels = image_labels(tag, keep=keep)
     try:
-        needs = check_dockerfile(context_dir / "Dockerfile")
-        check_needs(engine, context_dir / "Dockerfile", needs)
+        check_buildable(context_dir / "Dockerfile", lambda: engine)
     except UserError as error:  # not checked before
         raise ContainerStartError(str(error)) from error
-    if (way := find_buildkit(engine)) is not None:
-        build_with_buildkit(engine, way, tag, context_dir, needs, labels, demand)
-    else:
-        build_classic(engine.api, tag, context_dir, labels)
+    build_image(engine, tag, context_dir, image_labels(tag, keep=keep), demand)
 
 
 def image_tag(name: str, context_dir: Path) -> str:
