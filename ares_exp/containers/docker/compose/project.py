@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 import json
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ares_exp import cancellation
 from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.docker.compose.images import ProjectImages
-from ares_exp.containers.docker.compose.project_file import MAIN, base_document, complete, names_of
+from ares_exp.containers.docker.compose.project_file import MAIN, base_document, complete, literal, names_of
 from ares_exp.containers.docker.compose.security_policy import check_file, refuse_violations
-from ares_exp.containers.docker.compose.tool import ComposeTool, find_compose
-from ares_exp.containers.docker.compose.variables import variables
+from ares_exp.containers.docker.compose.tool import ComposeTool, find_compose, outer_environment, variables
 from ares_exp.containers.docker.container import DockerOptions
 from ares_exp.containers.docker.container_lifetime import remove, why_it_stays
 from ares_exp.containers.docker.creation import starts
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
+from ares_exp.containers.docker.leftovers import image_labels
 from ares_exp.containers.docker.reaper import watch_over_us
+from ares_exp.containers.images.docker_cli import passed_on
+from ares_exp.containers.images.image import ensure_image, image_tag, inspect_image
 from ares_exp.containers.owned_directory import working_directory
 from ares_exp.errors import ContainerStartError, UnsupportedTaskError
 
@@ -79,11 +82,7 @@ class ComposeProject:
         env = await asyncio.to_thread(variables, self._spec, engine.host)
         document = await self._read(tool, env)
         await asyncio.to_thread(refuse_violations, self._file, document, self._options)
-        images = ProjectImages(engine, tool, self._spec.name, keep=self._options.keep_image)
-        try:
-            image_of = await images.make(document["services"], folder)
-        finally:
-            self.built = images.built
+        image_of = await self._make_images(engine, tool, document["services"])
         whole = complete(document, self._spec, self._options, image_of, engine.capabilities)
         async with starts(engine).slot():
             await cancellation.in_thread(lambda: watch_over_us(engine))
@@ -102,6 +101,61 @@ class ComposeProject:
             await asyncio.sleep(_POLL_SEC)
         self.containers = await in_thread(lambda: self._containers(engine), abandon=True)
         self.addresses = names_of(document)
+
+    async def _make_images(
+        self, engine: Engine, tool: ComposeTool, services: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, str]:
+        """Builds and pulls the missing images; returns the image of each service, by name.
+
+        Raises:
+            ContainerStartError: With the service and the reason.
+        """
+        images, renamed = dict[str, str](), dict[str, str]()
+        for name, service in services.items():
+            if service.get("build"):
+                images[name] = renamed[str(service.get("image"))] = await self._build(
+                    engine, tool, name, service["build"]
+                )
+                self.built.add(images[name])
+        for name, service in services.items():
+            if name in images:
+                continue
+            if not (image := str(service.get("image") or "")):
+                raise ContainerStartError(f"Service {name} of task {self._spec.name} has neither an image nor a build.")
+            images[name] = renamed.get(image, image.replace("$$", "$"))
+            await ensure_image(engine, name=self._spec.name, docker_image=images[name], context_dir=None)
+        return images
+
+    async def _build(self, engine: Engine, tool: ComposeTool, name: str, build: Mapping[str, Any]) -> str:
+        """Builds one image: a plain build is shared by all that need the same, others rely on the engine's cache."""
+        task, keep, folder = f"{self._spec.name}-{name}", self._options.keep_image, self._file.parent
+        context = Path(str(build["context"]).replace("$$", "$")) if "context" in build else None
+        is_plain = set(build) <= {"context", "dockerfile"} and build.get("dockerfile") in (None, "Dockerfile")
+        if context is not None and is_plain:
+            return await ensure_image(engine, name=task, docker_image=None, context_dir=context, keep=keep)
+        of_context = await asyncio.to_thread(image_tag, task, context) if context is not None else ""
+        repository = of_context.partition(":")[0] or f"ares-exp/{name.lower()}"
+        identity = json.dumps([build, of_context], sort_keys=True, default=str)
+        image = f"{repository}:{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+        if await in_thread(lambda: inspect_image(engine.api, image), abandon=True) is None:
+            labels = {key: literal(value) for key, value in image_labels(image, keep=keep).items()}
+            theirs = build.get("labels") if isinstance(build.get("labels"), dict) else {}
+            document = {
+                "services": {name: {"image": image, "build": {**build, "labels": {**(theirs or {}), **labels}}}}
+            }
+            # Else Compose version 1 leaves the unlabelled container of the failed instruction.
+            tidy = [] if tool.says_json else ["--force-rm"]
+            answer = await tool.run(
+                ["-p", "ares-exp-build", "--project-directory", str(folder), "-f", "-", "build", *tidy, name],
+                env={**passed_on(), **outer_environment(), "DOCKER_HOST": engine.host},
+                directory=folder,
+                stdin=json.dumps(document, default=str).encode(),
+            )
+            if answer.exit_code != 0:
+                raise ContainerStartError(
+                    f"The image of service {name} of task {self._spec.name} could not be built:\n{answer.complaint}"
+                )
+        return image
 
     def _containers(self, engine: Engine) -> dict[str, str]:
         found = [(one["Labels"].get(SERVICE), one["Names"][0]) for one in containers_of(engine.api, self.name)]

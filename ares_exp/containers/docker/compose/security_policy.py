@@ -17,7 +17,7 @@ from typing import Any
 
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker.compose.project_file import MAIN
-from ares_exp.containers.docker.compose.variables import refuse_obeyed
+from ares_exp.containers.docker.compose.tool import refuse_obeyed
 from ares_exp.containers.docker.container import DockerOptions
 from ares_exp.errors import TaskError, UnsupportedTaskError
 
