@@ -177,7 +177,7 @@ async def test_an_image_that_another_container_takes_along(context: Path, engine
     found = await connect()
     async with AsyncExitStack() as slots, asyncio.timeout(60):
         for _ in range(found.capabilities.simultaneous_starts):
-            await slots.enter_async_context(starts(found).slot())
+            await slots.enter_async_context(starts(found))
         start = asyncio.create_task(box.start())
         while box.image is None:  # noqa: ASYNC110 - from now on it waits for a slot
             await asyncio.sleep(0.02)

@@ -203,7 +203,7 @@ class DockerContainer(EngineContainer):
                 keep=self._options.keep_image,
             )
         mounts = await cancellation.in_thread(lambda: container_mounts(engine, spec, image)) if spec.mounts else []
-        async with starts(engine).slot():
+        async with starts(engine):
             await cancellation.in_thread(lambda: watch_over_us(engine))
             await in_thread(lambda: self._create(engine, image, mounts), pool="starts")
             self._first_process = await FirstProcess.attach(engine, self.container_name)

@@ -84,7 +84,7 @@ class ComposeProject:
         await asyncio.to_thread(refuse_violations, self._file, document, self._options)
         image_of = await self._make_images(engine, tool, document["services"])
         whole = complete(document, self._spec, self._options, image_of, engine.capabilities)
-        async with starts(engine).slot():
+        async with starts(engine):
             await cancellation.in_thread(lambda: watch_over_us(engine))
             self._exists = self._may_grow = True
             answer = await tool.run(
