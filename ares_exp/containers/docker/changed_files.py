@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import tarfile
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,8 @@ from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker.container_lifetime import why_it_stays
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
 from ares_exp.containers.docker.stream import run_program
-from ares_exp.containers.filesystem.delta import Delta, StoredChanges
-from ares_exp.containers.filesystem.layer import write_layer
+from ares_exp.containers.filesystem.delta import Delta, Entry, StoredChanges, sorted_by_path
+from ares_exp.containers.filesystem.file_chunks import contents
 from ares_exp.containers.images.image import ensure_image, inspect_image
 from ares_exp.errors import ContainerStartError, RestoreError, SnapshotMismatchError
 
@@ -86,7 +87,10 @@ async def put_back(engine: Engine, container: str, changes: StoredChanges) -> No
     files = {path: replace(entry, opaque=False) for path, entry in entries.items() if entry.kind != "whiteout"}
     if files:
         plain = StoredChanges(Delta(changes.delta.base, files), changes.objects)
-        await in_thread(lambda: _put(engine, container, plain), pool="transfers")
+        try:
+            await in_thread(lambda: engine.api.put_archive(container, "/", archive(plain)), pool="transfers")
+        except engine_errors() as error:
+            raise RestoreError(f"The files could not be written to {container}: {reason(error)}.") from error
 
 
 async def _remove(engine: Engine, container: str, paths: list[str]) -> None:
@@ -102,11 +106,42 @@ async def _remove(engine: Engine, container: str, paths: list[str]) -> None:
         )
 
 
-def _put(engine: Engine, container: str, changes: StoredChanges) -> None:
-    with tempfile.TemporaryFile(prefix="ares_exp-changes-") as file:
-        write_layer(changes, file, plain=True)
-        file.seek(0)
-        try:
-            engine.api.put_archive(container, "/", file)
-        except engine_errors() as error:
-            raise RestoreError(f"The files could not be written to {container}: {reason(error)}.") from error
+_TYPES = {"file": tarfile.REGTYPE, "directory": tarfile.DIRTYPE, "symlink": tarfile.SYMTYPE, "fifo": tarfile.FIFOTYPE}
+
+
+def archive(changes: StoredChanges) -> Iterator[bytes]:
+    """Yields a tar archive of changes without deletions.
+
+    Raises:
+        SnapshotCorruptError: An object is missing or damaged.
+    """
+    links: dict[int, str] = {}
+    for path, entry in sorted_by_path(changes.delta.entries).items():
+        member = _member(path, entry)
+        if entry.link is not None and (first := links.setdefault(entry.link, member.name)) != member.name:
+            member.type, member.linkname = tarfile.LNKTYPE, first
+        elif entry.kind == "file":
+            member.size = entry.size
+        yield member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+        if member.size:
+            yield from (
+                part if isinstance(part, bytes) else bytes(part) for part in contents(changes.objects, path, entry)
+            )
+            yield bytes(-member.size % tarfile.BLOCKSIZE)
+    yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _member(path: str, entry: Entry) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(path[1:])
+    member.type, member.linkname = _TYPES[entry.kind], entry.target
+    member.mode, member.uid, member.gid = entry.mode, entry.uid, entry.gid
+    member.mtime, fraction = divmod(entry.mtime_ns, 10**9)
+    headers = dict[str, str]()
+    if fraction:
+        sign, (seconds, fraction) = "-" * (entry.mtime_ns < 0), divmod(abs(entry.mtime_ns), 10**9)
+        headers["mtime"] = f"{sign}{seconds}.{fraction:09}"
+    for attribute, value in sorted(entry.xattrs.items()):
+        if attribute.isprintable() and "=" not in attribute:  # else an archive cannot hold its name
+            headers[f"SCHILY.xattr.{attribute}"] = value.decode("utf-8", "surrogateescape")
+    member.pax_headers = headers
+    return member
