@@ -74,9 +74,9 @@ class DockerContainerFactory(ContainerFactoryBase):
             swap_mb: Swap that a container may use on top of its memory limit.
             no_new_privileges: Whether programs may gain no rights when they start; sudo and su inside then fail.
             capture: The way snapshots read a container's changes. `upper`: from the engine's directory, which needs
-                root on its machine and an overlay storage driver. `archive`: from archives made by the engine or by
-                `tar` in the container; slower, and may lose hard links, names that are not UTF-8 and the like. `auto`:
-                `upper` if possible.
+                root on its machine and an overlay storage driver. `archive`: from an archive made by GNU tar in the
+                container; slower, and may lose hard links, names that are not UTF-8 and the like. `auto`: `upper` if
+                possible.
             compose_max_containers: Bound on the containers, and on the networks, of a task's compose file.
             compose_max_memory_mb: Bound on the memory of each service beside `main`; the default of services without a
                 limit.
