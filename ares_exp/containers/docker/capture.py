@@ -173,7 +173,9 @@ def find_upper_directory(inspected: Mapping[str, Any], proc: Path = Path("/proc"
         raise SnapshotUnsupportedError("the engine's storage driver is not an overlay")
     options = {key: value for key, _, value in (option.partition("=") for option in root.options)}
     for feature in ("redirect_dir", "metacopy"):  # the directory is then incomplete
-        if options.get(feature, _default(feature)) == "on":
+        module = Path("/sys/module/overlay/parameters", feature)
+        default = "on" if module.exists() and module.read_text().strip() == "Y" else "off"
+        if options.get(feature, default) == "on":
             raise SnapshotUnsupportedError(f"its overlay uses {feature}")
     told = ((inspected.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir")
     upper = Path(told or options.get("upperdir", ""))
@@ -190,13 +192,6 @@ def _can_read_overlays(proc: Path) -> bool:
         return False
     found = re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE)
     return os.geteuid() == 0 and found is not None and bool(int(found[1], 16) & _CAP_SYS_ADMIN)
-
-
-def _default(feature: str) -> str:
-    try:
-        return "on" if Path(f"/sys/module/overlay/parameters/{feature}").read_text().strip() == "Y" else "off"
-    except OSError:
-        return "off"
 
 
 class ArchiveCapture:

@@ -8,6 +8,7 @@ process that dies has them removed at once by its `reaper`; each run removes wha
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import logging
 import time
@@ -86,10 +87,16 @@ def find(api: APIClient, *, cached_images: bool = False) -> Iterator[Leftover]:
         docker.errors.DockerException, requests.exceptions.RequestException: The engine refused or is gone.
     """
     ours = {"label": RUN}
+    kill = functools.partial(api.remove_container, force=True, v=True)
     for found in api.containers(all=True, filters=ours):
         name = (found["Names"] or [""])[0].lstrip("/")  # a container being removed may have no name
         if name.startswith(NAME_PREFIX):
-            yield _leftover("container", name, found, _remove_container(api, found["Id"]))
+            yield _leftover(
+                "container",
+                name,
+                found,
+                _remove(kill, found["Id"]),
+            )
     for found in api.networks(filters=ours):
         yield _leftover("network", found["Name"], found, _remove(api.remove_network, found["Id"]))
     for found in api.volumes(filters=ours)["Volumes"] or []:
@@ -140,7 +147,3 @@ def _seconds(created: object) -> float | None:
 
 def _remove(call: Callable[[str], object], name: str) -> Callable[[], str]:
     return lambda: why_it_stays(lambda: call(name))
-
-
-def _remove_container(api: APIClient, container: str) -> Callable[[], str]:
-    return lambda: why_it_stays(lambda: api.remove_container(container, force=True, v=True))

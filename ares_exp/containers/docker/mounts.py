@@ -33,9 +33,6 @@ _AT = "/ares_exp_mount"
 _WHOLE = ".ares_exp-whole"
 """A file that a volume gets last."""
 
-_known: dict[tuple[str, str], str] = {}
-"""When the volumes were created that this process has found whole, by engine and name."""
-
 
 def check_mounts(spec: ContainerSpec, host: str | None) -> None:
     """Checks before the start that a container of the engine at `host` can see directories of this machine.
@@ -81,16 +78,16 @@ def _is_elsewhere(host: str | None) -> bool:
 
 def _volume(engine: Engine, directory: Directory, image: str) -> str:
     """Returns the name of the volume with the directory's contents, whole."""
-    name = volume_name(directory)
+    name, api = volume_name(directory), engine.api
     with work_lock(f"{engine.host} {name}", Demand()):
-        created = engine.api.create_volume(name, labels={KEPT_VOLUME: directory.target})["CreatedAt"]
-        if _known.get((engine.host, name)) != created:
-            with _reaching_into(engine.api, name, image) as helper:
-                if not _is_there(engine.api, helper, f"{_AT}/{_WHOLE}"):
-                    put(engine.api, helper, directory.source, _AT, "")
-                    with tempfile.NamedTemporaryFile(prefix="ares_exp-") as empty:
-                        put(engine.api, helper, Path(empty.name), _AT, _WHOLE)
-            _known[engine.host, name] = created
+        api.create_volume(name, labels={KEPT_VOLUME: directory.target})
+        with _reaching_into(api, name, image) as helper:
+            with open_archive(api, helper, f"{_AT}/{_WHOLE}") as answer:
+                is_whole = answer.status_code == 200
+            if not is_whole:
+                put(api, helper, directory.source, _AT, "")
+                with tempfile.NamedTemporaryFile(prefix="ares_exp-") as empty:
+                    put(api, helper, Path(empty.name), _AT, _WHOLE)
     return name
 
 
@@ -117,8 +114,3 @@ def _reaching_into(api: APIClient, volume: str, image: str) -> Iterator[str]:
         yield container
     finally:
         api.remove_container(container, force=True)
-
-
-def _is_there(api: APIClient, container: str, path: str) -> bool:
-    with open_archive(api, container, path) as answer:
-        return answer.status_code == 200

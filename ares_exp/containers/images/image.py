@@ -87,30 +87,24 @@ def _make(engine: Engine, image: str, make: Callable[[Demand], None], demand: De
 def _pull(api: APIClient, image: str, demand: Demand) -> None:
     """Pulls, with up to three attempts, as an unreachable registry may be back in a second."""
     from docker.errors import APIError
-
-    for pause in (*_PULL_PAUSES_SEC, None):
-        try:
-            failure = _pull_once(api, image)
-        except APIError as error:
-            failure = reason(error)
-            if error.is_client_error():  # no such image, or no permission
-                pause = None
-        if not failure:
-            return
-        if pause is None:
-            raise ContainerStartError(f"The image {image} is not on this machine and could not be pulled: {failure}.")
-        demand.pause(pause)
-
-
-def _pull_once(api: APIClient, image: str) -> str:
-    """Pulls once; returns the error after the engine had found the image, or `""`."""
     from docker.utils import parse_repository_tag
 
     repository, tag = parse_repository_tag(image)  # the tag may be a digest
-    failure = ""
-    for event in api.pull(repository, tag=tag or "latest", stream=True, decode=True):
-        failure = failure or str(event.get("error", ""))
-    return failure
+    for pause in (*_PULL_PAUSES_SEC, None):
+        try:
+            events = api.pull(repository, tag=tag or "latest", stream=True, decode=True)
+            failures = [str(event["error"]) for event in events if event.get("error")]
+        except APIError as error:
+            failures = [reason(error)]
+            if error.is_client_error():  # no such image, or no permission
+                pause = None
+        if not failures:
+            return
+        if pause is None:
+            raise ContainerStartError(
+                f"The image {image} is not on this machine and could not be pulled: {failures[0]}."
+            )
+        demand.pause(pause)
 
 
 def _build(engine: Engine, tag: str, context_dir: Path, keep: bool, demand: Demand) -> None:

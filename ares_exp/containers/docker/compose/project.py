@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hashlib
 import json
@@ -169,11 +170,35 @@ class ComposeProject:
         """
         if not self._exists:
             return ""
+        until = time.monotonic() + APPEARS_WITHIN_SEC
         if not self.containers:
-            self.unready = await not_ready_yet(engine, self.name)
-        problem = await remove_project(engine, self.name, may_grow=self._may_grow)
+            with contextlib.suppress(*engine_errors()):
+                found = await in_thread(lambda: _states(engine.api, self.name), pool="removals")
+                self.unready = sorted(str(one["Config"]["Labels"].get(SERVICE)) for one in found if not _runs(one))
+        try:
+            problems, count = await self._remove_once(engine)
+            while self._may_grow and time.monotonic() < until:  # the compose program was killed
+                if count:
+                    until = time.monotonic() + APPEARS_WITHIN_SEC
+                await asyncio.sleep(_POLL_SEC)
+                problems, count = await self._remove_once(engine)
+        except engine_errors() as error:
+            return reason(error)
         self._exists = False
-        return problem
+        return "; ".join(problems)
+
+    async def _remove_once(self, engine: Engine) -> tuple[list[str], int]:
+        """Removes all that exists; returns why things remain, and how many there were."""
+        api, ours = engine.api, {"label": f"{PROJECT}={self.name}"}
+        containers = await in_thread(lambda: containers_of(api, self.name), pool="removals")
+        removals = [functools.partial(remove, engine, one["Id"]) for one in containers]
+        await asyncio.gather(*(in_thread(removal, pool="removals") for removal in removals))
+        networks = await in_thread(lambda: api.networks(filters=ours), pool="removals")
+        volumes = await in_thread(lambda: api.volumes(filters=ours)["Volumes"] or [], pool="removals")
+        calls = [functools.partial(why_it_stays, functools.partial(api.remove_network, one["Id"])) for one in networks]
+        calls += [functools.partial(why_it_stays, functools.partial(api.remove_volume, one["Name"])) for one in volumes]
+        stays = await asyncio.gather(*(in_thread(call, pool="removals") for call in calls))
+        return [why for why in stays if why], len(containers) + len(calls)
 
     def _arguments(self) -> list[str]:
         return ["--ansi", "never", "-p", self.name, "--project-directory", str(self._file.parent)]
@@ -207,52 +232,6 @@ def containers_of(api: APIClient, project: str) -> list[dict[str, Any]]:
     """Lists a project's containers, stopped ones included. Blocking."""
     found: list[dict[str, Any]] = api.containers(all=True, filters={"label": f"{PROJECT}={project}"})
     return found
-
-
-async def remove_project(engine: Engine, project: str, *, may_grow: bool = False) -> str:
-    """Kills and removes a project's containers, then its networks and volumes. Missing ones are no error.
-
-    Args:
-        engine: The engine.
-        project: The project's name.
-        may_grow: Whether the compose program was killed, so that more may appear for a while.
-
-    Returns:
-        Why something of it remains; `""` when all is gone.
-    """
-    until = time.monotonic() + APPEARS_WITHIN_SEC
-    while True:
-        try:
-            problems, count = await _remove_once(engine, project)
-        except engine_errors() as error:
-            return reason(error)
-        if not may_grow or time.monotonic() > until:
-            return "; ".join(problems)
-        if count:
-            until = time.monotonic() + APPEARS_WITHIN_SEC
-        await asyncio.sleep(_POLL_SEC)
-
-
-async def _remove_once(engine: Engine, project: str) -> tuple[list[str], int]:
-    api, ours = engine.api, {"label": f"{PROJECT}={project}"}
-    containers = await in_thread(lambda: containers_of(api, project), pool="removals")
-    removals = [functools.partial(remove, engine, one["Id"]) for one in containers]
-    await asyncio.gather(*(in_thread(removal, pool="removals") for removal in removals))
-    networks = await in_thread(lambda: api.networks(filters=ours), pool="removals")
-    volumes = await in_thread(lambda: api.volumes(filters=ours)["Volumes"] or [], pool="removals")
-    calls = [functools.partial(api.remove_network, one["Id"]) for one in networks]
-    calls += [functools.partial(api.remove_volume, one["Name"]) for one in volumes]
-    stays = await asyncio.gather(*(in_thread(functools.partial(why_it_stays, call), pool="removals") for call in calls))
-    return [why for why in stays if why], len(containers) + len(calls)
-
-
-async def not_ready_yet(engine: Engine, project: str) -> list[str]:
-    """Returns the services that do not run, or fail their health check."""
-    try:
-        found = await in_thread(lambda: _states(engine.api, project), pool="removals")
-    except engine_errors():  # called after another failure
-        return []
-    return sorted(str(one["Config"]["Labels"].get(SERVICE)) for one in found if not _runs(one))
 
 
 async def is_ready(engine: Engine, project: str) -> bool:

@@ -151,9 +151,9 @@ class _Reading:
         for name, network in _tables(document.get("networks")):
             yield from (f"networks.{name}.{violation}" for violation in _of_network(network))
         for name, volume in _tables(document.get("volumes")):
-            yield from (
-                f"volumes.{name}.{key}" for key in volume if volume[key] and not _is_own_volume(key, volume[key])
-            )
+            for key, value in volume.items():
+                if value and key not in ("labels", "name") and (key, value) != ("driver", "local"):
+                    yield from () if str(key).startswith("x-") else (f"volumes.{name}.{key}",)
         for kind in ("configs", "secrets"):
             for name, one in _tables(document.get(kind)):
                 yield from (f"{kind}.{name}.{violation}" for violation in self._of_files(one))
@@ -273,10 +273,6 @@ def _of_deploy(deploy: Mapping[str, Any]) -> Iterator[str]:
     reserved = (deploy.get("resources") or {}).get("reservations") or {}
     if any(device.get("driver") not in (None, "nvidia") for device in reserved.get("devices") or ()):
         yield ".resources.reservations.devices"
-
-
-def _is_own_volume(key: str, value: object) -> bool:
-    return key in ("labels", "name") or (key, value) == ("driver", "local") or str(key).startswith("x-")
 
 
 def _excesses(document: Mapping[str, Any], options: DockerOptions) -> Iterator[str]:
