@@ -36,7 +36,7 @@ class Leftover:
     """A thing made by a run, of this process or of another.
 
     Attributes:
-        kind: `container`, `network`, `volume`, `image`, `build lock`, `directory`, `cgroup`,
+        kind: `container`, `network`, `volume`, `image`, `directory`, `cgroup`,
             `sandbox`, `snapshot`, `cache`.
         name: Its name on the engine, at the service or in the file system.
         whose: The owner, for humans.

@@ -13,7 +13,6 @@ from typing import Self
 from tests.loopback_endpoint import stop_accepting
 
 ENGINE = "/var/run/docker.sock"
-_REFUSAL = b"HTTP/1.1 501 Not Implemented\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 class EngineRelay:
@@ -26,9 +25,7 @@ class EngineRelay:
         creates_to_delay: So many have their connection broken at once, and reach the engine `delay_sec` later.
         created: How many requests to create a container have reached the engine.
         hangs: Nothing passes any more.
-        refuses: Requests whose first line holds this are refused; `refused` counts them.
         holds: Requests whose first line holds this are kept back until `released`; `held` is set when one is.
-        loads: How many requests to load an image have come.
     """
 
     delay_sec = 0.5
@@ -36,9 +33,8 @@ class EngineRelay:
     def __init__(self) -> None:
         self.answers_to_lose = self.creates_to_delay = self.created = 0
         self.hangs = False
-        self.refuses = self.holds = b""
+        self.holds = b""
         self.held, self.released = asyncio.Event(), asyncio.Event()
-        self.refused = self.loads = 0
         self._directory = tempfile.TemporaryDirectory(prefix="relay-")  # the path of a socket has to be short
         self._path = Path(self._directory.name) / "s"
         self.host = f"unix://{self._path}"
@@ -81,12 +77,6 @@ class EngineRelay:
             while data := await reader.read(65536):
                 while self.hangs:  # noqa: ASYNC110 (ended by a cancellation only)
                     await asyncio.sleep(0.05)
-                self.loads += bool(re.match(rb"POST /v[\d.]+/images/load", data))
-                if self.refuses and self.refuses in data.split(b"\r\n", 1)[0]:
-                    self.refused += 1
-                    await self._send(writer, _REFUSAL)
-                    writer.close()
-                    return
                 if self.holds and self.holds in data.split(b"\r\n", 1)[0]:
                     self.held.set()
                     await self.released.wait()

@@ -15,6 +15,7 @@ import pytest
 pytestmark = pytest.mark.docker
 
 ROOT = Path(__file__).parents[2]
+NIGHTLY = pytest.mark.nightly  # another way into a mode that a case of every run has
 _VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 _IMAGES = (f"python:{_VERSION}-slim", "python:3.12-slim", "debian:bookworm-slim")
 _UNCONFINED = ("--security-opt", "seccomp=unconfined")
@@ -52,11 +53,11 @@ def python(image: str, options: tuple[str, ...], *arguments: str) -> subprocess.
     ("options", "mode"),
     [
         pytest.param((), HOST, id="defaults"),
-        pytest.param(_VOLUME, HOST, id="volume"),
+        pytest.param(_VOLUME, HOST, id="volume", marks=NIGHTLY),
         pytest.param((*_UNCONFINED, *_VOLUME), SHARED, id="without-seccomp"),
-        pytest.param((*_SYS_ADMIN, *_VOLUME), HOST, id="sys-admin"),
-        pytest.param((*_SYS_ADMIN, *_NET_ADMIN, *_VOLUME), HOST, id="sys-admin-net-admin"),
-        pytest.param(_UNCONFINED, SHARED, id="without-seccomp-on-overlay"),
+        pytest.param((*_SYS_ADMIN, *_VOLUME), HOST, id="sys-admin", marks=NIGHTLY),
+        pytest.param((*_SYS_ADMIN, *_NET_ADMIN, *_VOLUME), HOST, id="sys-admin-net-admin", marks=NIGHTLY),
+        pytest.param(_UNCONFINED, SHARED, id="without-seccomp-on-overlay", marks=NIGHTLY),
         pytest.param((*_UNCONFINED, *_VOLUME, "--user", "1000"), SHARED, id="user-without-seccomp"),
         pytest.param((*_UNCONFINED, *_SYS_ADMIN, *_NET_ADMIN), None, id="all-namespaces-on-overlay"),
     ],
@@ -74,7 +75,7 @@ def test_first_command_solves_the_bundled_tasks(image: str, options: tuple[str, 
         assert "his machine is itself a container (/.dockerenv exists)" in modes[0]
 
 
-@pytest.mark.parametrize("container", ["local", "host"])
+@pytest.mark.parametrize("container", ["local", pytest.param("host", marks=NIGHTLY)])
 def test_ordinary_user_without_namespaces_gets_the_ways_out(image: str, container: str) -> None:
     done = python(image, ("--user", "1000"), "-m", "ares_exp", "tracker=none", f"container={container}")
     assert done.returncode == 2

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import signal
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import docker
 import pytest
@@ -20,50 +14,16 @@ import pytest
 from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.docker.container import DockerContainer
-from ares_exp.containers.filesystem.delta import StoredChanges, differences
-from ares_exp.containers.filesystem.delta_encoding import put_delta
+from ares_exp.containers.filesystem.delta import StoredChanges
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
-from ares_exp.errors import ContainerDiedError, SnapshotMismatchError, SnapshotUnsupportedError
-from ares_exp.testing.awkward_tree import STEPS, listing, make_awkward
+from ares_exp.errors import CaptureError, ContainerDiedError, SnapshotMismatchError, SnapshotUnsupportedError
+from ares_exp.testing.awkward_tree import STEPS, make_awkward
 from ares_exp.testing.changes_contract import ChangesContract, capture, run
 from tests.docker.dockerfiles import built
-from tests.docker.engine_relay import EngineRelay
-from tests.leaks import wait_until
 
 pytestmark = [pytest.mark.docker, pytest.mark.once]
 
 PYTHON = "python:3.12-slim"
-
-# Starts a container from a snapshot, says so, and waits to be killed.
-RESTORER = """
-import asyncio, sys
-from pathlib import Path
-from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.docker import DockerContainerFactory
-from ares_exp.containers.filesystem.delta import StoredChanges
-from ares_exp.containers.filesystem.delta_encoding import get_delta
-from ares_exp.containers.filesystem.stored_objects import ObjectStore
-
-async def main(store, image, digests):
-    objects = ObjectStore(Path(store))
-    changes = StoredChanges(get_delta(objects, digests), objects)
-    async with DockerContainerFactory()(ContainerSpec("killed", docker_image=image, changes=changes)):
-        print("up", flush=True)
-        await asyncio.sleep(1000)
-
-asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3:]))
-"""
-
-
-def left_on(api: docker.APIClient, pid: int) -> list[str]:
-    """Containers and images of a process."""
-    containers = [one["Id"] for one in api.containers(all=True, filters={"label": f"ares_exp.pid={pid}"})]
-    images = [
-        one["Id"]
-        for one in api.images(filters={"label": "ares_exp.image-builder"})
-        if json.loads(one["Labels"]["ares_exp.image-builder"])["ares_exp.pid"] == str(pid)
-    ]
-    return [*containers, *images]
 
 
 class DockerChanges(ChangesContract):
@@ -86,10 +46,11 @@ class DockerChanges(ChangesContract):
     async def left(self) -> list[str]:
         client = docker.from_env()
         try:
-            found = await asyncio.to_thread(left_on, client.api, os.getpid())
+            ours = {"label": f"ares_exp.pid={os.getpid()}"}
+            found = await asyncio.to_thread(lambda: client.api.containers(all=True, filters=ours))
         finally:
             client.close()
-        return [*found, *map(str, Path(tempfile.gettempdir()).iterdir())]
+        return [*(one["Id"] for one in found), *map(str, Path(tempfile.gettempdir()).iterdir())]
 
 
 class TestUpper(DockerChanges):
@@ -161,12 +122,6 @@ def api(engine: docker.DockerClient) -> docker.APIClient:
     return engine.api
 
 
-def inspected(api: docker.APIClient, box: Container) -> dict[str, Any]:
-    assert isinstance(box, DockerContainer)
-    found: dict[str, Any] = api.inspect_container(box.container_name)
-    return found
-
-
 async def test_the_configuration_of_the_image_stays(context: Path, objects: ObjectStore, api: docker.APIClient) -> None:
     spec = built(context, 'RUN useradd -m joe\nENV FOO="a b"\nWORKDIR /home/joe\nUSER joe\nVOLUME /data\n')
     factory = DockerContainerFactory()
@@ -180,45 +135,17 @@ async def test_the_configuration_of_the_image_stays(context: Path, objects: Obje
     async with factory(replace(spec, changes=StoredChanges(delta, objects))) as again:
         assert (await again.exec("id -un; pwd; cat file; echo $FOO; ls /data")).output == "joe\n/home/joe\nmine\na b\n"
         assert again.image == image
-        assert delta.base == api.inspect_image(image)["Id"] != inspected(api, again)["Image"]
+        assert delta.base == api.inspect_image(image)["Id"]
 
 
-def in_whole_seconds(found: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    return {path: [*values[:4], values[4] // 10**9, *values[5:]] for path, values in found.items()}
-
-
-async def test_a_container_without_tar_is_archived_by_the_engine(objects: ObjectStore) -> None:
-    factory, spec = DockerContainerFactory(capture="archive"), ContainerSpec("no tar", docker_image=PYTHON)
-    lost = {"names that are no UTF-8", "name of a base file", "socket", "attributes"}
-    async with factory(spec) as box:
-        roots, failed = await make_awkward(box, leave_out=lost)
-        assert failed == []
-        await run(box, "rm /bin/tar; mkdir /w; echo 1 > /w/a; ln /w/a /w/b; chmod 750 /usr/share /var")
-        roots += ["/w", "/usr/share/perl5", "/var/lib"]  # and the directories that the last two are in
-        delta, want = await capture(box, objects), await listing(box, roots)
-        assert len(delta.notes) == 1
-        assert delta.notes[0].startswith("The container has no GNU tar")
-    async with factory(replace(spec, changes=StoredChanges(delta, objects))) as again:
-        assert in_whole_seconds(await listing(again, roots)) == in_whole_seconds(want)
-
-
-@pytest.mark.nightly
-async def test_an_engine_that_takes_no_image_without_its_base(
-    objects: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = ContainerSpec("one by one", docker_image=PYTHON)
-    async with DockerContainerFactory()(spec) as box:
-        roots, failed = await make_awkward(box)
-        assert failed == []
-        delta, want = await capture(box, objects), await listing(box, roots)
-    async with EngineRelay() as relay:
-        relay.refuses = b"/images/load"
-        monkeypatch.setenv("DOCKER_HOST", relay.host)
-        async with DockerContainerFactory()(replace(spec, changes=StoredChanges(delta, objects))) as again:
-            assert relay.refused == 1
-            assert await listing(again, roots) == want
-            assert differences(await capture(again, objects), delta) == []
-    monkeypatch.undo()
+async def test_a_capture_by_archives_needs_tar(objects: ObjectStore) -> None:
+    async with DockerContainerFactory(capture="archive")(ContainerSpec("no tar", docker_image=PYTHON)) as box:
+        await run(box, "rm /bin/tar; echo x > /file")
+        with pytest.raises(CaptureError, match=r"Use an image with GNU tar, or run as root on the engine's machine"):
+            await capture(box, objects)
+        await run(box, "printf '#!/bin/sh\\necho usage >&2; exit 1\\n' > /bin/tar; chmod +x /bin/tar")
+        with pytest.raises(CaptureError, match=r"Use an image with GNU tar"):
+            await capture(box, objects)
 
 
 async def test_an_engine_elsewhere_is_read_by_archives(
@@ -267,84 +194,11 @@ async def test_an_image_that_is_nowhere(objects: ObjectStore) -> None:
         await DockerContainerFactory()(spec).start()
 
 
-async def test_containers_that_start_from_the_same_files_share_one_image(
-    objects: ObjectStore, api: docker.APIClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = ContainerSpec("shared", docker_image=PYTHON)
-    async with DockerContainerFactory()(spec) as box:
-        await run(box, "echo x > /file")
-        changes = StoredChanges(await capture(box, objects), objects)
-    async with EngineRelay() as relay:
-        monkeypatch.setenv("DOCKER_HOST", relay.host)
-        boxes = [DockerContainerFactory()(replace(spec, changes=changes)) for _ in range(4)]
-        await asyncio.gather(*(one.start() for one in boxes))
-        late = DockerContainerFactory()(replace(spec, changes=changes))
-        await late.start()
-        images = {inspected(api, one)["Image"] for one in (*boxes, late)}
-        assert relay.loads == 1
-        assert len(images) == 1
-        await asyncio.gather(*(one.stop() for one in boxes))
-        assert [one["Id"] for one in api.images() if one["Id"] in images] == list(images)
-        await late.stop()
-        assert [one["Id"] for one in api.images() if one["Id"] in images] == []
-    monkeypatch.undo()
-
-
-async def test_an_image_that_somebody_removed_is_made_again(objects: ObjectStore, api: docker.APIClient) -> None:
-    factory, spec = DockerContainerFactory(), ContainerSpec(f"removed {os.getpid()}", docker_image=PYTHON)
-    async with factory(spec) as box:
-        await run(box, "echo x > /file")
-        changes = StoredChanges(await capture(box, objects), objects)
-    async with factory(replace(spec, changes=changes)) as first:
-        name = inspected(api, first)["Config"]["Image"]
-        await asyncio.to_thread(api.remove_image, name, force=True)
-        async with factory(replace(spec, changes=changes)) as second:
-            assert await run(second, "cat /file") == "x\n"
-            assert inspected(api, second)["Config"]["Image"] == name
-    assert not api.images(name)
-
-
 async def test_a_container_that_was_killed(objects: ObjectStore, api: docker.APIClient) -> None:
-    for way in ("upper", "archive"):
-        async with DockerContainerFactory(capture=way)(ContainerSpec("killed", docker_image=PYTHON)) as box:
-            await run(box, "echo x > /file")
-            await capture(box, objects)
-            assert isinstance(box, DockerContainer)
-            await asyncio.to_thread(api.kill, box.container_name)
-            with pytest.raises(ContainerDiedError, match="killed from outside"):
-                await capture(box, objects)
-
-
-@pytest.fixture
-def restorer(objects: ObjectStore) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts a process that starts a container from the snapshot with these digests."""
-    processes: list[subprocess.Popen[str]] = []
-
-    def start(digests: tuple[str, ...]) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", RESTORER, str(objects.path), PYTHON, *digests]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
-        processes.append(process)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "up\n"
-        return process
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
-
-
-async def test_what_a_killed_process_leaves_is_removed_by_the_next(
-    objects: ObjectStore, api: docker.APIClient, restorer: Callable[..., subprocess.Popen[str]]
-) -> None:
-    async with DockerContainerFactory()(ContainerSpec("killed", docker_image=PYTHON)) as box:
+    async with DockerContainerFactory(capture="archive")(ContainerSpec("killed", docker_image=PYTHON)) as box:
         await run(box, "echo x > /file")
-        digests = put_delta(await capture(box, objects), objects)
-    process = await asyncio.to_thread(restorer, digests)
-    assert len(left_on(api, process.pid)) == 2
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    # The container goes by itself, the image with the next run: which may be somebody else's, beside this test.
-    assert await asyncio.to_thread(wait_until, lambda: len(left_on(api, process.pid)) <= 1)
-    await DockerContainerFactory().preflight()
-    assert await asyncio.to_thread(wait_until, lambda: left_on(api, process.pid) == [])
+        await capture(box, objects)
+        assert isinstance(box, DockerContainer)
+        await asyncio.to_thread(api.kill, box.container_name)
+        with pytest.raises(ContainerDiedError, match="killed from outside"):
+            await capture(box, objects)

@@ -69,7 +69,9 @@ async def test_a_killed_runner_takes_its_container_along(engine: docker.DockerCl
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.02, 0.06, 0.15, 0.3])
+@pytest.mark.parametrize(
+    "delay", [0.0, 0.06, *(pytest.param(delay, marks=pytest.mark.nightly) for delay in (0.02, 0.15, 0.3))]
+)
 async def test_a_cancelled_start_leaves_nothing(engine: docker.DockerClient, delay: float) -> None:
     box = DockerContainerFactory()(SPEC)
     start = asyncio.create_task(box.start())

@@ -139,7 +139,9 @@ def tool(tmp_path: Path) -> Mount:
     return Mount(tmp_path / "tool", "/opt/ares_exp/tool", f"sha256:{tmp_path.name}")
 
 
-@pytest.mark.parametrize("capture", ["archive", pytest.param("upper", marks=pytest.mark.root)])
+@pytest.mark.parametrize(
+    "capture", [pytest.param("archive", marks=pytest.mark.nightly), pytest.param("upper", marks=pytest.mark.root)]
+)
 async def test_mounts_are_read_only_and_no_part_of_the_changes(tmp_path: Path, tool: Mount, capture: str) -> None:
     objects = ObjectStore(tmp_path / "objects")
     factory = DockerContainerFactory(capture=capture)  # type: ignore[arg-type]

@@ -49,8 +49,8 @@ def left(engine: PrivateEngine) -> list[str]:
         return [name for one in client.api.containers(all=True) for name in one["Names"]]
 
 
-async def in_time(work: Awaitable[object], seconds: float = BOUND_SEC) -> None:
-    async with asyncio.timeout(seconds):
+async def in_time(work: Awaitable[object]) -> None:
+    async with asyncio.timeout(BOUND_SEC):
         await work
 
 
@@ -71,8 +71,8 @@ async def test_an_engine_that_is_killed_and_comes_back(engine: PrivateEngine, tm
             await in_time(boxes[0].upload(__file__, "/x"))
         with pytest.raises(ContainerDiedError):
             await in_time(boxes[0].download("/etc/passwd", tmp_path / "x"))
-        await in_time(asyncio.gather(*(box.stop() for box in boxes[:3])), 15)
-        await in_time(boxes[0].stop(), 15)
+        await in_time(asyncio.gather(*(box.stop() for box in boxes[:3])))
+        await in_time(boxes[0].stop())
     finally:
         engine.start()
     with pytest.raises(ContainerDiedError, match="The container of private"):

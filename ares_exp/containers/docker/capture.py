@@ -2,38 +2,34 @@
 
 `upper`: reads the upper directory of its overlay until two readings agree, which then is the state at a moment between
 them. Takes tens of milliseconds, needs nothing in the image, and root on the engine's machine. `archive`: the engine
-lists the changes and archives them; works with any engine, is slower and loses more (`archive_capture`). `auto`:
-`upper` if possible.
+lists the changes, and GNU `tar` in the container packs them. The list costs the engine a walk over the image. It has no
+opaque directories, but lists each deletion in them, and loses names that are not UTF-8. `auto`: `upper` if possible.
 
 The container is never paused: an engine that starts a process in a container while it is being paused hangs forever,
-with the container. Changes of a derived image's container are told relative to the base image (`stacked`, `BaseFiles`).
+with the container.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import functools
-import json
 import os
-import posixpath
-import secrets
-from collections.abc import Callable, Mapping
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal, TypeVar
 
 from ares_exp.containers.bounded_reading import Skip, bounded
-from ares_exp.containers.docker.archive_capture import ArchiveCapture
-from ares_exp.containers.docker.container_lifetime import NAME_PREFIX, remove
-from ares_exp.containers.docker.creation import Throttle, create
-from ares_exp.containers.docker.engine import INQUIRY_TIMEOUT_SEC, Engine, EngineError, engine_errors, in_thread, reason
-from ares_exp.containers.docker.upper_directory import find_upper_directory
-from ares_exp.containers.filesystem.delta import Delta, Entry, StoredChanges, link_number, sorted_by_path
+from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
+from ares_exp.containers.docker.stream import run_program
+from ares_exp.containers.filesystem.delta import Delta, Entry, in_directories, is_kept, parents
 from ares_exp.containers.filesystem.overlay_upper import ScanCache, scan
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
-from ares_exp.containers.ownership import owner_labels
-from ares_exp.errors import CaptureError, SnapshotMetadataError, SnapshotUnsupportedError
+from ares_exp.containers.filesystem.tar_entries import GNU_CREATE, READ_SOMETHING, YOUNG_SEC, read_tar
+from ares_exp.containers.local.isolation import mounts
+from ares_exp.errors import CaptureError, SnapshotUnsupportedError
 
 CaptureWay = Literal["auto", "upper", "archive"]
 
@@ -47,36 +43,49 @@ _ENGINE_FILES = frozenset(
     }
 )
 
+_TAR = ["tar", *GNU_CREATE, "--files-from=-"]
+_STAT = ["xargs", "-0", "stat", "--printf=%i %s %h %f %.9Y %.9Z %n\\0", "--"]
+_SIGNATURE = re.compile(rb"\d+ \d+ \d+ [0-9a-f]+ -?[\d.]+ -?[\d.]+")
+_STAT_BYTES = 200  # of one answer, without the name
+_DELETED = 2  # a kind of change, in the engine's list
+_LOST = "\ufffd"
+_REGULAR, _ALL_KINDS = 0o100000, 0o170000
+
+_T = TypeVar("_T")
+
 
 class Capture:
     """Captures one container repeatedly; remembers what it has read."""
 
-    def __init__(self, engine: Engine, container: str, way: CaptureWay, lower: StoredChanges | None) -> None:
-        """Args: lower: The changes in the container's image, if that is a derived one."""
+    def __init__(self, engine: Engine, container: str, way: CaptureWay) -> None:
         self._engine = engine
         self._container = container
         self._way = way
-        self._lower = lower
         self._cache = ScanCache()
         self._archive = ArchiveCapture(engine, container)
-        self._base_files = BaseFiles(engine, lower.delta.base) if lower is not None else None
         self._one_at_a_time = asyncio.Lock()
         self._is_closed = False
 
     async def run(self, objects: ObjectStore) -> Delta:
-        async with self._one_at_a_time, _captures(os.getpid()).slot():
-            inspected = await self._inspect()
-            points = frozenset(mount["Destination"] for mount in inspected["Mounts"])
-            points |= frozenset(inspected["HostConfig"].get("Tmpfs") or {})
-            mounted_again = {mount["Target"] for mount in inspected["HostConfig"].get("Mounts") or ()}
-            notes = [f"{point!r} is not kept: it is a mount." for point in sorted(points - mounted_again)]
-            skip = functools.partial(self._skip, points)
-            entries = await self._read(inspected, objects, notes, skip)
-            await self._inspect()  # files of a container that ended meanwhile may be missing
-            if self._lower is None:
-                return Delta(inspected["Image"], entries, tuple(notes))
-            merged = await in_thread(lambda: self._relative_to_base(entries, objects))
-            return Delta(self._lower.delta.base, merged, tuple(notes))
+        """Reads the changes of the running container.
+
+        Raises:
+            CaptureError: They could not be read.
+            SnapshotUnsupportedError: They cannot be read in the way that the option says.
+        """
+        async with self._one_at_a_time:
+            try:
+                inspected = await self._inspect()
+                points = frozenset(mount["Destination"] for mount in inspected["Mounts"])
+                points |= frozenset(inspected["HostConfig"].get("Tmpfs") or {})
+                mounted_again = {mount["Target"] for mount in inspected["HostConfig"].get("Mounts") or ()}
+                notes = [f"{point!r} is not kept: it is a mount." for point in sorted(points - mounted_again)]
+                skip = functools.partial(self._skip, points)
+                entries = await self._read(inspected, objects, notes, skip)
+                await self._inspect()  # files of a container that ended meanwhile may be missing
+            except engine_errors() as error:
+                raise CaptureError(f"The files of {self._container} could not be captured: {reason(error)}.") from error
+            return Delta(inspected["Image"], entries, tuple(notes))
 
     async def _inspect(self) -> dict[str, Any]:
         """Inspects the container, which has to be running."""
@@ -122,142 +131,180 @@ class Capture:
         notes += [*found, "Files changed while they were read: a process writes continuously."]
         return before
 
-    def _relative_to_base(self, entries: Mapping[str, Entry], objects: ObjectStore) -> dict[str, Entry]:
-        """Returns the changes relative to the base image, and copies the contents of the image's changes. Blocking."""
-        assert self._lower is not None
-        assert self._base_files is not None
-        try:
-            merged = stacked(self._lower.delta.entries, entries, self._base_files.has)
-            for digest in {chunk for entry in merged.values() for chunk in entry.chunks if chunk is not None}:
-                if not objects.keep(digest):
-                    objects.put(self._lower.objects.get(digest))
-            return merged
-        except SnapshotMetadataError as error:
-            raise CaptureError(
-                f"Files that {self._container} started with are missing in their object store: {error}"
-            ) from error
-        except engine_errors() as error:
-            raise CaptureError(
-                f"The changed files of {self._container} cannot be compared with the image "
-                f"{self._lower.delta.base}: {reason(error)}."
-            ) from error
-
     async def close(self) -> None:
-        """Aborts a running capture, and removes what captures made on the engine. Idempotent."""
+        """Aborts a running capture, and waits for its end. Idempotent."""
         self._is_closed = True
         async with self._one_at_a_time:
-            if self._base_files is not None:
-                await in_thread(self._base_files.close, pool="removals")
+            pass
 
 
-@functools.lru_cache(maxsize=1)
-def _captures(pid: int) -> Throttle:
-    """Returns the throttle of this process's captures: more at a time are not faster."""
-    return Throttle(max(2, os.cpu_count() or 1))
+_CAP_SYS_ADMIN = 1 << 21
+_ALL_IDS = ["0", "0", "4294967295"]
 
 
-def stacked(
-    lower: Mapping[str, Entry], upper: Mapping[str, Entry], base_has: Callable[[str], bool]
-) -> dict[str, Entry]:
-    """Combines two layers of changes; returns the changes relative to the base of `lower`.
+def find_upper_directory(inspected: Mapping[str, Any], proc: Path = Path("/proc")) -> Path:
+    """Finds the upper directory of a running container. Blocking.
 
     Args:
-        lower: Changes relative to a base.
-        upper: Changes relative to the base with `lower`.
-        base_has: Returns whether the base has an entry at a path. Called only where `upper` removes an entry of
-            `lower`. A whiteout of a path that the base lacks must not be kept: in a new directory it would appear as a
-                device.
+        inspected: The inspected container.
+        proc: The mount point of procfs.
+
+    Raises:
+        SnapshotUnsupportedError: It cannot be read from here; with the reason, to follow "because".
     """
-    found = dict(lower)
-    for path, entry in sorted_by_path(upper).items():
-        old = found.get(path)
-        if entry.kind == "directory" and not entry.opaque:
-            # A directory in the place of a file or a whiteout still hides the base's entries.
-            hides = old is not None and (old.opaque or old.kind != "directory")
-            found[path] = replace(entry, opaque=hides)
-            continue
-        if old is not None and old.kind == "directory":
-            for below in [other for other in found if other.startswith(f"{path}/")]:
-                del found[below]
-        if entry.kind != "whiteout" or (_is_seen(found, path) and (old is None or base_has(path))):
-            found[path] = entry
-        else:
-            found.pop(path, None)
-    return _linked_anew(sorted_by_path(found), upper)
+    process = proc / str(inspected["State"]["Pid"])
+    if not _can_read_overlays(proc):
+        raise SnapshotUnsupportedError("this process is not root with CAP_SYS_ADMIN, as reading overlays needs")
+    try:
+        table = list(mounts(process))
+        ids = (process / "uid_map").read_text().split()
+    except OSError:
+        raise SnapshotUnsupportedError("its processes are not visible here: the engine runs elsewhere") from None
+    # The engine mounts files from a directory with this name.
+    if not any(inspected["Id"] in mount.root for mount in table):
+        raise SnapshotUnsupportedError(
+            f"process {process.name} is not this container's here: the engine runs elsewhere"
+        )
+    if ids != _ALL_IDS:
+        raise SnapshotUnsupportedError("its user ids are mapped (userns-remap, or a rootless engine)")
+    root = [mount for mount in table if mount.point == Path("/")][-1]
+    if root.kind != "overlay":
+        raise SnapshotUnsupportedError("the engine's storage driver is not an overlay")
+    options = {key: value for key, _, value in (option.partition("=") for option in root.options)}
+    for feature in ("redirect_dir", "metacopy"):  # the directory is then incomplete
+        module = Path("/sys/module/overlay/parameters", feature)
+        default = "on" if module.exists() and module.read_text().strip() == "Y" else "off"
+        if options.get(feature, default) == "on":
+            raise SnapshotUnsupportedError(f"its overlay uses {feature}")
+    told = ((inspected.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir")
+    upper = Path(told or options.get("upperdir", ""))
+    if not upper.is_absolute() or not upper.is_dir():
+        raise SnapshotUnsupportedError(f"its upper directory {upper} is not visible here")
+    return upper
 
 
-def _is_seen(entries: Mapping[str, Entry], path: str) -> bool:
-    """Returns whether an entry of the base is visible at `path`: no directory above hides it."""
-    while (path := posixpath.dirname(path)) != "/":
-        above = entries.get(path)
-        if above is not None and above.opaque:
-            return False
-    return True
+def _can_read_overlays(proc: Path) -> bool:
+    """Returns whether this process sees attributes `trusted.*`, which the kernel hides from others."""
+    try:
+        status = (proc / "self" / "status").read_text()
+    except OSError:
+        return False
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE)
+    return os.geteuid() == 0 and found is not None and bool(int(found[1], 16) & _CAP_SYS_ADMIN)
 
 
-def _linked_anew(entries: dict[str, Entry], upper: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Numbers hard links anew: the overlay separates the names of a file that were changed from the others."""
-    files: dict[tuple[bool, int], list[str]] = {}
-    for path, entry in entries.items():
-        if entry.link is not None:
-            files.setdefault((path in upper, entry.link), []).append(path)
-    for paths in files.values():
-        link = link_number(paths[0]) if len(paths) > 1 else None
-        entries.update({path: replace(entries[path], link=link) for path in paths})
-    return entries
+class ArchiveCapture:
+    """Captures one container repeatedly, without reading unchanged files again."""
 
-
-_DIRECTORY = 1 << 31  # of Go's file mode, which the engine reports
-
-
-class BaseFiles:
-    """Entries of one image, asked of a container that is never started. Blocking; calls must not overlap."""
-
-    def __init__(self, engine: Engine, image: str) -> None:
+    def __init__(self, engine: Engine, container: str) -> None:
         self._engine = engine
-        self._image = image
-        self._container: str | None = None
-        self._modes: dict[str, int | None] = {"/": _DIRECTORY}
+        self._container = container
+        self._known: dict[str, tuple[bytes, Entry]] = {}
 
-    def has(self, path: str) -> bool:
-        """Returns whether the image has an entry at `path`, dangling links included.
+    async def run(self, objects: ObjectStore, notes: list[str], skip: Skip) -> dict[str, Entry]:
+        """Reads the changes.
+
+        Args:
+            objects: The store for file contents.
+            notes: Gets a sentence for each thing that is not captured.
+            skip: Returns whether a path is skipped.
 
         Raises:
+            CaptureError: They could not be read.
             EngineError, docker.errors.DockerException, requests.exceptions.RequestException: The engine refused or is
-                gone; `ImageNotFound` among them.
+                gone.
         """
-        return self._mode(path) is not None
+        listed = await in_thread(lambda: self._listed(notes, skip), abandon=True)
+        deleted = {path for path, kind in listed.items() if kind == _DELETED}
+        above = {parent for path in listed for parent in parents(path)}
+        there = sorted((listed.keys() | above) - (deleted - above))
+        failures: tuple[type[Exception], ...] = (CaptureError, *engine_errors())
+        try:
+            entries = await self._by_tar(there, objects, notes, skip)
+        except failures as error:
+            raise CaptureError(
+                f"The changed files of {self._container} cannot be read by `tar` in it: {reason(error)}. Use an image "
+                "with GNU tar, or run as root on the engine's machine, which needs no tar."
+            ) from error
+        for path in deleted:
+            if path in above and path in entries:  # some engines list an opaque directory like this
+                entries[path] = replace(entries[path], opaque=True)
+            elif path not in above:
+                entries[path] = Entry("whiteout")
+        return in_directories(entries)
 
-    def _mode(self, path: str) -> int | None:
-        """Returns the mode of the entry, or `None`. Stops at links above it, which the engine would follow."""
-        if path not in self._modes:
-            above = self._mode(posixpath.dirname(path))
-            self._modes[path] = self._asked(path) if above is not None and above & _DIRECTORY else None
-        return self._modes[path]
+    def _listed(self, notes: list[str], skip: Skip) -> dict[str, int]:
+        """Returns the changed paths with the kinds of their changes."""
+        found: dict[str, int] = {
+            change["Path"]: change["Kind"] for change in self._engine.api.diff(self._container) or []
+        }
+        lost = [path for path in found if _LOST in path]
+        if lost:
+            notes.append(f"{len(lost)} paths whose names are not UTF-8 are not kept, the first is {min(lost)!r}.")
+        return {
+            path: kind
+            for path, kind in found.items()
+            if path != "/" and _LOST not in path and is_kept(path) and not skip(path)
+        }
 
-    def _asked(self, path: str) -> int | None:
-        engine = self._engine
-        if self._container is None:
-            name = f"{NAME_PREFIX}base-{secrets.token_hex(6)}"
-            request = engine.api.create_container_config(
-                self._image, ["-"], labels=owner_labels(), network_disabled=True, host_config={}
-            )
-            self._container = name
-            create(engine, name, request)
-        answer = engine.api.head(
-            f"{engine.api.base_url}/v{engine.api.api_version}/containers/{self._container}/archive",
-            params={"path": path},
-            timeout=INQUIRY_TIMEOUT_SEC,
-        )
-        if answer.status_code == 404:
-            return None
-        if answer.status_code != 200:
-            raise EngineError(f"it does not tell whether its image has {path!r}", answer.status_code)
-        found: int = json.loads(base64.b64decode(answer.headers["X-Docker-Container-Path-Stat"]))["mode"]
+    async def _by_tar(self, paths: list[str], objects: ObjectStore, notes: list[str], skip: Skip) -> dict[str, Entry]:
+        signatures = await self._signatures(paths)
+        old = {path: self._known[path][1] for path in paths if self._is_known(path, signatures.get(path), objects)}
+        new = [path for path in paths if path not in old]
+        more: list[str] = []
+        read, exit_code = await self._run(_TAR, new, lambda file: read_tar(file, objects, notes=more, skip=skip))
+        if exit_code not in READ_SOMETHING:
+            raise CaptureError(f"tar in the container ended with exit code {exit_code}.")
+        noted = "".join(more)
+        notes += more
+        notes += [
+            f"{path!r} is not kept: it is a socket, or was removed before it was read."
+            for path in new
+            if path not in read and repr(path) not in noted
+        ]
+        notes += _lost_names(signatures)
+        self._known = {path: self._known[path] for path in old}
+        for path in signatures.keys() & read.keys():
+            if read[path].kind == "file" and _tells(signatures[path]):
+                self._known[path] = (signatures[path], read[path])
+        return {**old, **read}
+
+    async def _signatures(self, paths: list[str]) -> dict[str, bytes]:
+        """Returns, by path, signatures that change with the files; empty if `stat` there lacks the options."""
+        most = sum(len(path) * 4 + _STAT_BYTES for path in paths)
+        answer, _ = await self._run(_STAT, paths, lambda file: file.read(most + 1))
+        found = {}
+        for record in answer.split(b"\0")[:-1] if len(answer) <= most else []:
+            signature, _, name = record.partition(b" ./")
+            if _SIGNATURE.fullmatch(signature):
+                found[f"/{os.fsdecode(name)}"] = signature
         return found
 
-    def close(self) -> None:
-        """Removes the container, if one was created. Idempotent."""
-        container, self._container = self._container, None
-        if container is not None:
-            remove(self._engine, container)
+    def _is_known(self, path: str, signature: bytes | None, objects: ObjectStore) -> bool:
+        known = self._known.get(path)
+        if known is None or known[0] != signature:
+            return False
+        return all(chunk is None or objects.keep(chunk) for chunk in known[1].chunks)
+
+    async def _run(self, command: list[str], paths: Iterable[str], read: Callable[[BinaryIO], _T]) -> tuple[_T, int]:
+        stdin = b"".join(os.fsencode(f".{path}\0") for path in paths)  # no name starts with a dash
+        return await run_program(self._engine, self._container, command, stdin, read)
+
+
+def _lost_names(signatures: Mapping[str, bytes]) -> Iterator[str]:
+    """Yields a sentence for each hard-linked file with an unlisted name, which belongs to a file of the image."""
+    paths: dict[tuple[bytes, ...], list[str]] = {}
+    for path, signature in signatures.items():
+        inode, _, names, mode = signature.split(b" ")[:4]
+        if names != b"1" and int(mode, 16) & _ALL_KINDS == _REGULAR:
+            paths.setdefault((inode, names), []).append(path)
+    for (_, names), listed in paths.items():
+        if len(listed) != int(names):
+            yield f"{listed[0]!r} is captured as a separate file: it is another name of a file of the image."
+
+
+def _tells(signature: bytes) -> bool:
+    """Returns whether a later change changes the signature: true for a regular, singly linked file changed long ago."""
+    _, _, names, mode, _, changed = signature.split(b" ")
+    is_plain = names == b"1" and int(mode, 16) & _ALL_KINDS == _REGULAR
+    return is_plain and time.time() - float(changed) > YOUNG_SEC

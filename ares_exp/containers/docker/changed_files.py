@@ -1,106 +1,27 @@
-"""The changed files of one container: those it starts with, and captures."""
+"""The changed files that a container starts with: their base image, and writing them."""
 
 from __future__ import annotations
 
-import logging
 import os
-import tempfile
-from collections.abc import Mapping
+import tarfile
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.docker.capture import Capture, CaptureWay
 from ares_exp.containers.docker.container_lifetime import why_it_stays
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
-from ares_exp.containers.filesystem.delta import Delta, Entry, StoredChanges
-from ares_exp.containers.filesystem.layer import write_layer
-from ares_exp.containers.filesystem.stored_objects import ObjectStore
-from ares_exp.containers.images.derived_image import DerivedImage, ThinLoadRefused, borrow
+from ares_exp.containers.docker.stream import run_program
+from ares_exp.containers.filesystem.delta import Delta, Entry, StoredChanges, sorted_by_path
+from ares_exp.containers.filesystem.file_chunks import contents
 from ares_exp.containers.images.image import ensure_image, inspect_image
-from ares_exp.containers.images.program import run_program
-from ares_exp.errors import CaptureError, ContainerDiedError, ContainerStartError, RestoreError, SnapshotMismatchError
+from ares_exp.errors import ContainerStartError, RestoreError, SnapshotMismatchError
 
-_logger = logging.getLogger(__name__)
 _REMEDY = (
     "Bring the image back (`docker save` where it still is, `docker load` here), or start the task anew. A run that "
     "takes snapshots needs container.keep_image=true, and its images left on the engine."
 )
 _REMOVE = ["xargs", "-0", "rm", "-rf", "--"]
-_LIKE_A_WHITEOUT = "/.wh."
-_TOUCHED_BY_THE_ENGINE = "/etc"  # it creates hosts, hostname and others there
-
-
-class ChangedFiles:
-    """The changed files of one container, from before its creation until after its removal."""
-
-    def __init__(self, spec: ContainerSpec, container: str, way: CaptureWay, *, keep_image: bool) -> None:
-        """Starts nothing yet.
-
-        Args:
-            spec: Its `changes` are those it starts with, if any.
-            container: Its name.
-            way: The way to capture; see `capture`.
-            keep_image: Whether an image built from the task's Dockerfile is kept.
-        """
-        self._spec = spec
-        self._container = container
-        self._way: CaptureWay = way
-        self._keep_image = keep_image
-        self._derived: DerivedImage | None = None
-        self._capture: Capture | None = None
-
-    async def image(self, engine: Engine) -> tuple[str, str]:
-        """Returns the image for a container that starts with changes: with the changes in it if the engine can load it.
-
-        Called again when the engine has had no such image: others may remove what no container uses.
-
-        Returns:
-            The image to create the container from, and the name of the image that the changes are relative to.
-
-        Raises:
-            SnapshotMismatchError: The image that they are relative to cannot be found or made.
-            SnapshotMetadataError: An object of the changes is missing or damaged.
-        """
-        changes = self._spec.changes
-        assert changes is not None
-        base = await find_base(engine, self._spec, keep=self._keep_image)
-        if self._derived is not None:
-            gone, self._derived = self._derived, None
-            gone.has_vanished()
-            await gone.give_back()
-        try:
-            self._derived = await borrow(engine, base, changes)
-        except ThinLoadRefused as error:
-            _logger.info("The files of %s are written one by one: %s.", self._spec.name, error)
-        return self._derived.name if self._derived is not None else str(base["Id"]), name_of(base, self._spec)
-
-    async def has_started(self, engine: Engine) -> None:
-        """Writes the changes that are not in the image into the container, and prepares captures.
-
-        Raises:
-            RestoreError: The files could not be written.
-            SnapshotMetadataError: An object of the changes is missing or damaged.
-        """
-        changes, is_derived = self._spec.changes, self._derived is not None
-        if changes is not None:
-            await put_back(engine, self._container, changes, is_derived=is_derived)
-        self._capture = Capture(engine, self._container, self._way, changes if is_derived else None)
-
-    async def capture(self, objects: ObjectStore) -> Delta:
-        if self._capture is None:
-            raise ContainerDiedError("The container has not been started.")
-        try:
-            return await self._capture.run(objects)
-        except engine_errors() as error:
-            raise CaptureError(f"The files of {self._spec.name} could not be captured: {reason(error)}.") from error
-
-    async def close(self) -> None:
-        """Removes what it made on the engine; called after the container's removal. Idempotent."""
-        if self._derived is not None:
-            await self._derived.give_back()
-        if self._capture is not None:
-            await self._capture.close()
 
 
 async def find_base(engine: Engine, spec: ContainerSpec, *, keep: bool) -> dict[str, Any]:
@@ -148,37 +69,28 @@ def name_of(image: dict[str, Any], spec: ContainerSpec) -> str:
     return spec.docker_image if spec.docker_image in names else names[0]
 
 
-async def put_back(engine: Engine, container: str, changes: StoredChanges, *, is_derived: bool) -> None:
+async def put_back(engine: Engine, container: str, changes: StoredChanges) -> None:
     """Applies `changes` to the files of a running container.
 
     Args:
         engine: The engine.
         container: The container's name.
         changes: Relative to its image.
-        is_derived: Whether the image has them already, except files whose names mean deletions in a layer. Hard links
-            are written anyway: what is written to one name of a file in a layer is not seen under the others.
 
     Raises:
         RestoreError: With the reason.
         SnapshotMetadataError: An object is missing or damaged.
     """
     entries = changes.delta.entries
-    if is_derived:
-        entries = _not_in_the_image(entries)
-    elif gone := [path for path, entry in entries.items() if entry.kind == "whiteout" or entry.opaque]:
+    if gone := [path for path, entry in entries.items() if entry.kind == "whiteout" or entry.opaque]:
         await _remove(engine, container, gone)
     files = {path: replace(entry, opaque=False) for path, entry in entries.items() if entry.kind != "whiteout"}
     if files:
         plain = StoredChanges(Delta(changes.delta.base, files), changes.objects)
-        await in_thread(lambda: _put(engine, container, plain), pool="transfers")
-
-
-def _not_in_the_image(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Returns the entries that a layer cannot hold, and their directories, whose times change with the writing."""
-    found = {path for path, entry in entries.items() if _LIKE_A_WHITEOUT in path or entry.link is not None}
-    found |= {path[:end] for path in found for end in range(1, len(path)) if path[end] == "/"}
-    found.add(_TOUCHED_BY_THE_ENGINE)
-    return {path: entry for path, entry in entries.items() if path in found}
+        try:
+            await in_thread(lambda: engine.api.put_archive(container, "/", archive(plain)), pool="transfers")
+        except engine_errors() as error:
+            raise RestoreError(f"The files could not be written to {container}: {reason(error)}.") from error
 
 
 async def _remove(engine: Engine, container: str, paths: list[str]) -> None:
@@ -194,11 +106,42 @@ async def _remove(engine: Engine, container: str, paths: list[str]) -> None:
         )
 
 
-def _put(engine: Engine, container: str, changes: StoredChanges) -> None:
-    with tempfile.TemporaryFile(prefix="ares_exp-changes-") as file:
-        write_layer(changes, file, plain=True)
-        file.seek(0)
-        try:
-            engine.api.put_archive(container, "/", file)
-        except engine_errors() as error:
-            raise RestoreError(f"The files could not be written to {container}: {reason(error)}.") from error
+_TYPES = {"file": tarfile.REGTYPE, "directory": tarfile.DIRTYPE, "symlink": tarfile.SYMTYPE, "fifo": tarfile.FIFOTYPE}
+
+
+def archive(changes: StoredChanges) -> Iterator[bytes]:
+    """Yields a tar archive of changes without deletions.
+
+    Raises:
+        SnapshotCorruptError: An object is missing or damaged.
+    """
+    links: dict[int, str] = {}
+    for path, entry in sorted_by_path(changes.delta.entries).items():
+        member = _member(path, entry)
+        if entry.link is not None and (first := links.setdefault(entry.link, member.name)) != member.name:
+            member.type, member.linkname = tarfile.LNKTYPE, first
+        elif entry.kind == "file":
+            member.size = entry.size
+        yield member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+        if member.size:
+            yield from (
+                part if isinstance(part, bytes) else bytes(part) for part in contents(changes.objects, path, entry)
+            )
+            yield bytes(-member.size % tarfile.BLOCKSIZE)
+    yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _member(path: str, entry: Entry) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(path[1:])
+    member.type, member.linkname = _TYPES[entry.kind], entry.target
+    member.mode, member.uid, member.gid = entry.mode, entry.uid, entry.gid
+    member.mtime, fraction = divmod(entry.mtime_ns, 10**9)
+    headers = dict[str, str]()
+    if fraction:
+        sign, (seconds, fraction) = "-" * (entry.mtime_ns < 0), divmod(abs(entry.mtime_ns), 10**9)
+        headers["mtime"] = f"{sign}{seconds}.{fraction:09}"
+    for attribute, value in sorted(entry.xattrs.items()):
+        if attribute.isprintable() and "=" not in attribute:  # else an archive cannot hold its name
+            headers[f"SCHILY.xattr.{attribute}"] = value.decode("utf-8", "surrogateescape")
+    member.pax_headers = headers
+    return member

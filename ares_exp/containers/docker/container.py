@@ -21,8 +21,8 @@ from ares_exp.containers.container import (
     refuse_second_start,
 )
 from ares_exp.containers.docker.capabilities import limits
-from ares_exp.containers.docker.capture import CaptureWay
-from ares_exp.containers.docker.changed_files import ChangedFiles
+from ares_exp.containers.docker.capture import Capture, CaptureWay
+from ares_exp.containers.docker.changed_files import find_base, name_of, put_back
 from ares_exp.containers.docker.container_lifetime import FIRST_COMMAND, NAME_PREFIX, FirstProcess, remove
 from ares_exp.containers.docker.creation import AnswerLostError, create, remove_when_it_appears, starts
 from ares_exp.containers.docker.engine import Engine, connect, engine_errors, in_thread, reason
@@ -177,8 +177,7 @@ class DockerContainer(EngineContainer):
         super().__init__(spec, options)
         self.container_name = unique_name(spec.name)
         self._may_appear = False
-        keep = options.keep_image
-        self._changed_files = ChangedFiles(spec, self.container_name, options.capture, keep_image=keep)
+        self._capture: Capture | None = None
 
     async def _start(self, engine: Engine) -> None:
         from docker.errors import ImageNotFound
@@ -193,7 +192,8 @@ class DockerContainer(EngineContainer):
     async def _create_and_start(self, engine: Engine) -> None:
         spec = self._spec
         if spec.changes is not None:
-            image, self.image = await self._changed_files.image(engine)
+            base = await find_base(engine, spec, keep=self._options.keep_image)
+            image, self.image = str(base["Id"]), name_of(base, spec)
         else:
             image = self.image = await ensure_image(
                 engine,
@@ -203,12 +203,14 @@ class DockerContainer(EngineContainer):
                 keep=self._options.keep_image,
             )
         mounts = await cancellation.in_thread(lambda: container_mounts(engine, spec, image)) if spec.mounts else []
-        async with starts(engine).slot():
+        async with starts(engine):
             await cancellation.in_thread(lambda: watch_over_us(engine))
             await in_thread(lambda: self._create(engine, image, mounts), pool="starts")
             self._first_process = await FirstProcess.attach(engine, self.container_name)
             await in_thread(lambda: engine.api.start(self.container_name), pool="starts")
-        await self._changed_files.has_started(engine)
+        if spec.changes is not None:
+            await put_back(engine, self.container_name, spec.changes)
+        self._capture = Capture(engine, self.container_name, self._options.capture)
 
     def _create(self, engine: Engine, image: str, mounts: list[Mount]) -> None:
         spec, options = self._spec, self._options
@@ -236,8 +238,9 @@ class DockerContainer(EngineContainer):
     async def capture_changes(self, objects: ObjectStore) -> Delta:
         running = self._started
         running.raise_if_closed()
+        assert self._capture is not None
         try:
-            return await self._changed_files.capture(objects)
+            return await self._capture.run(objects)
         except SnapshotError as error:
             await running.raise_if_dead(error)
             raise
@@ -250,7 +253,8 @@ class DockerContainer(EngineContainer):
             if self._may_appear:
                 await in_thread(lambda: remove_when_it_appears(engine, self.container_name), pool="removals")
         finally:
-            await self._changed_files.close()
+            if self._capture is not None:
+                await self._capture.close()
 
 
 def unique_name(task: str) -> str:

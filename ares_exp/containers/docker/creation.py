@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import os
-import threading
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Mapping
-from concurrent.futures import Future
+import weakref
+from collections.abc import Mapping
 from typing import Any
 
 from ares_exp.containers.docker.engine import Engine, EngineError, engine_errors, reason
@@ -25,51 +21,14 @@ class AnswerLostError(EngineError):
     """The engine's answer to a creation got lost: the container may exist or may still appear."""
 
 
-class Throttle:
-    """A first-come-first-served semaphore across event loops."""
-
-    def __init__(self, slots: int) -> None:
-        """Args: slots: Number of holders at a time."""
-        self._free = slots
-        self._lock = threading.Lock()
-        self._waiting: deque[Future[None]] = deque()
-
-    @contextlib.asynccontextmanager
-    async def slot(self) -> AsyncIterator[None]:
-        """Waits for a free slot and holds it."""
-        turn = Future[None]()
-        with self._lock:
-            self._waiting.append(turn)
-        self._hand_out()
-        try:
-            await asyncio.wrap_future(turn)
-            yield
-        finally:
-            if not turn.cancel():  # it held a slot, also if it was cancelled just then
-                with self._lock:
-                    self._free += 1
-            self._hand_out()
-
-    def _hand_out(self) -> None:
-        granted = []
-        with self._lock:
-            while self._free and self._waiting:
-                turn = self._waiting.popleft()
-                if turn.set_running_or_notify_cancel():
-                    self._free -= 1
-                    granted.append(turn)
-        for turn in granted:
-            turn.set_result(None)
+_semaphores = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()
 
 
-def starts(engine: Engine) -> Throttle:
-    """Returns this process's throttle for creating and starting containers on an engine."""
-    return _starts(os.getpid(), engine.host, engine.capabilities.simultaneous_starts)
-
-
-@functools.lru_cache(maxsize=16)
-def _starts(pid: int, host: str, slots: int) -> Throttle:
-    return Throttle(slots)
+def starts(engine: Engine) -> asyncio.Semaphore:
+    """Returns the semaphore of this event loop for creating and starting containers: more at once are not faster."""
+    return _semaphores.setdefault(
+        asyncio.get_running_loop(), asyncio.Semaphore(engine.capabilities.simultaneous_starts)
+    )
 
 
 def create(engine: Engine, name: str, config: Mapping[str, Any]) -> None:

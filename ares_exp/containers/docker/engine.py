@@ -59,13 +59,11 @@ class Engine:
         host: The value of `DOCKER_HOST`, or the default.
         api: docker-py's client; safe to use from several threads.
         capabilities: What it supports.
-        version: Its version, for example `20.10.24`.
     """
 
     host: str
     api: APIClient
     capabilities: Capabilities
-    version: str = ""
 
     def ask(self, path: str, parameters: Mapping[str, str] | None = None, *, stream: bool = False) -> Response:
         """Sends a GET request and returns the answer of any status, within `INQUIRY_TIMEOUT_SEC`. Blocking.
@@ -193,8 +191,7 @@ def _connected(pid: int, docker_host: str, context: str) -> Engine:
     try:
         _probe(host)
         api = docker.APIClient(base_url=host, timeout=CALL_TIMEOUT_SEC, max_pool_size=sum(_THREADS.values()))
-        info = api.info()
-        return Engine(host, api, capabilities_of(info), str(info.get("ServerVersion", "")))
+        return Engine(host, api, capabilities_of(api.info()))
     except engine_errors() as error:
         raise PreflightError(_why_unreachable(host, error)) from error
 

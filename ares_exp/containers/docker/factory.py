@@ -18,8 +18,8 @@ from ares_exp.containers.docker.capabilities import Capabilities, unenforced
 from ares_exp.containers.docker.capture import CaptureWay
 from ares_exp.containers.docker.compose.container import ComposeContainer, check_compose
 from ares_exp.containers.docker.container import DockerContainer, DockerOptions
-from ares_exp.containers.docker.engine import connect, engine_errors, in_thread, reason
-from ares_exp.containers.docker.leftovers import find, find_locks, remove_stale
+from ares_exp.containers.docker.engine import connect, connect_blocking, engine_errors, in_thread, reason
+from ares_exp.containers.docker.leftovers import find, remove_stale
 from ares_exp.containers.docker.mounts import check_mounts
 from ares_exp.containers.docker.network import NetworkOptions, check_network
 from ares_exp.containers.images.image_build import check_buildable
@@ -74,9 +74,9 @@ class DockerContainerFactory(ContainerFactoryBase):
             swap_mb: Swap that a container may use on top of its memory limit.
             no_new_privileges: Whether programs may gain no rights when they start; sudo and su inside then fail.
             capture: The way snapshots read a container's changes. `upper`: from the engine's directory, which needs
-                root on its machine and an overlay storage driver. `archive`: from archives made by the engine or by
-                `tar` in the container; slower, and may lose hard links, names that are not UTF-8 and the like. `auto`:
-                `upper` if possible.
+                root on its machine and an overlay storage driver. `archive`: from an archive made by GNU tar in the
+                container; slower, and may lose hard links, names that are not UTF-8 and the like. `auto`: `upper` if
+                possible.
             compose_max_containers: Bound on the containers, and on the networks, of a task's compose file.
             compose_max_memory_mb: Bound on the memory of each service beside `main`; the default of services without a
                 limit.
@@ -159,7 +159,6 @@ class DockerContainerFactory(ContainerFactoryBase):
 
     @classmethod
     def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:
-        yield from find_locks()
         try:
             engine = asyncio.run(connect(cls.default_host()))
             yield from find(engine.api, cached_images=images)
@@ -178,5 +177,5 @@ class DockerContainerFactory(ContainerFactoryBase):
                     f"Task {spec.name}: expected a Dockerfile or a docker_image, found no Dockerfile {where}. Add one, "
                     "or set docker_image in the [environment] table of its task.toml."
                 )
-            check_buildable(context / "Dockerfile")
+            check_buildable(context / "Dockerfile", lambda: connect_blocking(host))
         return [*warnings, *check_network(spec, self._options.network, host), *unenforced(spec, self._capabilities)]

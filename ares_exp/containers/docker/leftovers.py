@@ -7,21 +7,17 @@ process that dies has them removed at once by its `reaper`; each run removes wha
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import functools
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ares_exp.containers.docker.container_lifetime import NAME_PREFIX, why_it_stays
 from ares_exp.containers.docker.engine import Engine, engine_errors, reason
-from ares_exp.containers.images.image_lock import lock_directory
-from ares_exp.containers.ownership import RUN, Leftover, describe, find_short_lived, is_dead, locked, owner_labels
+from ares_exp.containers.ownership import RUN, Leftover, describe, find_short_lived, is_dead, owner_labels
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -89,10 +85,16 @@ def find(api: APIClient, *, cached_images: bool = False) -> Iterator[Leftover]:
         docker.errors.DockerException, requests.exceptions.RequestException: The engine refused or is gone.
     """
     ours = {"label": RUN}
+    kill = functools.partial(api.remove_container, force=True, v=True)
     for found in api.containers(all=True, filters=ours):
         name = (found["Names"] or [""])[0].lstrip("/")  # a container being removed may have no name
         if name.startswith(NAME_PREFIX):
-            yield _leftover("container", name, found, _remove_container(api, found["Id"]))
+            yield _leftover(
+                "container",
+                name,
+                found,
+                _remove(kill, found["Id"]),
+            )
     for found in api.networks(filters=ours):
         yield _leftover("network", found["Name"], found, _remove(api.remove_network, found["Id"]))
     for found in api.volumes(filters=ours)["Volumes"] or []:
@@ -114,42 +116,6 @@ def find(api: APIClient, *, cached_images: bool = False) -> Iterator[Leftover]:
                 remove=_remove(api.remove_image, tag),
                 size=found["Size"],
             )
-
-
-def find_locks() -> Iterator[Leftover]:
-    """Yields the files of this user's image locks on this machine. A free one is from a dead builder."""
-    directory = lock_directory()
-    try:
-        if directory.is_symlink() or directory.stat().st_uid != os.geteuid():
-            return
-        paths = sorted(directory.iterdir())
-    except OSError:
-        return
-    for path in paths:
-        with contextlib.suppress(OSError):
-            yield Leftover(
-                kind="build lock",
-                name=str(path),
-                whose="a builder of images",
-                is_stale=_is_free(path),
-                created=path.stat().st_mtime,
-                remove=functools.partial(_remove_lock, path),
-            )
-
-
-def _remove_lock(path: Path) -> str:
-    return "" if _is_free(path, remove=True) or not path.exists() else "a builder holds it"
-
-
-def _is_free(path: Path, *, remove: bool = False) -> bool:
-    """Returns whether the lock is free; with `remove`, removes its file under the lock."""
-    try:
-        with locked(path, os.O_RDWR | os.O_NOFOLLOW) as descriptor:
-            if remove and os.fstat(descriptor).st_nlink:  # else the path is another process's new file
-                path.unlink(missing_ok=True)
-            return True
-    except OSError:
-        return False
 
 
 def _leftover(kind: str, name: str, found: Mapping[str, Any], remove: Callable[[], str]) -> Leftover:
@@ -179,7 +145,3 @@ def _seconds(created: object) -> float | None:
 
 def _remove(call: Callable[[str], object], name: str) -> Callable[[], str]:
     return lambda: why_it_stays(lambda: call(name))
-
-
-def _remove_container(api: APIClient, container: str) -> Callable[[], str]:
-    return lambda: why_it_stays(lambda: api.remove_container(container, force=True, v=True))

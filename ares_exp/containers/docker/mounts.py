@@ -21,8 +21,7 @@ from ares_exp.containers.docker.container_lifetime import NAME_PREFIX
 from ares_exp.containers.docker.engine import Engine, address_of_engine
 from ares_exp.containers.docker.leftovers import KEPT_VOLUME
 from ares_exp.containers.docker.transfer import open_archive, put
-from ares_exp.containers.images.image_lock import image_lock
-from ares_exp.containers.images.shared_work import Demand
+from ares_exp.containers.images.shared_work import Demand, work_lock
 from ares_exp.containers.ownership import owner_labels
 from ares_exp.errors import UnsupportedTaskError
 
@@ -33,9 +32,6 @@ if TYPE_CHECKING:
 _AT = "/ares_exp_mount"
 _WHOLE = ".ares_exp-whole"
 """A file that a volume gets last."""
-
-_known: dict[tuple[str, str], str] = {}
-"""When the volumes were created that this process has found whole, by engine and name."""
 
 
 def check_mounts(spec: ContainerSpec, host: str | None) -> None:
@@ -82,16 +78,16 @@ def _is_elsewhere(host: str | None) -> bool:
 
 def _volume(engine: Engine, directory: Directory, image: str) -> str:
     """Returns the name of the volume with the directory's contents, whole."""
-    name = volume_name(directory)
-    with image_lock(f"{engine.host} {name}", Demand()):
-        created = engine.api.create_volume(name, labels={KEPT_VOLUME: directory.target})["CreatedAt"]
-        if _known.get((engine.host, name)) != created:
-            with _reaching_into(engine.api, name, image) as helper:
-                if not _is_there(engine.api, helper, f"{_AT}/{_WHOLE}"):
-                    put(engine.api, helper, directory.source, _AT, "")
-                    with tempfile.NamedTemporaryFile(prefix="ares_exp-") as empty:
-                        put(engine.api, helper, Path(empty.name), _AT, _WHOLE)
-            _known[engine.host, name] = created
+    name, api = volume_name(directory), engine.api
+    with work_lock(f"{engine.host} {name}", Demand()):
+        api.create_volume(name, labels={KEPT_VOLUME: directory.target})
+        with _reaching_into(api, name, image) as helper:
+            with open_archive(api, helper, f"{_AT}/{_WHOLE}") as answer:
+                is_whole = answer.status_code == 200
+            if not is_whole:
+                put(api, helper, directory.source, _AT, "")
+                with tempfile.NamedTemporaryFile(prefix="ares_exp-") as empty:
+                    put(api, helper, Path(empty.name), _AT, _WHOLE)
     return name
 
 
@@ -118,8 +114,3 @@ def _reaching_into(api: APIClient, volume: str, image: str) -> Iterator[str]:
         yield container
     finally:
         api.remove_container(container, force=True)
-
-
-def _is_there(api: APIClient, container: str, path: str) -> bool:
-    with open_archive(api, container, path) as answer:
-        return answer.status_code == 200

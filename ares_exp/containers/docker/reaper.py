@@ -40,7 +40,7 @@ def watch_over_us(engine: Engine) -> None:
     key = (os.getpid(), engine.host)
     with _lock:
         reaper = _reapers.get(key)
-        if reaper is None or not reaper.is_waiting:
+        if reaper is None or reaper.process.poll() is not None:
             _reapers[key] = Reaper(engine)
 
 
@@ -52,7 +52,7 @@ class Reaper:
         env = {**passed_on(), "DOCKER_HOST": engine.host}
         env |= {name: os.environ[name] for name in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE") if name in os.environ}
         self._owner = os.getpid()
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             ["/bin/sh", "-c", _WAIT, "sh", sys.executable, "-m", __name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -63,13 +63,9 @@ class Reaper:
         )
         atexit.register(self.dismiss)
 
-    @property
-    def is_waiting(self) -> bool:
-        return self._process.poll() is None
-
     def dismiss(self) -> None:
         """Ends the process without a removal, as we end in order. Idempotent. Blocking, for milliseconds."""
-        stdin = self._process.stdin
+        stdin = self.process.stdin
         assert stdin is not None
         if os.getpid() != self._owner or stdin.closed:
             return
@@ -79,10 +75,10 @@ class Reaper:
         except OSError:
             pass  # it has been killed
         try:
-            self._process.wait(_END_SEC)
+            self.process.wait(_END_SEC)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.process.kill()
+            self.process.wait()
 
 
 def main() -> int:

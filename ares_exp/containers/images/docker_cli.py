@@ -1,18 +1,15 @@
-"""The `docker` command, which the engine's API cannot replace for builds with BuildKit."""
+"""The `docker` commands of this machine, which Docker Compose and builds with BuildKit need."""
 
 from __future__ import annotations
 
+import functools
 import os
-import shlex
+import re
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from ares_exp.containers.images.shared_work import Demand
-from ares_exp.containers.ownership import short_lived_directory
-from ares_exp.containers.parent_death_guard import while_we_live
-
-_MAX_LINE_BYTES = 4096
+_VERSION_SEC = 20.0
 # fmt: off
 _PASSED_ON = (
     "PATH", "HOME", "TMPDIR", "DOCKER_CONFIG", "SSL_CERT_FILE", "SSL_CERT_DIR",
@@ -36,64 +33,26 @@ def passed_on() -> dict[str, str]:
     return {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
 
 
-def docker_build(
-    cli: Path,
-    dockerfile: str,
-    arguments: Sequence[str],
-    *,
-    context_dir: Path,
-    host: str,
-    demand: Demand,
-    on_line: Callable[[str], None],
-) -> int:
-    """Runs `docker build` with BuildKit against the engine at `host`; killed when the demand ends. Blocking.
+@functools.lru_cache(maxsize=64)
+def drives_buildkit(cli: Path) -> bool:
+    """Returns whether a `docker` command builds with BuildKit: by its plugin buildx, or itself before version 23."""
+    if _output(cli, "buildx", "version").startswith("github.com/docker/buildx"):
+        return True
+    major = re.match(r"\d+", _output(cli, "version", "--format", "{{.Client.Version}}"))
+    return major is not None and 18 <= int(major[0]) < 23
 
-    Args:
-        cli: The program.
-        dockerfile: The Dockerfile's text, in place of the one in the context.
-        arguments: More options.
-        context_dir: The build context.
-        host: As `Engine.host`.
-        demand: The demand for the build.
-        on_line: Called with each line of output; overlong lines are split.
 
-    Returns:
-        The exit code.
-
-    Raises:
-        WorkAbandoned: It was killed.
-        OSError: It could not be started.
-    """
-    env = passed_on()
-    env |= {"DOCKER_HOST": host, "DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
-    directory = short_lived_directory("build")
+def _output(cli: Path, *arguments: str) -> str:
+    """Returns what a `docker` command prints, without an engine; empty when it fails."""
     try:
-        folder = directory.path
-        (folder / "Dockerfile").write_text(dockerfile, encoding="utf-8")
-        its = shlex.quote(str(folder))  # removed by the guard after a kill -9
-        command = [
-            str(cli),
-            "build",
-            "--progress=plain",
-            f"--file={folder}/Dockerfile",
-            *arguments,
-            str(context_dir.resolve()),
-        ]
-        process = subprocess.Popen(
-            while_we_live(command, at_end=f"rm -f {its}/Dockerfile; rmdir {its}"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=env,
-            start_new_session=True,
+        done = subprocess.run(
+            [cli, *arguments],
+            env={**passed_on(), "DOCKER_HOST": "unix:///nonexistent.sock"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_VERSION_SEC,
+            check=False,
         )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with process.stdin, process.stdout, demand.releasing(process.stdin.close):
-            while line := process.stdout.readline(_MAX_LINE_BYTES):
-                on_line(line.decode("utf-8", "replace").rstrip())
-        code = process.wait()  # its output has ended; the closed stdin kills the rest of its group
-    finally:
-        directory.remove()
-    demand.pause(0)
-    return code
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode("utf-8", "replace").strip()

@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
 from ares_exp.containers.docker.leftovers import image_labels
-from ares_exp.containers.images.dockerfile_check import check_dockerfile
 from ares_exp.containers.images.dockerfile_instructions import ignored_patterns
-from ares_exp.containers.images.image_build import build_classic, build_with_buildkit, check_needs, find_buildkit
-from ares_exp.containers.images.image_lock import image_lock
-from ares_exp.containers.images.shared_work import Demand, share
+from ares_exp.containers.images.image_build import build_image, check_buildable
+from ares_exp.containers.images.shared_work import Demand, share, work_lock
 from ares_exp.errors import ContainerStartError, UserError
 
 if TYPE_CHECKING:
@@ -78,7 +76,7 @@ def inspect_image(api: APIClient, image: str) -> dict[str, Any] | None:
 
 def _make(engine: Engine, image: str, make: Callable[[Demand], None], demand: Demand) -> None:
     try:
-        with image_lock(f"{engine.host} {image}", demand), _slots:
+        with work_lock(f"{engine.host} {image}", demand), _slots:
             demand.pause(0)
             if inspect_image(engine.api, image) is None:  # another process may have made it
                 make(demand)
@@ -89,43 +87,32 @@ def _make(engine: Engine, image: str, make: Callable[[Demand], None], demand: De
 def _pull(api: APIClient, image: str, demand: Demand) -> None:
     """Pulls, with up to three attempts, as an unreachable registry may be back in a second."""
     from docker.errors import APIError
-
-    for pause in (*_PULL_PAUSES_SEC, None):
-        try:
-            failure = _pull_once(api, image)
-        except APIError as error:
-            failure = reason(error)
-            if error.is_client_error():  # no such image, or no permission
-                pause = None
-        if not failure:
-            return
-        if pause is None:
-            raise ContainerStartError(f"The image {image} is not on this machine and could not be pulled: {failure}.")
-        demand.pause(pause)
-
-
-def _pull_once(api: APIClient, image: str) -> str:
-    """Pulls once; returns the error after the engine had found the image, or `""`."""
     from docker.utils import parse_repository_tag
 
     repository, tag = parse_repository_tag(image)  # the tag may be a digest
-    failure = ""
-    for event in api.pull(repository, tag=tag or "latest", stream=True, decode=True):
-        failure = failure or str(event.get("error", ""))
-    return failure
+    for pause in (*_PULL_PAUSES_SEC, None):
+        try:
+            events = api.pull(repository, tag=tag or "latest", stream=True, decode=True)
+            failures = [str(event["error"]) for event in events if event.get("error")]
+        except APIError as error:
+            failures = [reason(error)]
+            if error.is_client_error():  # no such image, or no permission
+                pause = None
+        if not failures:
+            return
+        if pause is None:
+            raise ContainerStartError(
+                f"The image {image} is not on this machine and could not be pulled: {failures[0]}."
+            )
+        demand.pause(pause)
 
 
 def _build(engine: Engine, tag: str, context_dir: Path, keep: bool, demand: Demand) -> None:
-    labels = image_labels(tag, keep=keep)
     try:
-        needs = check_dockerfile(context_dir / "Dockerfile")
-        check_needs(engine, context_dir / "Dockerfile", needs)
+        check_buildable(context_dir / "Dockerfile", lambda: engine)
     except UserError as error:  # not checked before
         raise ContainerStartError(str(error)) from error
-    if (way := find_buildkit(engine)) is not None:
-        build_with_buildkit(engine, way, tag, context_dir, needs, labels, demand)
-    else:
-        build_classic(engine.api, tag, context_dir, labels)
+    build_image(engine, tag, context_dir, image_labels(tag, keep=keep), demand)
 
 
 def image_tag(name: str, context_dir: Path) -> str:

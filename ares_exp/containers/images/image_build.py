@@ -1,7 +1,7 @@
 """Image builds: with BuildKit, by a `docker` command, or with the engine's classic builder.
 
-docker-py cannot drive BuildKit, which needs a session beside the request. The version of engine and command decides, so
-that all images of an engine are built one way; there is no trial build.
+docker-py cannot drive BuildKit, which needs a session beside the request. A machine with a `docker` command that can
+builds every image with BuildKit, as that command would. There is no trial build.
 
 A classic build that fails leaves its untagged images. They are the builder's cache, which speeds up the next build; no
 label distinguishes them from other people's (labels are on the last stage only), so they stay until `docker image
@@ -12,259 +12,147 @@ from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from ares_exp.errors import ContainerStartError
-
-if TYPE_CHECKING:
-    from docker import APIClient
-import functools
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
-from ares_exp.containers.docker.engine import Engine, connect_blocking
-from ares_exp.containers.images.docker_cli import docker_build, docker_clis, passed_on
-from ares_exp.containers.images.dockerfile_check import BuildKitNeeds, check_dockerfile, without_syntax_line
+from ares_exp.containers.docker.engine import Engine
+from ares_exp.containers.images.docker_cli import docker_clis, drives_buildkit, passed_on
+from ares_exp.containers.images.dockerfile_instructions import find_syntax, instructions, read_text, split_flags
 from ares_exp.containers.images.shared_work import Demand
-from ares_exp.errors import UnsupportedTaskError
+from ares_exp.containers.parent_death_guard import while_we_live
+from ares_exp.errors import ContainerStartError, UnsupportedTaskError
 
-_VERSION_SEC = 20.0
-_SYNTAX_OF_ENGINES = {
-    29: (1, 19),
-    28: (1, 14),
-    27: (1, 8),
-    25: (1, 6),
-    24: (1, 5),
-    23: (1, 4),
-    20: (1, 2),
-    19: (1, 1),
-    18: (1, 0),
-}
-"""The built-in Dockerfile syntax of engines, from a major version on.
-
-Source: the release notes of Docker Engine (the BuildKit of each) and of BuildKit (the Dockerfile frontend of each).
-"""
+_AUTOMATIC = re.compile(r"(?:TARGET|BUILD)(?:PLATFORM|OS|ARCH|VARIANT)")
+_LAST_LINES = 30
+_MAX_LINE_BYTES = 4096
+_MAX_LINE_CHARS = 500
+_NOISE = re.compile(r"\x1b\[[0-9;]*m|^#\d+ (?:\d+\.\d+ )?")
+"""Colours, which engines use, and the number of a step, before each line of BuildKit's output."""
 
 
-@dataclass(frozen=True, slots=True)
-class BuildKit:
-    """BuildKit on an engine, and the command that drives it.
+def check_buildable(dockerfile: Path, connect: Callable[[], Engine]) -> None:
+    """Rejects a Dockerfile that needs BuildKit if no command here builds with it on the engine. Blocking.
 
-    Attributes:
-        cli: The `docker` command.
-        engine_version: The engine's version.
-        syntax: The newest Dockerfile syntax built into the engine.
-    """
-
-    cli: Path
-    engine_version: str
-    syntax: tuple[int, int]
-
-
-def check_buildable(dockerfile: Path) -> None:
-    """Refuses a Dockerfile that cannot be built on the engine of this process. Blocking if it needs BuildKit.
+    Args:
+        dockerfile: The file.
+        connect: Connects to the engine; called if the file needs BuildKit.
 
     Raises:
-        TaskError: As `check_dockerfile`.
-        UnsupportedTaskError: As `check_needs`.
+        TaskError: It cannot be read.
+        UnsupportedTaskError: With the line, the feature and a suggested fix.
         PreflightError: No engine answers.
     """
-    needs = check_dockerfile(dockerfile)
-    if needs.features:
-        check_needs(connect_blocking(), dockerfile, needs)
-
-
-def find_buildkit(engine: Engine) -> BuildKit | None:
-    """Finds the first `docker` command on PATH that can drive the engine's BuildKit; `None` without one. Blocking."""
-    syntax = _syntax_of(engine.version)
-    if syntax is None:
-        return None
-    drivers = (cli for cli in docker_clis() if not _why_not(cli))
-    return next((BuildKit(cli, engine.version, syntax) for cli in drivers), None)
-
-
-def check_needs(engine: Engine, path: Path, needs: BuildKitNeeds) -> None:
-    """Refuses the Dockerfile at `path` if it needs features that the engine cannot build. Blocking.
-
-    Raises:
-        UnsupportedTaskError: With the line, the feature, the reason and the remedy.
-    """
-    if not needs.features:
+    found = find_buildkit_feature(read_text(dockerfile))
+    if found is None or find_buildkit(engine := connect()) is not None:
         return
-    image = "or build the image yourself, and name it as docker_image in the [environment] table of task.toml"
-    way = find_buildkit(engine)
-    if way is None:
-        lacking = needs.features[0]
-        complaints = [f"{cli}: {why}" for cli in docker_clis() if (why := _why_not(cli))]
-        if _syntax_of(engine.version) is None:
-            complaints = [f"an engine {engine.version} has none"]
-        raise UnsupportedTaskError(
-            f"{path}:{lacking.line}: {lacking.name} needs BuildKit, and no docker command on PATH drives that of the "
-            f"engine at {engine.host} ({'; '.join(complaints) or 'there is no docker command'}). Install docker-buildx "
-            f"or a newer engine; {image}."
-        )
-    newer = next((one for one in needs.features if one.syntax > way.syntax), None)
-    if newer is not None and needs.frontend is None:
-        raise UnsupportedTaskError(
-            f"{path}:{newer.line}: {newer.name} needs Dockerfile syntax {_dotted(newer.syntax)}, and the engine "
-            f"{way.engine_version} at {engine.host} reads {_dotted(way.syntax)}. Start the file with "
-            f"`# syntax=docker/dockerfile:1`, which the engine pulls; take a newer engine; {image}."
-        )
+    clis = ", ".join(map(str, docker_clis())) or "there is no docker command"
+    raise UnsupportedTaskError(
+        f"{dockerfile}:{found[0]}: {found[1]} needs BuildKit, and no docker command on PATH drives that of the engine "
+        f"at {engine.host} ({clis}). Install docker-buildx, or build the image yourself, and name it as docker_image "
+        "in the [environment] table of task.toml."
+    )
 
 
-def _dotted(version: tuple[int, int]) -> str:
-    return ".".join(map(str, version))
+def find_buildkit(engine: Engine) -> Path | None:
+    """Finds the first `docker` command on PATH that drives the engine's BuildKit; `None` without one. Blocking."""
+    return None if engine.capabilities.is_podman else next(filter(drives_buildkit, docker_clis()), None)
 
 
-def _syntax_of(version: str) -> tuple[int, int] | None:
-    """Returns the built-in syntax of an engine of this version; `None` without BuildKit."""
-    major = re.match(r"\d+", version)
-    known = (syntax for since, syntax in _SYNTAX_OF_ENGINES.items() if major and int(major[0]) >= since)
-    return next(known, None)
+def find_buildkit_feature(text: str) -> tuple[int, str] | None:
+    """Finds the first feature of a Dockerfile that the classic builder lacks: its line and its name.
+
+    The classic builder gets no new features: it knows no flags of RUN, and only two of COPY and ADD.
+    """
+    if (syntax := find_syntax(text)).is_foreign:
+        return syntax.line, f"the frontend {syntax.frontend}"
+    for name, value, line, documents in instructions(text):
+        flags = split_flags(value)[0] if name in ("RUN", "COPY", "ADD") else ()
+        if unknown := next((flag for flag, _ in flags if flag not in ("from", "chown")), None):
+            return line, f"{name} --{unknown}"
+        if documents:
+            return line, "a here-document"
+        # An ARG with a default also works without BuildKit.
+        words = value.split() if name == "ARG" else re.findall(r"\$\{?(\w+)", value) if name == "FROM" else ()
+        if automatic := next(filter(_AUTOMATIC.fullmatch, words), None):
+            return line, f"the value of {automatic}"
+    return None
 
 
-@functools.lru_cache(maxsize=64)
-def _why_not(cli: Path) -> str:
-    """Returns why a `docker` command cannot drive BuildKit, by its version and plugins; empty when it can."""
-    version = _output(cli, "version", "--format", "{{.Client.Version}}")
-    major = re.match(r"\d+", version)
-    if major is None:
-        return "it does not tell its version"
-    if int(major[0]) < 18:
-        return f"its version is {version}"
-    if int(major[0]) >= 23 and not _output(cli, "buildx", "version").startswith("github.com/docker/buildx"):
-        return f"its version {version} needs the plugin buildx, which it lacks"
-    return ""
+def build_image(engine: Engine, tag: str, context_dir: Path, labels: Mapping[str, str], demand: Demand) -> None:
+    """Builds the image of `context_dir`. Blocking.
 
-
-def _output(cli: Path, *arguments: str) -> str:
-    """Returns the first line that a `docker` command prints, without an engine; empty when it fails."""
-    try:
-        done = subprocess.run(
-            [cli, *arguments],
-            env={**passed_on(), "DOCKER_HOST": "unix:///nonexistent.sock"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_VERSION_SEC,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.decode("utf-8", "replace").strip().partition("\n")[0]
-
-
-def build_with_buildkit(
-    engine: Engine,
-    way: BuildKit,
-    tag: str,
-    context_dir: Path,
-    needs: BuildKitNeeds,
-    labels: Mapping[str, str],
-    demand: Demand,
-) -> None:
-    """Builds the image of `context_dir` with BuildKit. Blocking; killed when the demand ends.
-
-    A `# syntax=docker/dockerfile:…` line, whose frontend would have to be pulled, is removed unless the engine's
-    built-in frontend is too old for the file.
+    The end of the demand kills a build with BuildKit. The engine does not stop a classic build.
 
     Raises:
-        ContainerStartError: With the failing instruction and the end of its output.
+        ContainerStartError: With the error and the end of the output.
         WorkAbandoned: The demand ended.
     """
-    text = (context_dir / "Dockerfile").read_text(encoding="utf-8")
-    own = not needs.custom_frontend and all(one.syntax <= way.syntax for one in needs.features)
-    progress = _Progress()
-    code = docker_build(
-        way.cli,
-        without_syntax_line(text) if own else text,
-        [f"--tag={tag}", *(f"--label={name}={value}" for name, value in labels.items())],
-        context_dir=context_dir,
-        host=engine.host,
-        demand=demand,
-        on_line=progress.read,
-    )
-    if code != 0:
-        instruction, output = progress.failing()
-        raise build_failure(
-            context_dir, progress.failure or f"{way.cli} ended with exit code {code}", instruction, output
+    last = collections.deque[str](maxlen=_LAST_LINES)
+    cli = find_buildkit(engine)
+    if cli is not None:
+        failure = _build_with_buildkit(cli, engine.host, tag, context_dir, labels, demand, last)
+    else:
+        failure = _build_classic(engine, tag, context_dir, labels, last)
+    if failure:
+        if any("dockerfile parse error" in line for line in last):
+            failure += ". If the Dockerfile needs a newer syntax than the engine's, start it with the line "
+            failure += "`# syntax=docker/dockerfile:1`"
+        raise ContainerStartError(
+            f"The image of {context_dir} could not be built: {_plain([failure]).rstrip('.')}.\n"
+            f"Last lines of the output:\n{_plain(last) or '(no output)'}"
         )
 
 
-class _Progress:
-    """Parser of `--progress=plain`: lines `#7 [2/3] RUN make`, `#7 0.15 output`, `#7 ERROR: reason`, and others."""
-
-    def __init__(self) -> None:
-        self.failure = ""
-        self._failed = ""
-        self._names: dict[str, str] = {}
-        self._outputs: dict[str, collections.deque[str]] = {}
-        self._others = collections.deque[str](maxlen=LAST_LINES)
-
-    def read(self, line: str) -> None:
-        match = re.match(r"#(\d+) (.*)", line)
-        if match is None:
-            self._others.append(line)
-            return
-        number, text = match.groups()
-        self._names.setdefault(number, re.sub(r"^\[[^\]]*\] ", "", text))
-        if text.startswith("ERROR: ") and not self._failed:
-            self._failed, self.failure = number, text.removeprefix("ERROR: ")
-        elif printed := re.match(r"\d+\.\d+ (.*)", text):
-            self._outputs.setdefault(number, collections.deque(maxlen=LAST_LINES)).append(printed[1])
-
-    def failing(self) -> tuple[str, list[str]]:
-        """Returns the failed instruction and the end of its output; without one, the last other lines."""
-        if not self._failed:
-            return "", [line for line in self._others if line]
-        return self._names[self._failed], list(self._outputs.get(self._failed, ()))
+def _plain(lines: Iterable[str]) -> str:
+    """Returns short lines without control characters."""
+    shown = (_NOISE.sub("", line).strip() for line in lines)
+    text = "\n".join(line if len(line) <= _MAX_LINE_CHARS else f"{line[:_MAX_LINE_CHARS]}…" for line in shown if line)
+    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
-LAST_LINES = 20
-_MAX_LINE_CHARS = 500
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+def _build_with_buildkit(
+    cli: Path,
+    host: str,
+    tag: str,
+    context_dir: Path,
+    labels: Mapping[str, str],
+    demand: Demand,
+    last: collections.deque[str],
+) -> str:
+    """Runs `docker build`; returns why it failed, or `""`. `last` gets the lines of its output."""
+    options = [f"--tag={tag}", *(f"--label={name}={value}" for name, value in labels.items())]
+    try:
+        process = subprocess.Popen(
+            while_we_live([str(cli), "build", "--progress=plain", *options, str(context_dir.resolve())]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**passed_on(), "DOCKER_HOST": host, "DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"},
+            start_new_session=True,
+        )
+    except OSError as error:
+        return f"{cli} could not be started: {error}"
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdin, process.stdout, demand.releasing(process.stdin.close):
+        while line := process.stdout.readline(_MAX_LINE_BYTES):
+            last.append(line.decode("utf-8", "replace"))
+    code = process.wait()  # its output has ended; the closed stdin kills the rest of its group
+    demand.pause(0)
+    return f"{cli} ended with exit code {code}" if code else ""
 
 
-def build_failure(context_dir: Path, reason: str, instruction: str, output: Iterable[str]) -> ContainerStartError:
-    """Returns the error with the failing instruction and the end of its output, without terminal control characters."""
-    plain = (_COLOUR.sub("", line) for line in output)  # the engine colours stderr red
-    lines = (line if len(line) <= _MAX_LINE_CHARS else f"{line[:_MAX_LINE_CHARS]}…" for line in plain if line)
-    shown = "\n".join(lines) or "(no output)"
-    message = (
-        f"The image of {context_dir} could not be built: {reason.strip().rstrip('.')}.\n"
-        f"Failing instruction: {instruction or '(none)'}\nLast lines of its output:\n{shown}"
-    )
-    return ContainerStartError(
-        "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in message)
-    )
-
-
-def build_classic(api: APIClient, tag: str, context_dir: Path, labels: Mapping[str, str]) -> None:
-    """Builds the image of `context_dir` with the classic builder. Blocking; the engine does not stop when interrupted.
-
-    Raises:
-        ContainerStartError: With the failing instruction and the end of its output.
-    """
-    events = api.build(
+def _build_classic(
+    engine: Engine, tag: str, context_dir: Path, labels: Mapping[str, str], last: collections.deque[str]
+) -> str:
+    """Builds with the engine's own builder; returns why it failed, or `""`. `last` gets the lines of the output."""
+    failure = ""
+    events = engine.api.build(
         path=str(context_dir), tag=tag, rm=True, forcerm=True, decode=True, timeout=None, labels=dict(labels)
     )
-    instruction, failure, last = "", "", collections.deque[str](maxlen=LAST_LINES)
-    for line, error in _lines(events):  # read to its end: a partly read answer leaks its socket
-        failure = failure or error
-        if re.match(r"Step \d+/\d+ : ", line):
-            instruction = line.partition(" : ")[2]
-            last.clear()
-        elif line.strip() and not line.startswith((" --->", "Removing intermediate container")):
-            last.append(line)
-    if failure:
-        raise build_failure(context_dir, failure, instruction, last)
-
-
-def _lines(events: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yields (line of output, error) of a build, one of them empty."""
-    for event in events:
-        if "error" in event:
-            yield "", str(event["error"])
-        for line in str(event.get("stream", "")).splitlines():
-            yield line, ""
+    for event in events:  # read to its end: a partly read answer leaks its socket
+        failure = failure or str(event.get("error", ""))
+        lines = str(event.get("stream", "")).splitlines()
+        last.extend(line for line in lines if not line.startswith((" --->", "Removing intermediate container")))
+    return failure

@@ -1,14 +1,25 @@
-"""Work done once, in a thread, for several waiting tasks of a process, until the last one is cancelled."""
+"""Work done once, in a thread, for several waiting tasks of a process, until the last one is cancelled.
+
+A lock keeps other processes of this user from doing the same work at the same time.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import hashlib
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from ares_exp.errors import ContainerStartError
+
+_LOOK_EVERY_SEC = 0.05
 
 
 class WorkAbandoned(Exception):
@@ -106,3 +117,42 @@ def _run(key: str, shared: _Shared, work: Callable[[Demand], None]) -> None:
 def _forget(key: str, shared: _Shared) -> None:
     if _in_progress.get(key) is shared:
         del _in_progress[key]
+
+
+@contextlib.contextmanager
+def work_lock(name: str, demand: Demand) -> Iterator[None]:
+    """Holds the lock of `name` among this user's processes; the kernel releases it with its holder. Blocking.
+
+    Raises:
+        WorkAbandoned: The demand ended first.
+        ContainerStartError: The lock file cannot be opened or locked.
+    """
+    digest = hashlib.sha256(name.encode()).hexdigest()[:32]
+    path = Path(tempfile.gettempdir()) / f"ares_exp-lock-{os.geteuid()}-{digest}"
+    try:
+        descriptor = _locked(path, demand)
+    except OSError as error:
+        raise ContainerStartError(f"The lock file {path} cannot be used: {error}. Remove it.") from error
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # under the lock: no other process locks this file
+        os.close(descriptor)
+
+
+def _locked(path: Path, demand: Demand) -> int:
+    """Opens and locks the file; opens it again if its holder removed it in the meantime."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_nlink:
+                return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            demand.pause(_LOOK_EVERY_SEC)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        else:
+            os.close(descriptor)

@@ -112,17 +112,6 @@ def test_directories_of_boxes(clean: Clean, tmp_path: Path) -> None:
     assert clean().stdout.splitlines()[1:] == ["No leftovers found."]
 
 
-def test_build_locks(clean: Clean, tmp_path: Path) -> None:
-    directory = tmp_path / f"ares_exp-locks-{os.geteuid()}"
-    directory.mkdir(mode=0o700)
-    for name in ("free", "held"):
-        (directory / name).touch()
-    with (directory / "held").open() as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        assert "1 thing removed.\n" in clean().stdout
-        assert [path.name for path in directory.iterdir()] == ["held"]
-
-
 @needs_local
 def test_what_cannot_be_removed(clean: Clean, tmp_path: Path) -> None:
     mount_point = tmp_path / "ares_exp-box-123-abc" / "mounted"

@@ -12,8 +12,7 @@ from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.docker.capabilities import Capabilities
 from ares_exp.containers.docker.compose.project_file import base_document, complete
 from ares_exp.containers.docker.compose.security_policy import check_file
-from ares_exp.containers.docker.compose.tool import find_compose
-from ares_exp.containers.docker.compose.variables import variables
+from ares_exp.containers.docker.compose.tool import find_compose, variables
 from ares_exp.containers.docker.container import DockerOptions
 from ares_exp.containers.docker.network import NetworkOptions
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC
@@ -66,6 +65,8 @@ def refused(folder: Path, text: str) -> str:
         ("build: {context: ., additional_contexts: {x: /}}", "build.additional_contexts"),
         ("build: {context: ., network: host}", "build.network"),
         ("env_file: /etc/passwd", "env_file (/etc/passwd)"),
+        ("env_file: [$A_VARIABLE_OF_THE_TASK]", "env_file ($A_VARIABLE_OF_THE_TASK)"),
+        ("extends: {file: '${A_VARIABLE}', service: y}", "extends.file"),
         ("extends: {file: ../../x.yaml, service: y}", "extends.file"),
         ("logging: {driver: syslog}", "logging.driver"),
         ("external_links: [x]", "external_links"),
@@ -103,8 +104,17 @@ def test_nor_may_what_it_is_given(tmp_path: Path, table: str, key: str) -> None:
     assert refused(tmp_path, f"{table}\nservices: {{web: }}\n") == key
 
 
+@pytest.mark.parametrize("line", ["env_file: /etc/passwd", "volumes: ['/etc:/x:ro']", "privileged: true"])
+def test_the_policy_holds_for_extended_files(tmp_path: Path, line: str) -> None:
+    (tmp_path / "own.yaml").write_text("services:\n  web:\n    extends: {file: sub/other.yaml, service: web}\n")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "other.yaml").write_text(f"services:\n  web:\n    {line}\n")
+    text = "services:\n  main:\n    extends: {file: own.yaml, service: web}\n"
+    assert refused(tmp_path, text).startswith(f"services.web.{line.partition(':')[0]}")
+
+
 def test_what_is_harmless_is_not_refused(tmp_path: Path) -> None:
-    (tmp_path / "own.env").touch()
+    (tmp_path / "own.yaml").write_text("services: {web: {extends: {file: own.yaml, service: other}}, other: }")
     text = """
 x-mine: {privileged: true}
 services:

@@ -1,16 +1,20 @@
-"""What is said of an engine that cannot be used; `tests/docker` has one that can."""
+"""Errors of an engine that cannot be used, and the threads of its calls; `tests/docker` has one that can be used."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
+import threading
 from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.docker.engine import connect
+from ares_exp.containers.docker.engine import connect, in_thread
 from ares_exp.containers.docker.podman import PodmanContainerFactory
 from ares_exp.errors import PreflightError
+
+SOON_SEC = 60.0
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may use every socket")
@@ -43,3 +47,27 @@ async def test_a_podman_that_is_not_there(named: bool, tmp_path: Path, monkeypat
     factory = PodmanContainerFactory()
     with pytest.raises(PreflightError, match=rf"No Podman service answers at unix://{socket_path}: .*CONTAINER_HOST"):
         await factory.preflight()
+
+
+async def test_a_quick_call_does_not_wait_for_slow_ones() -> None:
+    go = threading.Event()
+    slow = [asyncio.create_task(in_thread(go.wait, pool="starts")) for _ in range(64)]
+    try:
+        assert await asyncio.wait_for(in_thread(lambda: "answer"), SOON_SEC) == "answer"
+        assert await asyncio.wait_for(in_thread(lambda: "gone", pool="removals"), SOON_SEC) == "gone"
+    finally:
+        go.set()
+        await asyncio.gather(*slow)
+
+
+async def test_cancelling_a_call_waits_for_it_unless_it_may_be_left_alone() -> None:
+    go = threading.Event()
+    kept, left = (asyncio.create_task(in_thread(go.wait, abandon=abandon)) for abandon in (False, True))
+    await asyncio.sleep(0)
+    kept.cancel()
+    left.cancel()
+    done, pending = await asyncio.wait({kept, left}, timeout=SOON_SEC, return_when=asyncio.FIRST_COMPLETED)
+    assert (done, pending) == ({left}, {kept})
+    go.set()
+    await asyncio.wait({kept}, timeout=SOON_SEC)
+    assert kept.cancelled()

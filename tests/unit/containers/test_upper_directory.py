@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ares_exp.containers.docker.upper_directory import find_upper_directory
+from ares_exp.containers.docker.capture import find_upper_directory
 from ares_exp.errors import SnapshotUnsupportedError
 
 ID = "0123456789abcdef" * 4

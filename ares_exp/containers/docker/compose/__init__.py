@@ -3,10 +3,8 @@
 | module | content |
 |---|---|
 | `container` | `ComposeContainer`: the `Container` of such a task, and its services |
-| `project` | one compose project, from its creation to its removal |
-| `tool` | the program `docker compose` or `docker-compose` of this machine |
+| `project` | one compose project, from its images to its removal |
+| `tool` | the program `docker compose` or `docker-compose` of this machine, and the values of `$NAME`s |
 | `security_policy` | keys and amounts that a task's file may not ask for |
-| `variables` | the values of `$NAME`s in a task's file |
 | `project_file` | the task's file completed: labels, limits, networks, images |
-| `images` | the images of its services |
 """

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+import hashlib
 import json
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ares_exp import cancellation
 from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.docker.compose.images import ProjectImages
-from ares_exp.containers.docker.compose.project_file import MAIN, base_document, complete, names_of
+from ares_exp.containers.docker.compose.project_file import MAIN, base_document, complete, literal, names_of
 from ares_exp.containers.docker.compose.security_policy import check_file, refuse_violations
-from ares_exp.containers.docker.compose.tool import ComposeTool, find_compose
-from ares_exp.containers.docker.compose.variables import variables
+from ares_exp.containers.docker.compose.tool import ComposeTool, find_compose, outer_environment, variables
 from ares_exp.containers.docker.container import DockerOptions
 from ares_exp.containers.docker.container_lifetime import remove, why_it_stays
 from ares_exp.containers.docker.creation import starts
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
+from ares_exp.containers.docker.leftovers import image_labels
 from ares_exp.containers.docker.reaper import watch_over_us
+from ares_exp.containers.images.docker_cli import passed_on
+from ares_exp.containers.images.image import ensure_image, image_tag, inspect_image
 from ares_exp.containers.ownership import working_directory
 from ares_exp.errors import ContainerStartError, UnsupportedTaskError
 
@@ -79,13 +83,9 @@ class ComposeProject:
         env = await asyncio.to_thread(variables, self._spec, engine.host)
         document = await self._read(tool, env)
         await asyncio.to_thread(refuse_violations, self._file, document, self._options)
-        images = ProjectImages(engine, tool, self._spec.name, keep=self._options.keep_image)
-        try:
-            image_of = await images.make(document["services"], folder)
-        finally:
-            self.built = images.built
+        image_of = await self._make_images(engine, tool, document["services"])
         whole = complete(document, self._spec, self._options, image_of, engine.capabilities)
-        async with starts(engine).slot():
+        async with starts(engine):
             await cancellation.in_thread(lambda: watch_over_us(engine))
             self._exists = self._may_grow = True
             answer = await tool.run(
@@ -103,6 +103,61 @@ class ComposeProject:
         self.containers = await in_thread(lambda: self._containers(engine), abandon=True)
         self.addresses = names_of(document)
 
+    async def _make_images(
+        self, engine: Engine, tool: ComposeTool, services: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, str]:
+        """Builds and pulls the missing images; returns the image of each service, by name.
+
+        Raises:
+            ContainerStartError: With the service and the reason.
+        """
+        images, renamed = dict[str, str](), dict[str, str]()
+        for name, service in services.items():
+            if service.get("build"):
+                images[name] = renamed[str(service.get("image"))] = await self._build(
+                    engine, tool, name, service["build"]
+                )
+                self.built.add(images[name])
+        for name, service in services.items():
+            if name in images:
+                continue
+            if not (image := str(service.get("image") or "")):
+                raise ContainerStartError(f"Service {name} of task {self._spec.name} has neither an image nor a build.")
+            images[name] = renamed.get(image, image.replace("$$", "$"))
+            await ensure_image(engine, name=self._spec.name, docker_image=images[name], context_dir=None)
+        return images
+
+    async def _build(self, engine: Engine, tool: ComposeTool, name: str, build: Mapping[str, Any]) -> str:
+        """Builds one image: a plain build is shared by all that need the same, others rely on the engine's cache."""
+        task, keep, folder = f"{self._spec.name}-{name}", self._options.keep_image, self._file.parent
+        context = Path(str(build["context"]).replace("$$", "$")) if "context" in build else None
+        is_plain = set(build) <= {"context", "dockerfile"} and build.get("dockerfile") in (None, "Dockerfile")
+        if context is not None and is_plain:
+            return await ensure_image(engine, name=task, docker_image=None, context_dir=context, keep=keep)
+        of_context = await asyncio.to_thread(image_tag, task, context) if context is not None else ""
+        repository = of_context.partition(":")[0] or f"ares-exp/{name.lower()}"
+        identity = json.dumps([build, of_context], sort_keys=True, default=str)
+        image = f"{repository}:{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+        if await in_thread(lambda: inspect_image(engine.api, image), abandon=True) is None:
+            labels = {key: literal(value) for key, value in image_labels(image, keep=keep).items()}
+            theirs = build.get("labels") if isinstance(build.get("labels"), dict) else {}
+            document = {
+                "services": {name: {"image": image, "build": {**build, "labels": {**(theirs or {}), **labels}}}}
+            }
+            # Else Compose version 1 leaves the unlabelled container of the failed instruction.
+            tidy = [] if tool.says_json else ["--force-rm"]
+            answer = await tool.run(
+                ["-p", "ares-exp-build", "--project-directory", str(folder), "-f", "-", "build", *tidy, name],
+                env={**passed_on(), **outer_environment(), "DOCKER_HOST": engine.host},
+                directory=folder,
+                stdin=json.dumps(document, default=str).encode(),
+            )
+            if answer.exit_code != 0:
+                raise ContainerStartError(
+                    f"The image of service {name} of task {self._spec.name} could not be built:\n{answer.complaint}"
+                )
+        return image
+
     def _containers(self, engine: Engine) -> dict[str, str]:
         found = [(one["Labels"].get(SERVICE), one["Names"][0]) for one in containers_of(engine.api, self.name)]
         return {service: name.lstrip("/") for service, name in sorted(found, reverse=True)}
@@ -115,11 +170,35 @@ class ComposeProject:
         """
         if not self._exists:
             return ""
+        until = time.monotonic() + APPEARS_WITHIN_SEC
         if not self.containers:
-            self.unready = await not_ready_yet(engine, self.name)
-        problem = await remove_project(engine, self.name, may_grow=self._may_grow)
+            with contextlib.suppress(*engine_errors()):
+                found = await in_thread(lambda: _states(engine.api, self.name), pool="removals")
+                self.unready = sorted(str(one["Config"]["Labels"].get(SERVICE)) for one in found if not _runs(one))
+        try:
+            problems, count = await self._remove_once(engine)
+            while self._may_grow and time.monotonic() < until:  # the compose program was killed
+                if count:
+                    until = time.monotonic() + APPEARS_WITHIN_SEC
+                await asyncio.sleep(_POLL_SEC)
+                problems, count = await self._remove_once(engine)
+        except engine_errors() as error:
+            return reason(error)
         self._exists = False
-        return problem
+        return "; ".join(problems)
+
+    async def _remove_once(self, engine: Engine) -> tuple[list[str], int]:
+        """Removes all that exists; returns why things remain, and how many there were."""
+        api, ours = engine.api, {"label": f"{PROJECT}={self.name}"}
+        containers = await in_thread(lambda: containers_of(api, self.name), pool="removals")
+        removals = [functools.partial(remove, engine, one["Id"]) for one in containers]
+        await asyncio.gather(*(in_thread(removal, pool="removals") for removal in removals))
+        networks = await in_thread(lambda: api.networks(filters=ours), pool="removals")
+        volumes = await in_thread(lambda: api.volumes(filters=ours)["Volumes"] or [], pool="removals")
+        calls = [functools.partial(why_it_stays, functools.partial(api.remove_network, one["Id"])) for one in networks]
+        calls += [functools.partial(why_it_stays, functools.partial(api.remove_volume, one["Name"])) for one in volumes]
+        stays = await asyncio.gather(*(in_thread(call, pool="removals") for call in calls))
+        return [why for why in stays if why], len(containers) + len(calls)
 
     def _arguments(self) -> list[str]:
         return ["--ansi", "never", "-p", self.name, "--project-directory", str(self._file.parent)]
@@ -153,52 +232,6 @@ def containers_of(api: APIClient, project: str) -> list[dict[str, Any]]:
     """Lists a project's containers, stopped ones included. Blocking."""
     found: list[dict[str, Any]] = api.containers(all=True, filters={"label": f"{PROJECT}={project}"})
     return found
-
-
-async def remove_project(engine: Engine, project: str, *, may_grow: bool = False) -> str:
-    """Kills and removes a project's containers, then its networks and volumes. Missing ones are no error.
-
-    Args:
-        engine: The engine.
-        project: The project's name.
-        may_grow: Whether the compose program was killed, so that more may appear for a while.
-
-    Returns:
-        Why something of it remains; `""` when all is gone.
-    """
-    until = time.monotonic() + APPEARS_WITHIN_SEC
-    while True:
-        try:
-            problems, count = await _remove_once(engine, project)
-        except engine_errors() as error:
-            return reason(error)
-        if not may_grow or time.monotonic() > until:
-            return "; ".join(problems)
-        if count:
-            until = time.monotonic() + APPEARS_WITHIN_SEC
-        await asyncio.sleep(_POLL_SEC)
-
-
-async def _remove_once(engine: Engine, project: str) -> tuple[list[str], int]:
-    api, ours = engine.api, {"label": f"{PROJECT}={project}"}
-    containers = await in_thread(lambda: containers_of(api, project), pool="removals")
-    removals = [functools.partial(remove, engine, one["Id"]) for one in containers]
-    await asyncio.gather(*(in_thread(removal, pool="removals") for removal in removals))
-    networks = await in_thread(lambda: api.networks(filters=ours), pool="removals")
-    volumes = await in_thread(lambda: api.volumes(filters=ours)["Volumes"] or [], pool="removals")
-    calls = [functools.partial(api.remove_network, one["Id"]) for one in networks]
-    calls += [functools.partial(api.remove_volume, one["Name"]) for one in volumes]
-    stays = await asyncio.gather(*(in_thread(functools.partial(why_it_stays, call), pool="removals") for call in calls))
-    return [why for why in stays if why], len(containers) + len(calls)
-
-
-async def not_ready_yet(engine: Engine, project: str) -> list[str]:
-    """Returns the services that do not run, or fail their health check."""
-    try:
-        found = await in_thread(lambda: _states(engine.api, project), pool="removals")
-    except engine_errors():  # called after another failure
-        return []
-    return sorted(str(one["Config"]["Labels"].get(SERVICE)) for one in found if not _runs(one))
 
 
 async def is_ready(engine: Engine, project: str) -> bool:

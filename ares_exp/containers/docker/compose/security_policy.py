@@ -17,7 +17,7 @@ from typing import Any
 
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker.compose.project_file import MAIN
-from ares_exp.containers.docker.compose.variables import refuse_obeyed
+from ares_exp.containers.docker.compose.tool import refuse_obeyed
 from ares_exp.containers.docker.container import DockerOptions
 from ares_exp.errors import TaskError, UnsupportedTaskError
 
@@ -65,10 +65,18 @@ def check_file(spec: ContainerSpec, options: DockerOptions) -> list[str]:
     """
     path = spec.compose_file
     assert path is not None
-    text, document = _read(path)
-    refuse_obeyed(spec, text)
-    refuse_violations(path, document, options)
-    with_ports = sorted(str(name) for name, service in _tables(document["services"]) if service.get("ports"))
+    documents = dict[Path, dict[str, Any]]()
+    pending = {path}
+    while pending:  # also the files that it extends, which the output of the compose program does not show either
+        one = pending.pop()
+        text, document = _read(one)
+        documents[one] = document
+        refuse_obeyed(spec, text)
+        refuse_violations(one, document, options)
+        extends = (service.get("extends") for _, service in _tables(document["services"]))
+        files = {one.parent / str(table[_FILE]) for table in extends if isinstance(table, dict) and table.get(_FILE)}
+        pending |= set() if options.compose_trusted else files - documents.keys()
+    with_ports = sorted(str(name) for name, service in _tables(documents[path]["services"]) if service.get("ports"))
     if with_ports:
         return [
             f"ports are not published, as simultaneous attempts would need the same ones ({path.name}: services "
@@ -143,9 +151,9 @@ class _Reading:
         for name, network in _tables(document.get("networks")):
             yield from (f"networks.{name}.{violation}" for violation in _of_network(network))
         for name, volume in _tables(document.get("volumes")):
-            yield from (
-                f"volumes.{name}.{key}" for key in volume if volume[key] and not _is_own_volume(key, volume[key])
-            )
+            for key, value in volume.items():
+                if value and key not in ("labels", "name") and (key, value) != ("driver", "local"):
+                    yield from () if str(key).startswith("x-") else (f"volumes.{name}.{key}",)
         for kind in ("configs", "secrets"):
             for name, one in _tables(document.get(kind)):
                 yield from (f"{kind}.{name}.{violation}" for violation in self._of_files(one))
@@ -170,7 +178,7 @@ class _Reading:
                 "logging": lambda value: () if value.get("driver") in _LOG_DRIVERS else (".driver",),
                 "env_file": self._of_env_file,
                 "extends": lambda value: (
-                    () if isinstance(value, str) or self._is_ours(value.get(_FILE)) else (".file",)
+                    () if isinstance(value, str) or self._is_read_from_ours(value.get(_FILE)) else (".file",)
                 ),
             }
             look = looks.get(key)
@@ -208,7 +216,7 @@ class _Reading:
     def _of_env_file(self, value: object) -> Iterator[str]:
         for one in value if isinstance(value, list) else [value]:
             path = one.get("path") if isinstance(one, dict) else one
-            if not self._is_ours(path):
+            if not self._is_read_from_ours(path):
                 yield f" ({path})"
 
     def _of_files(self, table: Mapping[str, Any]) -> Iterator[str]:
@@ -217,6 +225,10 @@ class _Reading:
         yield from (
             key for key in table if table[key] and key not in (_FILE, "content", "environment", "labels", "name")
         )
+
+    def _is_read_from_ours(self, path: object) -> bool:
+        """Returns as `_is_ours`, for a file that the compose program reads before its variables can be checked."""
+        return "$" not in str(path) and self._is_ours(path)
 
     def _is_ours(self, path: object, below: str = ".") -> bool:
         """Returns whether a path, links resolved, is inside the file's folder, or has variables."""
@@ -261,10 +273,6 @@ def _of_deploy(deploy: Mapping[str, Any]) -> Iterator[str]:
     reserved = (deploy.get("resources") or {}).get("reservations") or {}
     if any(device.get("driver") not in (None, "nvidia") for device in reserved.get("devices") or ()):
         yield ".resources.reservations.devices"
-
-
-def _is_own_volume(key: str, value: object) -> bool:
-    return key in ("labels", "name") or (key, value) == ("driver", "local") or str(key).startswith("x-")
 
 
 def _excesses(document: Mapping[str, Any], options: DockerOptions) -> Iterator[str]:

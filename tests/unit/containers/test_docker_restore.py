@@ -1,0 +1,69 @@
+"""The archive with which changed files are written into a Docker container."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from ares_exp.containers.docker.changed_files import archive
+from ares_exp.containers.filesystem.delta import Delta, Entry, StoredChanges, differences
+from ares_exp.containers.filesystem.overlay_upper import ScanCache, scan
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
+from ares_exp.containers.filesystem.tar_entries import read_tar
+from ares_exp.errors import SnapshotCorruptError
+from tests.unit.containers.filesystem.trees import make_awkward, tree_of
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> ObjectStore:
+    return ObjectStore(tmp_path / "store")
+
+
+def archived(entries: dict[str, Entry], objects: ObjectStore) -> bytes:
+    return b"".join(archive(StoredChanges(Delta("x:1", entries), objects)))
+
+
+def test_an_archive_holds_every_kind_of_entry(objects: ObjectStore, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    make_awkward(tmp_path / "source" / "n")
+    awkward = scan(tmp_path / "source", objects, ScanCache(), notes=[])
+    data = archived(awkward, objects)
+    assert len(data) % tarfile.BLOCKSIZE == 0
+    assert data == archived(dict(reversed(awkward.items())), objects)
+    found = read_tar(io.BytesIO(data), objects, notes=[])
+    assert differences(Delta("x:1", awkward), Delta("x:1", found)) == []
+    (tmp_path / "out").mkdir()
+    subprocess.run(
+        ["tar", "--extract", "--directory", tmp_path / "out", "--same-permissions", "--numeric-owner", "--same-owner",
+         "--xattrs", "--xattrs-include=*"],
+        input=data, check=True,
+    )  # fmt: skip
+    assert tree_of(tmp_path / "out") == tree_of(tmp_path / "source")
+
+
+def test_an_archive_takes_any_name_and_time(objects: ObjectStore) -> None:
+    entries = {
+        "/.wh.x": Entry("file", mtime_ns=-1_500_000_000),
+        "/d": Entry("directory"),
+        "/d/.wh..wh..opq": Entry("fifo"),
+        "/d/" + "n" * 255: Entry("file", link=4, uid=5),
+        "/d/z": Entry("file", link=4, uid=5),
+    }
+    assert differences(
+        Delta("x:1", read_tar(io.BytesIO(archived(entries, objects)), objects, notes=[])), Delta("x:1", entries)
+    ) == []  # fmt: skip
+
+
+def test_an_attribute_that_no_archive_holds_is_left_out(objects: ObjectStore) -> None:
+    entries = {"/d": Entry("directory", xattrs={"user.a=b": b"1", "user.c": b"2", "user.\udcff": b"3"})}
+    with tarfile.open(fileobj=io.BytesIO(archived(entries, objects))) as found:
+        assert found.getmembers()[0].pax_headers == {"SCHILY.xattr.user.c": "2"}
+
+
+def test_a_missing_object_ends_an_archive(objects: ObjectStore) -> None:
+    with pytest.raises(SnapshotCorruptError):
+        archived({"/f": Entry("file", size=1, chunks=("a" * 64,))}, objects)
