@@ -31,7 +31,7 @@ from ares_exp.runs.resume.resumable_policy import ResumablePolicy
 from ares_exp.runs.running_episode import RunningEpisode
 from ares_exp.snapshots.store import SnapshotStore
 from ares_exp.trajectories.answer_log import AnswerLog, LoggedEpisode
-from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
+from ares_exp.trajectories.collecting_environment import EpisodeEnds, TrajectoryCollectingEnvironment
 from ares_exp.trajectories.normalisers import Normaliser, with_own
 from ares_exp.trajectories.recorded_responses import answers
 
@@ -55,6 +55,7 @@ class EpisodeMaker:
         self._parts = components
         self._settings = settings
         self._gate = gate or Gate()
+        self._ends = EpisodeEnds()
 
     async def make(self, episode: RunningEpisode) -> tuple[MinimalEnvironment, LLMClient]:
         """Makes environment and policy of an episode. Starts nothing; the rollout loop closes the environment.
@@ -165,6 +166,7 @@ class EpisodeMaker:
             start_time=episode.started_at,
             metadata=metadata,
             listener=episode,
+            ends=self._ends,
         )
 
     def _make_client(self, episode: RunningEpisode) -> LLMClient:

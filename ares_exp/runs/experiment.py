@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -55,7 +56,24 @@ TRAINER_GRACE_SEC = 60.0
 
 SHOWN_TASKS = 5
 
+GC_THRESHOLD = 25_000
+"""Net allocations that start a garbage collection during a run; Python's default is 700 to 2,000."""
+
 logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def collecting_seldom() -> Iterator[None]:
+    """Collects garbage less often inside the block. Episodes have no reference cycles, so it would find almost nothing.
+
+    With a thousand running episodes, Python's own threshold takes a quarter of the run's CPU time.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(max(before[0], GC_THRESHOLD) if before[0] else 0, *before[1:])  # 0: the collector is off
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 class Experiment:
@@ -227,13 +245,14 @@ class Experiment:
         self._live.max_loop_lag_sec = lambda: monitor.max_loop_lag_sec
         control = self._control()
         try:
-            async with monitor, control:
-                watching = asyncio.create_task(self.spending.watch())
-                try:
-                    yield
-                finally:
-                    watching.cancel()
-                    self._live.has_ended = True
+            with collecting_seldom():
+                async with monitor, control:
+                    watching = asyncio.create_task(self.spending.watch())
+                    try:
+                        yield
+                    finally:
+                        watching.cancel()
+                        self._live.has_ended = True
         finally:
             self._max_loop_lag_sec = monitor.max_loop_lag_sec
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ares_exp.errors import BudgetExhaustedError, StorageError
 from ares_exp.records.results import ANSWERS_USED_UP, EpisodeResult
-from ares_exp.records.run_dir import RunDir
+from ares_exp.records.run_dir import GatheredCalls, RunDir
 from ares_exp.records.run_storage import RunStorage
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.runs.components import Components
@@ -58,6 +58,7 @@ class Recorder:
         self._run_dir = run_dir
         self._storage = storage
         self._start_log = start_log
+        self._rows = GatheredCalls(self._write)
 
     def start_tracker(self, info: RunInfo, earlier: PreviousSessions) -> None:
         """Starts the tracker with the results of earlier sessions; episodes lost there are logged as new retries."""
@@ -77,7 +78,7 @@ class Recorder:
     async def write(self, episode: RunningEpisode, result: EpisodeResult) -> EpisodeResult:
         """Writes the row. Returns it as it was written."""
         self.failures += episode.collector_failures
-        self.unwritten_rows += not await asyncio.shield(asyncio.to_thread(self._write, episode, result))
+        await asyncio.shield(self._rows.put((episode, result)))
         assert episode.result is not None
         result = episode.result
         self.results.append(result)
@@ -88,27 +89,27 @@ class Recorder:
             )
         return result
 
-    def _write(self, episode: RunningEpisode, result: EpisodeResult) -> bool:
-        """Writes a row; then deletes the answer log if its responses are not needed any more.
+    def _write(self, ended: Sequence[tuple[RunningEpisode, EpisodeResult]]) -> None:
+        """Writes rows; then deletes the answer logs whose responses are not needed any more.
 
         A retry has its log before the row is written: it is started even if this process dies while the retry waits.
-
-        Returns:
-            Whether the row was written.
         """
-        row = episode.row_of(result)
+        rows = [episode.row_of(result) for episode, result in ended]
         try:
-            if episode.starts_anew:
-                assert episode.retry is not None
-                self._start_log(episode.retry.planned)
-            self._storage.write(lambda: self._run_dir.append_episodes(row), self._run_dir.episodes)
+            for episode, _ in ended:
+                if episode.starts_anew:
+                    assert episode.retry is not None
+                    self._start_log(episode.retry.planned)
+            self._storage.write(lambda: self._run_dir.append_episodes(*rows), self._run_dir.episodes)
         except StorageError as failure:
-            episode.result = episode.to_unrecorded(failure)
-            return False
-        if episode.log is not None and (episode.starts_anew or result.outcome in ANSWERS_USED_UP):
-            with suppress(OSError):  # a resume deletes it
-                episode.log.discard()
-        return True
+            self.unwritten_rows += len(rows)
+            for episode, _ in ended:
+                episode.result = episode.to_unrecorded(failure)
+            return
+        for episode, result in ended:
+            if episode.log is not None and (episode.starts_anew or result.outcome in ANSWERS_USED_UP):
+                with suppress(OSError):  # a resume deletes it
+                    episode.log.discard()
 
     def write_totals(self, summary: RunSummary, warnings: Sequence[str]) -> None:
         """Writes `summary.json` and `results.json`. Blocking."""

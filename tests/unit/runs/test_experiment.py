@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +33,7 @@ from ares_exp.records.run_storage import PROBE_BYTES
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.runs.budget import Budget, Limits
 from ares_exp.runs.components import Components, Settings
-from ares_exp.runs.experiment import Experiment
+from ares_exp.runs.experiment import GC_THRESHOLD, Experiment, collecting_seldom
 from ares_exp.tasks.verification.time_limits import TimeLimits
 from ares_exp.trackers.null_tracker import NullTracker
 from ares_exp.trackers.tracker import RunInfo
@@ -662,3 +664,18 @@ async def test_an_unknown_price_is_a_word_only_under_a_limit_in_dollars(tmp_path
     await play(made, tmp_path)
     assert [warning[:43] for warning in made.warnings] == ["No price is known for model 'small-1': its "] * bool(cost)
     assert [row["length_stops"] for row in rows(tmp_path)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("given", "inside"), [((700, 10, 10), GC_THRESHOLD), ((90_000, 10, 10), 90_000), ((0, 9, 9), 0)]
+)
+def test_garbage_is_collected_less_often_inside(given: tuple[int, int, int], inside: int) -> None:
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(*given)
+        with suppress(KeyError), collecting_seldom():
+            assert gc.get_threshold() == (inside, *given[1:])
+            raise KeyError
+        assert gc.get_threshold() == given
+    finally:
+        gc.set_threshold(*before)
