@@ -26,6 +26,8 @@ T = TypeVar("T")
 EPISODES = "episodes.jsonl"
 SWEEP_RECORD = "multirun.yaml"
 """Hydra's record of a sweep: where it is, there is a sweep."""
+STOP = "stop"
+"""Name of the file in a sweep's folder that ends its jobs. A user may create it with `touch`."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False, default=str)
 _appending = threading.Lock()
 USED = (
@@ -148,7 +150,8 @@ def syncing_together() -> Iterator[None]:
     Raises:
         OSError: A sync failed: any text of the block may be lost in a power cut.
     """
-    _shared.unsynced = paths = {}
+    paths: dict[str, None] = {}
+    _shared.unsynced = paths
     try:
         yield
     finally:
@@ -473,3 +476,28 @@ class RunLogHandler(logging.FileHandler):
             super().emit(record)
         except OSError:
             self.handleError(record)
+
+
+DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@contextmanager
+def open_beneath(root: int, path: str) -> Iterator[int]:
+    """Opens the directory at `path` below `root`, step by step; returns its file descriptor.
+
+    Args:
+        root: A file descriptor.
+        path: `""` for `root` itself, else `/a/b`, without `..`.
+
+    Raises:
+        OSError: It is not there, or a link or something else that is no directory is on the way.
+    """
+    directory = os.dup(root)
+    try:
+        for name in path.split("/")[1:]:
+            inner = os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
+            os.close(directory)
+            directory = inner
+        yield directory
+    finally:
+        os.close(directory)

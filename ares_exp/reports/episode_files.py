@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ares_exp.records.beneath import DIRECTORY_FLAGS, open_beneath
-from ares_exp.records.run_dir import RunDir
+from ares_exp.records.run_dir import DIRECTORY_FLAGS, RunDir, open_beneath
 
 HEAD_BYTES, TAIL_BYTES = 96 * 2**10, 32 * 2**10
 MAX_BYTES = 2**20

@@ -34,7 +34,7 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.asked_ahead import concurrency_of
 from ares_exp.policies.policy import AdvancingClient, EpisodeSpec, Policy
 from ares_exp.records.run_dir import RunDir
-from ares_exp.runs.resume.episode_ref import EpisodeRef
+from ares_exp.runs.resume.recorded_run import EpisodeRef
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.snapshots.store import SnapshotStore
 from ares_exp.trajectories.recorded_responses import answers, recorded_exchanges

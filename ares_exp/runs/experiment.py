@@ -25,31 +25,27 @@ from ares_exp.records.results import UNFINISHED, EpisodeResult, final_results
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_storage import RunStorage
 from ares_exp.records.run_summary import RunSummary
-from ares_exp.runs.budget import Budget
+from ares_exp.runs.budget import Budget, Spending
 from ares_exp.runs.components import Components, Settings
-from ares_exp.runs.control.live_settings import LiveSettings
-from ares_exp.runs.control.live_status import LiveStatus
-from ares_exp.runs.control.run_control import RunControl
+from ares_exp.runs.control.run_control import LiveSettings, RunControl
 from ares_exp.runs.control.runner_monitor import RunnerMonitor
+from ares_exp.runs.control.status import LiveStatus
 from ares_exp.runs.episode_maker import ResumableEpisodeMaker
-from ares_exp.runs.executors.executor import Place
-from ares_exp.runs.executors.here import LocalExecutor
+from ares_exp.runs.executors.executor import LocalExecutor, Place
 from ares_exp.runs.preparation import bounded_concurrency, check_collectors, planned_episodes, prepare
 from ares_exp.runs.progress import Progress
 from ares_exp.runs.recorder import Recorder
 from ares_exp.runs.resume.episode_plan import PlannedEpisode, episode_seed
-from ares_exp.runs.resume.previous_sessions import PreviousSessions
+from ares_exp.runs.resume.session import PreviousSessions
 from ares_exp.runs.running_episode import RunningEpisode
 from ares_exp.runs.scheduler import Retry, Scheduler
-from ares_exp.runs.spending import Spending
-from ares_exp.runs.trained_run import PlayedOnRequest, train
-from ares_exp.runs.trainer import Trainer, trains
 from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
 from ares_exp.trackers.tracker import RunInfo
 
 if TYPE_CHECKING:
     from ares_exp.environments.code_environment import CodeEnvironment
     from ares_exp.environments.playing_again import EpisodeStart
+    from ares_exp.runs.trainer import PlayedOnRequest, Trainer
 
 TRAINER_GRACE_SEC = 60.0
 """Seconds that an interrupted trainer has to finish the step that it is in."""
@@ -124,7 +120,7 @@ class Experiment:
         run_dir = self._run_dir.path
         names = await prepare(parts, self._settings, self._maker, self._warn, run_dir=run_dir)
         self._scheduler.resize(bounded_concurrency(parts, self._settings.concurrency, self._warn))
-        if trains(parts.trainer):
+        if parts.trainer is not None:
             await asyncio.to_thread(parts.trainer.check, parts.policy, names)
         if parts.policy.knows_prices and not self.spending.is_limited:
             self._warn(
@@ -160,10 +156,12 @@ class Experiment:
             model.record_in(self._storage)
         earlier = earlier or PreviousSessions()
         trainer = self._parts.trainer
-        self._planned = planned = [] if trains(trainer) else planned_episodes(self._parts, self._settings, task_names)
+        self._planned = planned = (
+            [] if trainer is not None else planned_episodes(self._parts, self._settings, task_names)
+        )
         asked = {one.slot for one in planned}
         self._recorder.results = [
-            result for result in earlier.results if trains(trainer) or (result.task_name, result.attempt) in asked
+            result for result in earlier.results if trainer is not None or (result.task_name, result.attempt) in asked
         ]
         for result in self._recorder.results:
             if result.reward is None and result.outcome not in UNFINISHED:
@@ -180,10 +178,10 @@ class Experiment:
         if not self._quiet:
             self._progress.start()
         try:
-            if owed or trains(trainer):
+            if owed or trainer is not None:
                 await self._prepare_branching()
                 async with self._watched():
-                    if trains(trainer):
+                    if trainer is not None:
                         await self._train(trainer, task_names, earlier)
                     else:
                         await self._scheduler.run(owed)
@@ -197,6 +195,8 @@ class Experiment:
         return summary
 
     async def _train(self, trainer: Trainer, task_names: Sequence[str], earlier: PreviousSessions) -> None:
+        from ares_exp.runs.trainer import PlayedOnRequest, train
+
         self._trained = PlayedOnRequest(
             self._parts,
             self._settings,

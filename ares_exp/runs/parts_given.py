@@ -11,21 +11,64 @@ from ares_exp.agents.code_agent import as_agent_factory
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.instantiate import instantiate_group
 from ares_exp.config.overrides import key_set_by, parse_overrides
+from ares_exp.config.parts import name_of
 from ares_exp.config.schema import KEYS, validate
 from ares_exp.config.targets import SCORER
 from ares_exp.containers.container import as_container_factory
-from ares_exp.environment import MinimalEnvironment, complete
+from ares_exp.environment import EnvironmentWrapper, MinimalEnvironment, TimeStep, complete, takes_seed
 from ares_exp.environments.scoring.scored_source import make_scored_source
-from ares_exp.environments.source import EnvironmentSource, SourceBase, as_source
+from ares_exp.environments.source import EnvironmentSource, EpisodeParts, Report, SourceBase, as_source
 from ares_exp.errors import ConfigError
 from ares_exp.policies.policy import as_policy
 from ares_exp.runs.components import Components, Settings
-from ares_exp.runs.made_environments import MadeEnvironments
 from ares_exp.trackers.several import SeveralTrackers
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+
+class MadeEnvironments(SourceBase):
+    """The source of a function without arguments; its task has the function's name."""
+
+    path = None
+    needs_container = False
+
+    def __init__(self, make: Callable[[], MinimalEnvironment]) -> None:
+        """Keeps the function."""
+        self._make = make
+
+    def load(self, report: Report) -> Sequence[str]:
+        """Returns the one name."""
+        name = name_of(self._make)
+        return ["environment" if name == "<lambda>" else name]
+
+    def check(self, parts: EpisodeParts, *, report: Report) -> None:
+        """Refuses nothing: the function alone knows what it makes."""
+
+    def make(self, task_name: str, parts: EpisodeParts) -> EnvironmentWrapper:
+        """Calls the function. Raises `TypeError` when it makes something that is no environment."""
+        made = self._make()
+        if not isinstance(made, MinimalEnvironment):
+            raise TypeError(
+                f"Expected {name_of(self._make)}() to make an environment with `reset`, `step` and `close`, got "
+                f"{type(made).__name__}."
+            )
+        return _Seeded(made, parts.seed)
+
+
+class _Seeded(EnvironmentWrapper):
+    """Gives the episode's seed to the first `reset`, of an environment that takes one."""
+
+    def __init__(self, env: MinimalEnvironment, seed: int) -> None:
+        super().__init__(env)
+        self._seed = seed if takes_seed(env) else None
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
+        """Starts an episode."""
+        first, self._seed = self._seed, None
+        return await super().reset(seed=first if seed is None else seed, options=options)
+
 
 EPISODE_KEYS = ("limits", "timeouts", "verify_on_truncation")
 """Top-level keys that apply to one episode."""

@@ -17,7 +17,7 @@ from ares_exp.records.run_storage import RunStorage
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.runs.components import Components
 from ares_exp.runs.resume.episode_plan import PlannedEpisode
-from ares_exp.runs.resume.previous_sessions import PreviousSessions
+from ares_exp.runs.resume.session import PreviousSessions
 from ares_exp.runs.running_episode import RunningEpisode
 from ares_exp.trackers.tracker import RunInfo
 
@@ -113,7 +113,7 @@ class Recorder:
 
     def write_totals(self, summary: RunSummary, warnings: Sequence[str]) -> None:
         """Writes `summary.json` and `results.json`. Blocking."""
-        from ares_exp.records.statistics.results_document import results_document
+        from ares_exp.records.statistics.run_statistics import results_document
 
         totals = {**summary.to_dict(), "warnings": warnings}
         self.guard("Writing summary.json", lambda: self._run_dir.write_json(self._run_dir.summary, totals))

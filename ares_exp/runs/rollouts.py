@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ares_exp.cancellation import finish
-from ares_exp.records.episode_usage import EpisodeUsage
-from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome
+from ares_exp.records.results import EpisodeResult, EpisodeUsage, ErrorInfo, Outcome
 from ares_exp.runs.components import Settings
 from ares_exp.runs.episode_maker import EpisodeMaker
-from ares_exp.runs.made_environments import MadeEnvironments
-from ares_exp.runs.parts_given import PartsGiven
+from ares_exp.runs.parts_given import MadeEnvironments, PartsGiven
 from ares_exp.runs.preparation import bounded_concurrency, planned_episodes, prepare
 from ares_exp.runs.resume.episode_plan import PlannedEpisode
 from ares_exp.runs.running_episode import RunningEpisode

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,19 +17,15 @@ from ares_exp.config.hydra_setup import HYDRA_RECORDS, NOTHING_TO_RESUME, is_fre
 from ares_exp.config.schema import validate
 from ares_exp.errors import ConfigError
 from ares_exp.policies.replay_report import ReplayReport
-from ares_exp.records.repeated_warnings import RepeatedWarnings
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_summary import RunSummary
-from ares_exp.records.secrets import scrub, scrub_argv
+from ares_exp.records.secrets import RepeatedWarnings, SecretFilter, scrub, scrub_argv, typed_secrets
 from ares_exp.records.terminal_text import print_error
 from ares_exp.reports.summary import render_job, render_summary
 from ares_exp.runs.components import Components, Settings
 from ares_exp.runs.experiment import Experiment
 from ares_exp.runs.provenance import collect_provenance
-from ares_exp.runs.resume.compose_from_run import keep_recorded
-from ares_exp.runs.resume.episode_ref import EpisodeRef
 from ares_exp.runs.resume.session import Session, close_session, open_session
-from ares_exp.runs.resume.trusted_record import check_trust
 from ares_exp.trackers.tracker import RunInfo
 
 if TYPE_CHECKING:
@@ -100,6 +97,9 @@ class Run:
         scrub_hydra_records(run_dir.path / HYDRA_RECORDS, overrides)
         job = f"#{hydra.job.num} {' '.join(scrub_argv(overrides))}".rstrip() if sweeps else None
         if config.resume and run_dir.has_run:
+            from ares_exp.runs.resume.compose_from_run import keep_recorded
+            from ares_exp.runs.resume.trusted_record import check_trust
+
             check_trust(run_dir.path, forced=config.resume_force)
             if changed := keep_recorded(config, run_dir, overrides):
                 logger.warning("What is on disk of %s has changed; the run goes on as it was.", ", ".join(changed))
@@ -237,6 +237,10 @@ def _repeated_warnings() -> list[str]:
 def _parents(config: Mapping[str, Any]) -> tuple[Path, ...]:
     """The runs that this one was made from."""
     named = [config[verb] for verb in ("branch_from", "replay") if config[verb] is not None]
+    if not named:
+        return ()
+    from ares_exp.runs.resume.recorded_run import EpisodeRef
+
     return tuple(EpisodeRef.parse(name).run.path for name in named)
 
 
@@ -249,3 +253,47 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         raise ConfigError(f"`{error.full_key}`: {str(error).splitlines()[0]}") from None
     return {str(key): value for key, value in values.items()}
+
+
+def prepare_log() -> None:
+    """Masks typed secrets in what Hydra's handlers write, and shows warnings of one kind once."""
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(SecretFilter(typed_secrets(sys.argv[1:])))
+        if type(handler) is logging.StreamHandler:
+            handler.addFilter(RepeatedWarnings())
+    logging.raiseExceptions = False  # a full disk is reported once, not as a traceback for each line
+
+
+async def play_attended(run: Run) -> RunSummary:
+    """Plays a run. The first Ctrl-C (or SIGTERM) ends it, the second leaves at once.
+
+    Raises:
+        UserError: Something is wrong; no container was started.
+        KeyboardInterrupt: Ctrl-C before the first episode.
+    """
+    _take_signals(run)
+    return await run.play()
+
+
+def _take_signals(run: Run) -> None:
+    presses = 0
+
+    def on_signal() -> None:
+        nonlocal presses
+        presses += 1
+        if presses > 1:
+            os._exit(130)  # containers hold on to this process: they go with it
+        run.interrupt()
+        with suppress(OSError, ValueError):  # nobody may be reading any more
+            sys.stderr.write("\ninterrupted: ending running episodes; once more leaves at once\n")
+            sys.stderr.flush()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        # What is ignored (nohup) stays without effect, but by a handler: containers would inherit the ignoring.
+        ignored = number is not signal.SIGINT and signal.getsignal(number) is signal.SIG_IGN
+        if ignored:
+            loop.add_signal_handler(number, lambda: None)
+        elif number is not signal.SIGQUIT:
+            loop.add_signal_handler(number, on_signal)
+    loop.add_signal_handler(signal.SIGUSR1, run.request_snapshots)

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ares_exp.records.repeated_warnings import RepeatedWarnings
 from ares_exp.records.run_dir import RunLogHandler
-from ares_exp.records.secrets import SecretFilter, typed_secrets
+from ares_exp.records.secrets import RepeatedWarnings, SecretFilter, typed_secrets
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from ares_exp.containers.filesystem.delta import (
 from ares_exp.containers.filesystem.file_chunks import FileChangedError, FileReader
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.errors import CaptureError
-from ares_exp.records.beneath import open_beneath
+from ares_exp.records.run_dir import open_beneath
 
 _OVERLAY = ("trusted.overlay.", "user.overlay.")
 _ELSEWHERE = ("redirect", "metacopy")  # the content, or the name, is not in this directory

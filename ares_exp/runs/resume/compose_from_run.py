@@ -27,15 +27,15 @@ from ares_exp.errors import ConfigError
 from ares_exp.records.latest_run import run_path
 from ares_exp.records.run_dir import SWEEP_RECORD, RunDir
 from ares_exp.records.secrets import MASK, scrub
-from ares_exp.runs.resume.episode_ref import EpisodeRef
 from ares_exp.runs.resume.recorded_run import (
+    EpisodeRef,
     RecordedRun,
     RecordedSweep,
     is_folder_of_runs,
     last_attempts,
     starts_where_started,
 )
-from ares_exp.runs.resume.session import RESUME_KEYS, config_differences
+from ares_exp.runs.resume.session import BRANCH_KEYS, RESUME_KEYS, VERBS, config_differences
 from ares_exp.runs.resume.trusted_record import (
     check_config_dirs,
     check_secrets,
@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
-VERBS = ("resume", "replay", "branch_from")
-BRANCH_KEYS = ("branches", "branch", "branch.inject", "branch.edit", "branch.response")
 ASKED_FOR = (*VERBS, *BRANCH_KEYS, *RESUME_KEYS, "attempts")
 """Keys that say what to do with a run, not how it was composed."""
 NO_SELECTION: Mapping[str, Any] = {"exclude": [], "limit": None}
@@ -97,8 +95,6 @@ def compose_from_run(flags: Sequence[str], overrides: Sequence[str]) -> Command:
         hydra.errors.OverrideParseException: Something typed is no override.
     """
     as_typed = Command([*flags, *overrides])
-    if not any(one.partition("=")[0].lstrip("+~") in (*VERBS, *BRANCH_KEYS) for one in overrides):
-        return as_typed
     typed = parse_overrides(overrides)
     verbs = {one.key_or_group: one for one in typed if one.key_or_group in VERBS and one.value() is not None}
     if "resume" in verbs and isinstance(verbs["resume"].value(), bool):

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ares_exp.records.repeated_warnings import RepeatedWarnings
-from ares_exp.records.secrets import SecretFilter
+from ares_exp.records.secrets import RepeatedWarnings, SecretFilter
 
 
 @pytest.fixture

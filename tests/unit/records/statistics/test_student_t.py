@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import scipy
 
-from ares_exp.records.statistics.student_t import t_quantile, two_sided_p
+from ares_exp.records.statistics.estimate import t_quantile, two_sided_p
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 
-from ares_exp.runs.control.loop_lag import LoopLag
+from ares_exp.runs.control.runner_monitor import LoopLag
 
 PATIENCE_SEC = 60
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from ares_exp.environment import EpisodeReport
 from ares_exp.policies.episode_events import WaitsFor
-from ares_exp.runs.control.process_figures import ProcessFigures
-from ares_exp.runs.control.runner_monitor import RunnerMonitor
+from ares_exp.runs.control.runner_monitor import ProcessFigures, RunnerMonitor
 from ares_exp.runs.resume.episode_plan import PlannedEpisode
 from ares_exp.runs.running_episode import RunningEpisode
 

@@ -9,8 +9,8 @@ import pytest
 
 from ares_exp.environment import EpisodeReport
 from ares_exp.policies.episode_events import WaitsFor
-from ares_exp.records.episode_usage import EpisodeUsage
-from ares_exp.runs.control.watchdog import Watchdog
+from ares_exp.records.results import EpisodeUsage
+from ares_exp.runs.control.runner_monitor import Watchdog
 from ares_exp.runs.resume.episode_plan import PlannedEpisode
 from ares_exp.runs.running_episode import RunningEpisode
 

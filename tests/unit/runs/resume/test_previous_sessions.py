@@ -16,7 +16,7 @@ from ares_exp.records.results import EpisodeResult, Outcome, Replayed
 from ares_exp.records.run_dir import RunDir, dump_json
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.runs.resume.episode_plan import PlannedEpisode, episode_seed, plan_episodes
-from ares_exp.runs.resume.previous_sessions import PreviousSessions, load_previous_sessions
+from ares_exp.runs.resume.session import PreviousSessions, load_previous_sessions
 from ares_exp.trajectories.answer_log import LoggedEpisode, logged_episodes
 from ares_exp.trajectories.files.episode_file import dump_episode, find_headers
 from ares_exp.trajectories.recorded_responses import Exchange

@@ -14,7 +14,7 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import EpisodeResult
 from ares_exp.records.run_dir import RunDir
 from ares_exp.runs.resume.episode_plan import episode_seed, plan_episodes
-from ares_exp.runs.resume.previous_sessions import load_previous_sessions
+from ares_exp.runs.resume.session import load_previous_sessions
 from ares_exp.runs.retries import RetryRules
 from ares_exp.trajectories.answer_log import LoggedEpisode, logged_episodes
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector

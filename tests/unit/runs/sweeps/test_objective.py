@@ -5,7 +5,7 @@ import pytest
 from ares_exp.errors import ConfigError
 from ares_exp.records.results import Outcome
 from ares_exp.records.run_summary import RunSummary
-from ares_exp.runs.sweeps.objective import check_objective, known_metrics, objective
+from ares_exp.records.statistics.metric_estimates import check_objective, known_metrics, objective
 from tests.unit.runs.sweeps.recorded_job import result
 
 

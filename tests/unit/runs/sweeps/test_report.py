@@ -10,11 +10,9 @@ import pytest
 from ares_exp.commands.cli.commands import COMMANDS
 from ares_exp.errors import ConfigError
 from ares_exp.records.results import Outcome
-from ares_exp.runs.sweeps.failure_note import FailureNote
-from ares_exp.runs.sweeps.job_folder import JobState
+from ares_exp.runs.sweeps.job_folder import FailureNote, JobState
 from ares_exp.runs.sweeps.plan import SweepPlan
-from ares_exp.runs.sweeps.sweep_report import SweepReport
-from ares_exp.runs.sweeps.sweep_text import render_report
+from ares_exp.runs.sweeps.sweep_report import SweepReport, render_report
 from tests.unit.runs.sweeps.recorded_job import record, result
 
 main = partial(COMMANDS["compare"].main, program="ares-exp compare")
