@@ -198,7 +198,6 @@ class EnvironmentUsage:
     cost: float = 0.0
 
     def __add__(self, other: EnvironmentUsage) -> EnvironmentUsage:
-        """Adds two usages."""
         return EnvironmentUsage(
             self.prompt_tokens + other.prompt_tokens,
             self.generated_tokens + other.generated_tokens,
@@ -234,7 +233,6 @@ class AgentFacts:
     background_requests: int = 0
 
     def __add__(self, other: AgentFacts) -> AgentFacts:
-        """Adds those of a later stage."""
         return AgentFacts(
             self.name,
             self.version,

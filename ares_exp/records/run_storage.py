@@ -44,12 +44,6 @@ class RunStorage:
     """
 
     def __init__(self, run_dir: RunDir, on_failure: Callable[[StorageError], None] = lambda failure: None) -> None:
-        """Keeps the arguments; does no I/O.
-
-        Args:
-            run_dir: The run directory.
-            on_failure: Called once, in any thread, with the error that ends the run.
-        """
         self.failure: StorageError | None = None
         self._run_dir = run_dir
         self._on_failure = on_failure

@@ -26,7 +26,6 @@ class RepeatedWarnings(logging.Filter):
     """
 
     def __init__(self) -> None:
-        """Starts with nothing said."""
         super().__init__()
         self._first: dict[tuple[str, str], str] = {}
         self._more: Counter[tuple[str, str]] = Counter()
@@ -147,7 +146,6 @@ class SecretFilter(logging.Filter):
     """Masks secrets in log records, tracebacks included: those of the environment, and those that were typed."""
 
     def __init__(self, typed: Iterable[str] = ()) -> None:
-        """Takes the secrets from the command line, as `typed_secrets` finds them."""
         super().__init__()
         self._typed = tuple(typed)
 

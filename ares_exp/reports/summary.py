@@ -224,7 +224,6 @@ def format_estimate(estimate: Estimate) -> str:
 
 
 def _snapshots(summary: RunSummary) -> Iterator[str]:
-    """Formats where the snapshots are, and how many could not be taken."""
     kept = sum(result.snapshots for result in summary.results)
     failed = sum(result.snapshot_failures for result in summary.results)
     if summary.snapshot_dir is not None and kept:
@@ -238,7 +237,6 @@ def _shown(path: Path) -> Path:
 
 
 def _places(summary: RunSummary, run_dir: Path) -> Iterator[str]:
-    """Formats where everything is, and the commands that show it and go on with it."""
     if not run_dir.is_dir():
         return
     shown, commands = _shown(run_dir), []
@@ -277,7 +275,6 @@ def _unscored(summary: RunSummary) -> Iterator[str]:
 
 
 def _why(result: EpisodeResult) -> str:
-    """Formats outcome and error in one line."""
     why = _error(result)
     return why if result.note is None else f"{why}; {result.note}"
 

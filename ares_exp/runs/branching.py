@@ -143,14 +143,12 @@ class Branching:
             raise UserError(f"Cannot branch from {name}: {error}") from error
 
     def _start_from_snapshot(self, snapshot: EnvironmentSnapshot) -> None:
-        """Starts the branches from a snapshot, which knows the edits up to there. Blocking."""
         self._edits = self._options.edits(len(snapshot.agent_messages), self._step)
         self._origin = {**snapshot.lineage, "snapshot": snapshot.snapshot_id}
         self._earlier_answers = _answers_in(snapshot)
         self._start = lambda lineage, edits: Continuation(snapshot, lineage=lineage, edits=edits)
 
     def _start_from_start(self, recorded: EpisodeTrajectory, report: Report) -> None:
-        """Starts each branch from its start, with the recorded responses."""
         pending = recorded.steps[self._step].observation or {}
         new = self._options.edits(len(pending.get("messages", ())), self._step)
         self._edits = (*recorded_edits(recorded.metadata), *new)
@@ -205,7 +203,6 @@ class Branching:
         return SnapshotStore(made).nearest(self._episode.episode_id, self._step) or found
 
     def _recorded(self, agents: AgentFactoryBase) -> EpisodeTrajectory:
-        """Reads the recorded episode. Blocking."""
         from ares_exp.trajectories.stored_episodes import load
 
         for stored in load(self._run_dir.path, partial=True, skip_broken=True):
@@ -225,8 +222,6 @@ class Branching:
 
 
 class _FirstAnswer:
-    """An LLM client with a fixed first answer."""
-
     def __init__(self, text: str, client: LLMClient) -> None:
         self._text: str | None = text
         self._client = client
@@ -259,6 +254,5 @@ def _answers_in(snapshot: EnvironmentSnapshot) -> tuple[LLMResponse, ...]:
 
 
 def _origin(recorded: EpisodeTrajectory) -> Mapping[str, Any]:
-    """Returns the lineage of a recorded episode that is a branch itself."""
     lineage = recorded.metadata.get("lineage")
     return {"root": lineage.get("root")} if isinstance(lineage, Mapping) else {}

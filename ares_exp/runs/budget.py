@@ -338,15 +338,6 @@ class Spending:
         end: Callable[[BudgetExhaustedError], None],
         warn: Callable[[str], None],
     ) -> None:
-        """Counts nothing yet.
-
-        Args:
-            parts: The components of the run.
-            settings: Its settings.
-            running: Returns the running episodes.
-            end: Ends the run. May be called more than once.
-            warn: Warns the user once of a sentence.
-        """
         self._parts = parts
         self._settings = settings
         self._running = running

@@ -97,7 +97,6 @@ def _compose(overrides: Sequence[str], config_dirs: Sequence[Path], make_run: Ca
 
 
 def _run_hydra(root_config: str, overrides: list[str], make_run: Callable[..., Run]) -> ComposedJob:
-    """Has Hydra compose the config and prepare the job, which is to make the run and no more."""
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.hydra_config import HydraConfig

@@ -45,13 +45,6 @@ class EpisodeMaker:
     """Makes planned episodes from the components of a run. Nothing of them is kept on disk but what collectors keep."""
 
     def __init__(self, components: Components, settings: Settings, gate: Gate | None = None) -> None:
-        """Keeps the arguments; does no I/O.
-
-        Args:
-            components: The parts of the experiment.
-            settings: The experiment's settings.
-            gate: Holds requests to the policy back while it is closed.
-        """
         self._parts = components
         self._settings = settings
         self._gate = gate or Gate()
@@ -125,7 +118,6 @@ class EpisodeMaker:
         )
 
     def _background_client(self) -> BackgroundClient | None:
-        """Makes the client for background requests, if the agent of the episode has any."""
         is_asked = self._parts.source.needs_container and self._parts.playing_agent.answers_background_requests
         return BackgroundClient(self._settings.policy_timeout_sec) if is_asked else None
 
@@ -170,7 +162,6 @@ class EpisodeMaker:
         )
 
     def _make_client(self, episode: RunningEpisode) -> LLMClient:
-        """Returns what answers the requests of the episode, without a record of it."""
         planned = episode.planned
         spec = EpisodeSpec(
             planned.task_name,
@@ -201,15 +192,6 @@ class ResumableEpisodeMaker(EpisodeMaker):
         gate: Gate,
         storage: RunStorage,
     ) -> None:
-        """Keeps the arguments; does no I/O.
-
-        Args:
-            components: The parts of the experiment.
-            settings: The experiment's settings.
-            run_dir: The run directory.
-            gate: Holds requests to the policy back while it is closed.
-            storage: Ends the run at the first failed write.
-        """
         super().__init__(components, settings, gate)
         self._run_dir = run_dir
         self._storage = storage
@@ -298,7 +280,6 @@ class ResumableEpisodeMaker(EpisodeMaker):
 
     @functools.cached_property
     def _normalisers(self) -> Sequence[Normaliser]:
-        """What may differ between two requests that are the same."""
         return with_own(self._parts.playing_agent.normalisers)
 
     def start_log(self, planned: PlannedEpisode, *, started_at: float = 0.0) -> AnswerLog:

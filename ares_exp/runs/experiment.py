@@ -81,7 +81,6 @@ class Experiment:
     """
 
     def __init__(self, components: Components, settings: Settings, run_dir: RunDir, *, quiet: bool = False) -> None:
-        """Keeps the arguments; `quiet`: shows no progress."""
         self.warnings: list[str] = []
         self._parts = components
         self._settings = settings
@@ -234,7 +233,6 @@ class Experiment:
 
     @asynccontextmanager
     async def _watched(self) -> AsyncIterator[None]:
-        """Monitors the episodes, the process and the budgets inside the block, and takes orders."""
         monitor = RunnerMonitor(
             self._running.values,
             self._log_system,
@@ -442,7 +440,6 @@ class Experiment:
         self._recorder.guard("The tracker", lambda: self._parts.tracker.log_order(line))
 
     async def _prepare_branching(self) -> None:
-        """Prepares the snapshot that this run's episodes branch from, if they do."""
         branching = self._parts.branching
         if branching is None:
             return
@@ -464,7 +461,6 @@ class Experiment:
             await branching.prepare(agents, partial(make, place), check, store, self._warn)
 
     def _warn(self, sentence: str) -> None:
-        """Warns the user once, and keeps the sentence for the records."""
         if sentence not in self.warnings:
             self.warnings.append(sentence)
             logger.warning("%s", sentence)

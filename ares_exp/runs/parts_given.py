@@ -35,7 +35,6 @@ class MadeEnvironments(SourceBase):
     needs_container = False
 
     def __init__(self, make: Callable[[], MinimalEnvironment]) -> None:
-        """Keeps the function."""
         self._make = make
 
     def load(self, report: Report) -> Sequence[str]:
@@ -178,7 +177,6 @@ class PartsGiven:
 
 
 def _source(env: Any) -> SourceBase:
-    """Returns the source that `env` is, or one of the environments that it makes."""
     if isinstance(env, EnvironmentSource):
         return as_source(env)
     if callable(env):

@@ -117,7 +117,6 @@ def planned_episodes(parts: Components, settings: Settings, task_names: Sequence
 
 
 def _check_terminals(parts: Components) -> None:
-    """Refuses an agent that needs a terminal on a backend without."""
     containers, agents = parts.container_factory, parts.playing_agent
     if parts.source.needs_container and agents.needs_terminal and not containers.has_terminals:
         raise ConfigError(
@@ -127,7 +126,6 @@ def _check_terminals(parts: Components) -> None:
 
 
 def _check_forwarded_ports(parts: Components) -> None:
-    """Refuses an agent that is reached through a forwarded port on a backend without."""
     containers, agents = parts.container_factory, parts.playing_agent
     if parts.source.needs_container and agents.needs_forwarded_port and not containers.forwards_ports:
         raise ConfigError(
@@ -189,7 +187,6 @@ def _narrowed(parts: Components, task_names: Sequence[str], warn: Callable[[str]
 
 
 def _some(names: Collection[str]) -> str:
-    """Lists names, the first ones of many."""
     shown = ", ".join(list(names)[:SHOWN_TASKS])
     return shown if len(names) <= SHOWN_TASKS else f"{shown} and {len(names) - SHOWN_TASKS} more"
 

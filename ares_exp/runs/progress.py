@@ -61,12 +61,10 @@ class Progress:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        """Starts the display."""
         self.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Stops the display."""
         self.stop()
 
     def start(self) -> None:

@@ -43,14 +43,6 @@ class Recorder:
         storage: RunStorage,
         start_log: Callable[[PlannedEpisode], AnswerLog],
     ) -> None:
-        """Does no I/O.
-
-        Args:
-            parts: The components of the run.
-            run_dir: The run directory.
-            storage: Ends the run at the first failed write.
-            start_log: Creates the answer log of an episode that has not started. Blocking.
-        """
         self.results: list[EpisodeResult] = []
         self.failures = 0
         self.unwritten_rows = 0

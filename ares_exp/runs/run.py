@@ -213,7 +213,6 @@ class Run:
 
 
 def _broken_solutions(summary: RunSummary, run_dir: RunDir) -> str:
-    """Says which tasks are not solved by their own solutions, and where to look."""
     broken = summary.broken
     tasks = list(dict.fromkeys(f"{one.task_name} ({one.reward:g})" for one in broken))
     more = f" and {len(tasks) - SHOWN_TASKS} more" if len(tasks) > SHOWN_TASKS else ""
@@ -229,13 +228,11 @@ def _broken_solutions(summary: RunSummary, run_dir: RunDir) -> str:
 
 
 def _repeated_warnings() -> list[str]:
-    """Counts the warnings that came again and were left out on the terminal."""
     filters = [one for handler in logging.getLogger().handlers for one in handler.filters]
     return [line for one in filters if isinstance(one, RepeatedWarnings) for line in one.told()]
 
 
 def _parents(config: Mapping[str, Any]) -> tuple[Path, ...]:
-    """The runs that this one was made from."""
     named = [config[verb] for verb in ("branch_from", "replay") if config[verb] is not None]
     if not named:
         return ()

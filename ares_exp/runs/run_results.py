@@ -83,7 +83,6 @@ class RunResults:
         return load(self.run_dir)
 
     def __str__(self) -> str:
-        """Formats the summary as the command prints it."""
         from ares_exp.reports.summary import render_summary
 
         text = StringIO()

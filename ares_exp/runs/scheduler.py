@@ -169,7 +169,6 @@ class Scheduler:
                     await asyncio.wait(self._playing, timeout=INTERRUPT_GRACE_SEC)
 
     def _start(self) -> None:
-        """Fills the free slots."""
         while self._ready and not self._paused and len(self._playing) < self._concurrency:
             planned = self._ready.popleft()
             task = asyncio.create_task(self._play(planned))

@@ -102,7 +102,6 @@ class PlayedOnRequest(TrainedRun):
         warn: Callable[[str], None],
         on_play: Callable[[], None],
     ) -> None:
-        """Keeps the arguments; `on_play` is called for each attempt that is to be played."""
         self.policy: Policy = parts.policy
         self.task_names = task_names
         self.run_dir = run_dir

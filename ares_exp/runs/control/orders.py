@@ -106,7 +106,6 @@ class Order:
             raise ValueError(explain_validation(error)) from None
 
     def __str__(self) -> str:
-        """Formats the order in one line."""
         words = [self.verb, *([self.what] if self.what is not None else [])]
         words += [f"{key}={value}" for key, value in self.values.items()]
         words += ["--now"] if self.now else []
@@ -273,7 +272,6 @@ def _read(directory: int, name: str) -> tuple[bytes, int]:
 
 
 def _remove(directory: int, name: str) -> bool:
-    """Removes a file or an empty folder; returns whether it is gone."""
     for remove in (os.unlink, os.rmdir):
         with suppress(OSError):
             remove(name, dir_fd=directory)

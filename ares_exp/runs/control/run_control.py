@@ -169,7 +169,6 @@ class RunControl:
             self._shared = Inbox(self.sweep_dir / self.run_dir.control.name, is_shared=True)
 
     async def __aenter__(self) -> Self:
-        """Refuses earlier orders, applies the orders of the sweep, and starts to read new ones."""
         await self._refuse_all("it was given before this session of the run started")
         await self._look()
         await self._write_status()
@@ -179,7 +178,6 @@ class RunControl:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Refuses late orders, and writes the last state."""
         assert self._task is not None
         self._task.cancel()
         self._forget_timer()
@@ -306,7 +304,6 @@ class RunControl:
             self._resuming = None
 
     async def _reject(self, files: Sequence[OrderFile]) -> None:
-        """Records files that are not orders, in one line."""
         if not files:
             return
         named = "; ".join(f"{one_line(one.name, 60)} ({one_line(one.problem)})" for one in files[:SHOWN_FILES])
@@ -316,7 +313,6 @@ class RunControl:
         await self._record({"verb": None, "outcome": "refused", "says": says, "settled_at": time.time()})
 
     async def _refuse_all(self, why: str) -> None:
-        """Refuses all orders in the run's own inbox."""
         for _ in range(MAX_ROUNDS):  # another process may still be writing
             if not (found := await asyncio.to_thread(self._own.take)):
                 return

@@ -181,12 +181,6 @@ class Watchdog:
     """
 
     def __init__(self, stall_warn_sec: float, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Keeps the arguments.
-
-        Args:
-            stall_warn_sec: Seconds without progress after which an episode is reported.
-            clock: The clock of `EpisodeEvents.since`.
-        """
         self._stall_warn_sec = stall_warn_sec
         self._clock = clock
         self._stalls: dict[str, _Stall] = {}
@@ -210,7 +204,6 @@ class Watchdog:
 
 
 def _place(episode: RunningEpisode) -> str:
-    """Names the place where the episode waits, with the phase where its environment reports one."""
     match episode.waits_for, episode.report().phase:
         case "start", "start":
             return "its container to start"
@@ -299,7 +292,6 @@ class RunnerMonitor:
         return self._lag.max_sec
 
     async def __aenter__(self) -> Self:
-        """Starts to watch."""
         self._lag.start()
         self._task = asyncio.create_task(self._watch())
         return self
@@ -307,7 +299,6 @@ class RunnerMonitor:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Takes the last sample and releases task and thread."""
         assert self._task is not None
         self._task.cancel()
         self._take_sample()

@@ -231,14 +231,6 @@ class LiveStatus:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Keeps the arguments.
-
-        Args:
-            running: Returns the running episodes.
-            scheduler: The scheduler that runs them.
-            clock: The clock of `RunningEpisode.since`.
-            now: The clock of `RunningEpisode.started_at`.
-        """
         self.planned = self.expected = self.done_before = 0
         self.held: Held | None = None
         self.has_ended = False

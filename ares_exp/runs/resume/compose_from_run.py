@@ -131,7 +131,6 @@ def compose_from_run(flags: Sequence[str], overrides: Sequence[str]) -> Command:
 
 
 def _resume(path: Path, flags: Sequence[str], typed: Sequence[Override], *, forced: bool) -> Command:
-    """Composes the command that runs the run or the sweep again in its directory."""
     place, is_sweep = path.absolute(), {"-m", "--multirun"} & {*flags}
     if (place / SWEEP_RECORD).is_file():
         return _resume_sweep(RecordedSweep(place), flags if is_sweep else [*flags, "-m"], typed)
@@ -212,7 +211,6 @@ def _branch(ref: EpisodeRef) -> tuple[list[str], Collection[str]]:
 def _composed(
     run: RecordedRun, values: dict[str, Any], flags: Sequence[str], needed: Sequence[str], typed: Sequence[Override]
 ) -> Command:
-    """Makes the command that changes the recorded values by the needed and the typed overrides."""
     folders = check_config_dirs(run)
     needed = _not_typed(parse_overrides([*needed, *_search_path(folders)]), typed)
     replacing = [*parse_overrides(needed), *typed]

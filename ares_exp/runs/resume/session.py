@@ -181,7 +181,6 @@ def _end_lost_trajectories(path: Path) -> None:
 
 
 def _end_times(path: Path, wanted: set[str]) -> dict[str, float]:
-    """Returns when these episodes were last recorded, epoch seconds."""
     from ares_exp.trajectories.stored_episodes import load
 
     if not wanted:

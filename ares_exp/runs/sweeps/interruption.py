@@ -79,7 +79,6 @@ class JobProcess:
 
     @property
     def _is_handled(self) -> bool:
-        """Whether the job listens to SIGTERM by now."""
         return signal.getsignal(signal.SIGTERM) is not self._before
 
     def _is_over(self, sweep_dir: Path) -> bool:
@@ -94,11 +93,6 @@ class Interruption:
     """
 
     def __init__(self, sweep_dir: Path) -> None:
-        """Installs the handlers.
-
-        Args:
-            sweep_dir: The sweep's folder, which is there.
-        """
         self.requested = False
         self._sweep_dir = sweep_dir
         self._before = {number: signal.getsignal(number) for number in _NUMBERS}

@@ -221,7 +221,6 @@ def _lines(report: SweepReport) -> Iterator[str]:
 
 
 def _shown(path: Path) -> str:
-    """Formats a path as it can be typed here."""
     here = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     return shlex.quote(str(here))
 
