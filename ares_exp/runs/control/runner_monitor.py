@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from ares_exp.runs.running_episode import RunningEpisode
@@ -187,7 +187,7 @@ class Watchdog:
 
     def check(self, episodes: Iterable[RunningEpisode]) -> list[str]:
         """Returns the new warnings: one sentence for each place where episodes wait."""
-        now, seen, places = self._clock(), self._stalls, dict[str, list[tuple[float, RunningEpisode]]]()
+        now, seen, places = self._clock(), self._stalls, dict[str, list[tuple[float, Any]]]()
         self._stalls = {}
         for episode in episodes:
             episode_id, since = episode.planned.episode_id, episode.since
