@@ -35,7 +35,7 @@ from ares_exp.runs.resume.recorded_run import (
     last_attempts,
     starts_where_started,
 )
-from ares_exp.runs.resume.session import BRANCH_KEYS, RESUME_KEYS, VERBS, config_differences
+from ares_exp.runs.resume.session import BRANCH_KEYS, RESUME_KEYS, VERBS, config_differences, names_recorded_run
 from ares_exp.runs.resume.trusted_record import (
     check_config_dirs,
     check_secrets,
@@ -95,6 +95,8 @@ def compose_from_run(flags: Sequence[str], overrides: Sequence[str]) -> Command:
         hydra.errors.OverrideParseException: Something typed is no override.
     """
     as_typed = Command([*flags, *overrides])
+    if not names_recorded_run(overrides):
+        return as_typed
     typed = parse_overrides(overrides)
     verbs = {one.key_or_group: one for one in typed if one.key_or_group in VERBS and one.value() is not None}
     if "resume" in verbs and isinstance(verbs["resume"].value(), bool):

@@ -524,7 +524,7 @@ async def test_an_interrupt_loses_no_finished_row(tmp_path: Path) -> None:
 
 
 async def test_an_interrupt_at_any_moment_ends_the_run_in_order(tmp_path: Path) -> None:
-    for moment in range(40):  # some of them fall between the end of an episode and the writing of its row
+    for moment in range(0, 40, 2):  # some fall between the end of an episode and the writing of its row
         folder = tmp_path / str(moment)
         made = experiment(folder, count=12, concurrency=12)
         playing = asyncio.create_task(play(made, folder))
