@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -169,3 +170,24 @@ async def test_deadline_moves_while_a_request_is_held_or_waits(
             move(3.0)
             times.append(deadline.timer.when() or 0.0)
     assert [after - before for before, after in pairwise(times)] == [pytest.approx(3.0), pytest.approx(extended_by)]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_requests_sent_ahead_end_with_the_episode(fails: bool) -> None:
+    class Foresighted:
+        looks_ahead, closed = False, 0
+
+        def expect(self, pending: Any) -> None: ...
+
+        async def __call__(self, request: LLMRequest) -> LLMResponse:
+            if fails:
+                raise PolicyError("down")
+            return LLMResponse.from_text("a")
+
+        async def close(self) -> None:
+            self.closed += 1
+
+    policy = Foresighted()
+    with pytest.raises(PolicyError) if fails else nullcontext():
+        await run_episode(ThreeSteps(), policy)
+    assert policy.closed == 1

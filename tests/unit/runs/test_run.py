@@ -23,7 +23,7 @@ from tests.warm_start import warm_command
 pytestmark = pytest.mark.local
 TWO = ["env.tasks=[write-greeting,count-records]", "tracker=none"]
 SLOW = ["env.tasks=write-greeting", "tracker=none", "policy=scripted"]
-SLOW += ['policy.replies=["```bash\\nsleep 60\\n```"]']
+SLOW += ['policy.replies=["```bash\nsleep 60\n```"]']
 
 
 @pytest.fixture(autouse=True)
