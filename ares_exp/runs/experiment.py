@@ -6,11 +6,11 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from ares_exp.cancellation import finish
 from ares_exp.environment import MinimalEnvironment, complete
@@ -204,7 +204,7 @@ class Experiment:
             task_names,
             earlier,
             self._warn,
-            self._expect_another,
+            self._live.expect_another,
         )
         try:
             await train(trainer, self._trained, self._scheduler, limit_sec=TRAINER_GRACE_SEC)
@@ -227,15 +227,11 @@ class Experiment:
             return len(final)
         return sum(result.outcome not in UNFINISHED for result in final)
 
-    def _expect_another(self) -> None:
-        self._live.planned += 1
-        self._live.expected += 1
-
     @asynccontextmanager
     async def _watched(self) -> AsyncIterator[None]:
         monitor = RunnerMonitor(
             self._running.values,
-            self._log_system,
+            partial(self._recorder.track, self._parts.tracker.log_system),
             self._warn,
             queued=lambda: self._scheduler.queued,
             figures=self._parts.executor.figures,
@@ -273,7 +269,7 @@ class Experiment:
             interrupt=self.interrupt,
             running=lambda: list(self._running.values()),
             on_drop=self._dropped,
-            note=self._log_order,
+            note=partial(self._recorder.track, self._parts.tracker.log_order),
             is_recorded=lambda: self._storage.failure is None,
         )
 
@@ -411,9 +407,8 @@ class Experiment:
         del self._running[result.episode_id]
         result = await self._recorder.write(episode, result)
         self._live.add(result)
-        if episode.retry is not None:
-            self._live.expected += 1
-        self._recorder.guard("The tracker", lambda: self._parts.tracker.log_episode(result, episode.trajectory))
+        self._live.expected += episode.retry is not None
+        self._recorder.track(self._parts.tracker.log_episode, result, episode.trajectory)
         self.spending.add(result)
 
     def _end(self, why: BudgetExhaustedError | StorageError) -> None:
@@ -432,12 +427,6 @@ class Experiment:
         assert self._loop is not None
         with suppress(RuntimeError):  # the loop is closed, and the run has ended
             self._loop.call_soon_threadsafe(self._end, failure)
-
-    def _log_system(self, sample: Mapping[str, float]) -> None:
-        self._recorder.guard("The tracker", lambda: self._parts.tracker.log_system(sample))
-
-    def _log_order(self, line: Mapping[str, Any]) -> None:
-        self._recorder.guard("The tracker", lambda: self._parts.tracker.log_order(line))
 
     async def _prepare_branching(self) -> None:
         branching = self._parts.branching

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,21 +109,16 @@ class _Playing:
         self._interrupted = True
         if self._loop is not None:
             with suppress(RuntimeError):  # it has ended meanwhile
-                self._loop.call_soon_threadsafe(self._interrupt_run)
-
-    def _interrupt_run(self) -> None:
-        if self._run is not None:
-            self._run.interrupt()
+                self._loop.call_soon_threadsafe(lambda: self._run and self._run.interrupt())
 
     def _play(self) -> None:
+        settle: Callable[[], None]
         try:
-            results = asyncio.run(self._play_run())
+            settle = partial(self.results.set_result, asyncio.run(self._play_run()))
         except BaseException as error:
-            _in_progress.release()
-            self.results.set_exception(error)
-        else:
-            _in_progress.release()
-            self.results.set_result(results)
+            settle = partial(self.results.set_exception, error)
+        _in_progress.release()
+        settle()
 
     async def _play_run(self) -> RunResults:
         from ares_exp.runs.composing import compose_job

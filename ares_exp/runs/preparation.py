@@ -49,8 +49,7 @@ async def prepare(
             f"Expected environments that can be branched, and those of {name_of(parts.source)} have no "
             "`export_state`. Play the task anew, or its recorded answers again with `replay=<run>/<episode>`."
         )
-    _check_terminals(parts)
-    _check_forwarded_ports(parts)
+    _check_agent(parts)
     check_snapshots(parts)
     checks = [_load(parts.source, warn), parts.policy.preflight()]
     checks += parts.executor.checks(parts.source, maker.episode_parts(settings.seed))
@@ -116,18 +115,16 @@ def planned_episodes(parts: Components, settings: Settings, task_names: Sequence
     return [one if seed is None else replace(one, seed=seed) for one, seed in zip(planned, seeds, strict=True)]
 
 
-def _check_terminals(parts: Components) -> None:
+def _check_agent(parts: Components) -> None:
     containers, agents = parts.container_factory, parts.playing_agent
-    if parts.source.needs_container and agents.needs_terminal and not containers.has_terminals:
+    if not parts.source.needs_container:
+        return
+    if agents.needs_terminal and not containers.has_terminals:
         raise ConfigError(
             f"{agents.name} works in a terminal, and container={containers.name} has none. Use container=local, "
             "container=docker or container=daytona, or agent=tools or agent=shell."
         )
-
-
-def _check_forwarded_ports(parts: Components) -> None:
-    containers, agents = parts.container_factory, parts.playing_agent
-    if parts.source.needs_container and agents.needs_forwarded_port and not containers.forwards_ports:
+    if agents.needs_forwarded_port and not containers.forwards_ports:
         raise ConfigError(
             f"agent={agents.name} is a program in the container, whose LLM calls come out by a forwarded port, and "
             f"container={containers.name} cannot forward ports (`forwards_ports = True` is missing). Use "

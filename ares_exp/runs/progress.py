@@ -51,7 +51,9 @@ class Progress:
         """
         self._status = status
         self._stream = stream if stream is not None else sys.stderr
-        self._is_tty = _can_redraw(self._stream) if is_tty is None else is_tty
+        if is_tty is None:
+            is_tty = self._stream.isatty() and os.environ.get("TERM", "dumb") not in {"dumb", "unknown"}
+        self._is_tty = is_tty
         self._interval_sec = interval_sec
         self._is_kept = is_kept
         self._clock = clock
@@ -173,7 +175,3 @@ def _log_lines_above(console: Console) -> Iterator[None]:
     finally:
         for handler, stream in streams:
             handler.setStream(stream)
-
-
-def _can_redraw(stream: TextIO) -> bool:
-    return stream.isatty() and os.environ.get("TERM", "dumb") not in {"dumb", "unknown"}

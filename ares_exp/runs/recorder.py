@@ -59,7 +59,7 @@ class Recorder:
         tracker = self._parts.tracker
         self.guard("The tracker's start", lambda: tracker.start(replace(info, earlier=told)))
         for result in earlier.lost:
-            self.guard("The tracker", partial(tracker.log_episode, result))
+            self.track(tracker.log_episode, result)
 
     async def cause(self, failure: BaseException) -> BaseException:
         """Returns the failed write that ended the run in place of what ended an episode: it may be a consequence."""
@@ -122,6 +122,10 @@ class Recorder:
             await asyncio.to_thread(self.guard, "Collecting deleted snapshots", self._parts.snapshots.collect_garbage)
         tracker = self._parts.tracker
         await asyncio.to_thread(self.guard, "The tracker's end", lambda: tracker.finish(summary))
+
+    def track(self, log: Callable[..., object], *values: object) -> None:
+        """Calls a method of the tracker. A failure is reported and counted, and the run continues."""
+        self.guard("The tracker", partial(log, *values))
 
     def guard(self, what: str, act: Callable[[], object]) -> bool:
         """Calls `act` and returns whether it succeeded; a failure is reported and counted, and the run continues.

@@ -38,7 +38,11 @@ logger = logging.getLogger(__name__)
 
 
 class Run:
-    """A run that can be played once."""
+    """A run that can be played once.
+
+    Attributes:
+        run_dir: Where it writes.
+    """
 
     def __init__(
         self,
@@ -64,7 +68,7 @@ class Run:
         """
         self._components = components
         self._experiment = Experiment(components, settings, run_dir, quiet=quiet)
-        self._run_dir = run_dir
+        self.run_dir = run_dir
         self._config = config
         self._group = group
         self._job = job
@@ -112,11 +116,6 @@ class Run:
         values |= {one: {"_object_": type(part).__name__} for one, part in (given or {}).items()}
         return cls(parts, settings, run_dir, scrub(values), group, job, quiet=quiet)
 
-    @property
-    def run_dir(self) -> RunDir:
-        """Where it writes."""
-        return self._run_dir
-
     async def play(self) -> RunSummary:
         """Prepares, plays and records the episodes, and prints the summary.
 
@@ -128,11 +127,11 @@ class Run:
         summary = None
         try:
             task_names = await preparing
-            with self._run_dir.owned(resume=self._config["resume"]):
+            with self.run_dir.owned(resume=self._config["resume"]):
                 session, info = await asyncio.to_thread(self._open_session, task_names)
                 redo = self._config["resume_redo"] or ()
                 summary = await self._experiment.run(task_names, info, earlier=session.earlier, redo=redo)
-                close_session(self._run_dir, summary)
+                close_session(self.run_dir, summary)
             self._show(summary)
         except asyncio.CancelledError:
             if not self._interrupted:
@@ -166,12 +165,12 @@ class Run:
         provenance = collect_provenance(task_set_path=source.path, task_origins=source.origins)
         digests = {name: source.digest(name) for name in task_names}
         try:
-            session = open_session(self._run_dir, self._config, provenance, digests, self._experiment.warnings)
+            session = open_session(self.run_dir, self._config, provenance, digests, self._experiment.warnings)
         except OSError as error:
-            raise ConfigError(f"Cannot write in the run directory {self._run_dir.path}: {error}.") from error
+            raise ConfigError(f"Cannot write in the run directory {self.run_dir.path}: {error}.") from error
         info = RunInfo(
-            run_dir=self._run_dir.path,
-            name=f"{self._config['name']}/{self._run_dir.path.name}",
+            run_dir=self.run_dir.path,
+            name=f"{self._config['name']}/{self.run_dir.path.name}",
             run_id=session.run_id,
             config=self._config,
             provenance=provenance,
@@ -190,14 +189,14 @@ class Run:
             return
         with suppress(BrokenPipeError):  # `| head` has seen enough
             if self._job is not None:
-                render_job(summary, name=self._job, run_dir=self._run_dir.path, stream=sys.stdout)
+                render_job(summary, name=self._job, run_dir=self.run_dir.path, stream=sys.stdout)
             else:
-                render_summary(summary, run_dir=self._run_dir.path, stream=sys.stdout)
+                render_summary(summary, run_dir=self.run_dir.path, stream=sys.stdout)
             if report is not None and self._job is None:
                 report.render(sys.stdout)
             sys.stdout.flush()
         if summary.broken:
-            print_error(_broken_solutions(summary, self._run_dir))
+            print_error(_broken_solutions(summary, self.run_dir))
 
     def _report(self, summary: RunSummary) -> ReplayReport | None:
         """What the policy has to say of the run, if it is one of those that do; also written to `replay.json`."""
@@ -205,7 +204,7 @@ class Run:
         if report is None:
             return None
         try:
-            self._run_dir.write_json(self._run_dir.replay, report.to_dict())
+            self.run_dir.write_json(self.run_dir.replay, report.to_dict())
         except OSError as error:
             level = logging.WARNING if summary.ended_by is None else logging.DEBUG
             logger.log(level, "Writing replay.json failed: %s", error)

@@ -26,7 +26,13 @@ _Playing = asyncio.Task[Retry | None]
 
 
 class Scheduler:
-    """Plays episodes until all attempts have their results, or until the interrupt."""
+    """Plays episodes until all attempts have their results, or until the interrupt.
+
+    Attributes:
+        concurrency: Maximum number of episodes at once.
+        interrupted: Whether `interrupt` was called.
+        paused: Whether nothing new starts.
+    """
 
     def __init__(self, concurrency: int, play: Play) -> None:
         """Keeps the arguments.
@@ -36,7 +42,7 @@ class Scheduler:
             play: Plays one, once `starts` has returned, and returns a retry, if one is due. It raises only errors that
                 are to end the run.
         """
-        self._concurrency = concurrency
+        self.concurrency = concurrency
         self._play = play
         self._ready: deque[PlannedEpisode] = deque()
         self._waiting: dict[str, tuple[PlannedEpisode, asyncio.TimerHandle]] = {}
@@ -47,22 +53,7 @@ class Scheduler:
         self._resumed = asyncio.Event()
         self._resumed.set()
         self._changed = asyncio.Event()
-        self._interrupted = self._paused = self._waits_for_more = False
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether `interrupt` was called."""
-        return self._interrupted
-
-    @property
-    def paused(self) -> bool:
-        """Whether nothing new starts."""
-        return self._paused
-
-    @property
-    def concurrency(self) -> int:
-        """Maximum number of episodes at once."""
-        return self._concurrency
+        self.interrupted = self.paused = self._waits_for_more = False
 
     @property
     def playing(self) -> int:
@@ -76,31 +67,31 @@ class Scheduler:
 
     def interrupt(self) -> None:
         """Ends running episodes as cancelled and starts no more. A second call changes nothing."""
-        if not self._interrupted:
-            self._interrupted = True
+        if not self.interrupted:
+            self.interrupted = True
             self._cancel_all()
             self._changed.set()
 
     def pause(self) -> None:
         """Starts nothing new; what plays goes on to its end."""
-        self._paused = True
+        self.paused = True
         self._resumed.clear()
 
     def resume(self) -> None:
         """Starts new episodes again."""
-        self._paused = False
+        self.paused = False
         self._resumed.set()
         self._changed.set()
 
     async def starts(self, planned: PlannedEpisode) -> None:
         """Called by `play` when there is room for a try: returns when it may start, which nothing does in a pause."""
-        while self._paused:  # it may be paused again before the waiting task runs
+        while self.paused:  # it may be paused again before the waiting task runs
             await self._resumed.wait()
         self._started.add(planned.episode_id)
 
     def resize(self, concurrency: int) -> None:
         """Changes the maximum number of episodes at once; those above a smaller one end as they would."""
-        self._concurrency = concurrency
+        self.concurrency = concurrency
         self._changed.set()
 
     def cancel(self, episode_id: str) -> None:
@@ -169,7 +160,7 @@ class Scheduler:
                     await asyncio.wait(self._playing, timeout=INTERRUPT_GRACE_SEC)
 
     def _start(self) -> None:
-        while self._ready and not self._paused and len(self._playing) < self._concurrency:
+        while self._ready and not self.paused and len(self._playing) < self.concurrency:
             planned = self._ready.popleft()
             task = asyncio.create_task(self._play(planned))
             self._playing[task] = planned

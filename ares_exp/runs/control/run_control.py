@@ -88,9 +88,9 @@ class LiveSettings:
             else:
                 changes.append(self.resize(value))
         if budget:
-            changes.append(partial(self._set_budget, self._new_budget(budget)))
+            changes.append(partial(self._use, "budget", self._new_budget(budget), self.on_budget))
         if retry:
-            changes.append(partial(self._set_retry, self.retry.changed(retry)))
+            changes.append(partial(self._use, "retry", self.retry.changed(retry), self.on_retry))
         return changes
 
     def _new_budget(self, values: Mapping[str, Any]) -> Budget:
@@ -103,13 +103,9 @@ class LiveSettings:
             place[shared or name] = value
         return _BUDGET.validate_python(data)
 
-    def _set_budget(self, budget: Budget) -> None:
-        self.budget = budget
-        self.on_budget(budget)
-
-    def _set_retry(self, rules: RetryRules) -> None:
-        self.retry = rules
-        self.on_retry(rules)
+    def _use(self, name: str, value: Any, apply: Callable[[Any], None]) -> None:
+        setattr(self, name, value)
+        apply(value)
 
 
 LOOK_SEC = 1.0

@@ -262,6 +262,11 @@ class LiveStatus:
             sentence = f"{result.error.type} ({result.task_name}): {result.error.message}"
             self._errors.append(sentence[:MAX_ERROR_CHARS])
 
+    def expect_another(self) -> None:
+        """Counts one more planned attempt."""
+        self.planned += 1
+        self.expected += 1
+
     def read(self) -> RunStatus:
         """Returns the current state."""
         now, running = self._now(), self._running()

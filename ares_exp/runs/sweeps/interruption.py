@@ -73,13 +73,11 @@ class JobProcess:
                     told = False
                     if is_dead(self._first_process):  # the launcher would keep this process for more jobs
                         os._exit(INTERRUPTED)
-                elif not told and self._is_over(self._sweep_dir) and self._is_handled:
+                elif (
+                    not told and self._is_over(self._sweep_dir) and signal.getsignal(signal.SIGTERM) is not self._before
+                ):
                     told = True  # once, and to the job's own handler: a second SIGTERM would end it in the middle
                     os.kill(os.getpid(), signal.SIGTERM)
-
-    @property
-    def _is_handled(self) -> bool:
-        return signal.getsignal(signal.SIGTERM) is not self._before
 
     def _is_over(self, sweep_dir: Path) -> bool:
         return (sweep_dir / STOP).exists() or is_dead(self._first_process)
