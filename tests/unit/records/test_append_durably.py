@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,19 +65,6 @@ def test_text_that_cannot_be_synced_is_removed(tmp_path: Path, monkeypatch: pyte
             append_durably(path, "lost\n")
     append_durably(path, "again\n")
     assert path.read_text() == "whole\nagain\n"
-
-
-def test_full_disk_leaves_the_file_unchanged(tmp_path: Path) -> None:
-    path = tmp_path / "rows"
-    append_durably(path, "whole\n", flags=os.O_CREAT)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
-    try:
-        with pytest.raises(OSError, match="rows"):
-            append_durably(path, "too long for it\n")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert path.read_text() == "whole\n"
 
 
 async def test_items_that_arrive_during_a_call_share_the_next() -> None:

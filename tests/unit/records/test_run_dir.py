@@ -96,12 +96,6 @@ def test_values_of_sensitive_variables_are_masked(tmp_path: Path, monkeypatch: p
     assert json.loads((tmp_path / "x.jsonl").read_text()) == {"text": "it is ***."}
 
 
-def test_lines_are_appended(tmp_path: Path) -> None:
-    for number in range(3):
-        append_lines(tmp_path / "x.jsonl", {"n": number, "text": "ä\n"})
-    assert [json.loads(line)["n"] for line in (tmp_path / "x.jsonl").read_text().splitlines()] == [0, 1, 2]
-
-
 def test_nothing_is_appended_to_what_a_link_leads_to(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "episodes.jsonl").symlink_to("mine")
