@@ -26,9 +26,9 @@ from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_storage import RunStorage
 from ares_exp.rollout import run_episode
 from ares_exp.runs.components import Components, Settings
-from ares_exp.runs.resume.episode_plan import PlannedEpisode
 from ares_exp.runs.resume.resumable_policy import ResumablePolicy
 from ares_exp.runs.running_episode import RunningEpisode
+from ares_exp.runs.scheduler import PlannedEpisode
 from ares_exp.snapshots.store import SnapshotStore
 from ares_exp.trajectories.answer_log import AnswerLog, LoggedEpisode
 from ares_exp.trajectories.collecting_environment import EpisodeEnds, TrajectoryCollectingEnvironment

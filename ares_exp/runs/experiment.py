@@ -35,10 +35,9 @@ from ares_exp.runs.executors.executor import LocalExecutor, Place
 from ares_exp.runs.preparation import bounded_concurrency, check_collectors, planned_episodes, prepare
 from ares_exp.runs.progress import Progress
 from ares_exp.runs.recorder import Recorder
-from ares_exp.runs.resume.episode_plan import PlannedEpisode, episode_seed
 from ares_exp.runs.resume.session import PreviousSessions
 from ares_exp.runs.running_episode import RunningEpisode
-from ares_exp.runs.scheduler import Retry, Scheduler
+from ares_exp.runs.scheduler import PlannedEpisode, Retry, Scheduler, episode_seed
 from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
 from ares_exp.trackers.tracker import RunInfo
 

@@ -14,7 +14,7 @@ from ares_exp.errors import ConfigError, UserError
 from ares_exp.runs.components import Components, Settings
 from ares_exp.runs.episode_maker import EpisodeMaker
 from ares_exp.runs.executors.executor import Played
-from ares_exp.runs.resume.episode_plan import PlannedEpisode, plan_episodes
+from ares_exp.runs.scheduler import PlannedEpisode, plan_episodes
 from ares_exp.trajectories.collector import CollectorBase
 
 SHOWN_TASKS = 5

@@ -16,9 +16,9 @@ from ares_exp.records.run_dir import GatheredCalls, RunDir
 from ares_exp.records.run_storage import RunStorage
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.runs.components import Components
-from ares_exp.runs.resume.episode_plan import PlannedEpisode
 from ares_exp.runs.resume.session import PreviousSessions
 from ares_exp.runs.running_episode import RunningEpisode
+from ares_exp.runs.scheduler import PlannedEpisode
 from ares_exp.trackers.tracker import RunInfo
 
 if TYPE_CHECKING:

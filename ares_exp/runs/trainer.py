@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ares_exp.policies.policy import Policy
 from ares_exp.records.run_dir import RunDir
-from ares_exp.runs.resume.episode_plan import PlannedEpisode
-from ares_exp.runs.scheduler import Play, Retry, Scheduler
+from ares_exp.runs.scheduler import PlannedEpisode, Play, Retry, Scheduler
 
 if TYPE_CHECKING:
     from ares_exp.runs.components import Components, Settings

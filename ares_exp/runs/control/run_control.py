@@ -24,10 +24,9 @@ from ares_exp.records.validation import explain_validation
 from ares_exp.runs.budget import Budget
 from ares_exp.runs.control.orders import Inbox, Order, OrderFile
 from ares_exp.runs.control.status import Held, LiveStatus, State, write_status
-from ares_exp.runs.resume.episode_plan import PlannedEpisode
 from ares_exp.runs.retries import RetryRules
 from ares_exp.runs.running_episode import RunningEpisode
-from ares_exp.runs.scheduler import Scheduler
+from ares_exp.runs.scheduler import PlannedEpisode, Scheduler
 
 KEYS = ("concurrency", "budget.…", "retry.…", "policy.max_concurrency", "policy.max_retries")
 

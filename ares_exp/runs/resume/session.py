@@ -35,7 +35,7 @@ from ares_exp.records.results import (
 from ares_exp.records.run_dir import RunDir, append_durably, append_lines, dump_json, write_atomically
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.secrets import scrub_argv
-from ares_exp.runs.resume.episode_plan import PlannedEpisode, episode_seed
+from ares_exp.runs.scheduler import PlannedEpisode, episode_seed
 from ares_exp.tasks.recorded_digest import changed_files, content_of
 from ares_exp.trajectories.answer_log import SUFFIX, LoggedEpisode, logged_episodes
 from ares_exp.trajectories.recorded_responses import answers

@@ -15,8 +15,15 @@ from ares_exp.records import exit_codes
 from ares_exp.records.run_dir import dump_json, write_atomically
 from ares_exp.records.statistics.metric_estimates import PREFIX, metrics
 from ares_exp.records.statistics.run_statistics import RunStatistics, json_ready
-from ares_exp.records.terminal_text import PIPE_COLUMNS, draw, format_number, one_line, write
-from ares_exp.records.text_table import columns_that_fit, make_table
+from ares_exp.records.terminal_text import (
+    PIPE_COLUMNS,
+    columns_that_fit,
+    draw,
+    format_number,
+    make_table,
+    one_line,
+    write,
+)
 from ares_exp.runs.sweeps.job_folder import JobFolder, JobState, job_folders
 from ares_exp.runs.sweeps.plan import SweepPlan, varied
 

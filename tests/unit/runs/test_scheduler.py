@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from ares_exp.runs import scheduler as module
-from ares_exp.runs.resume.episode_plan import PlannedEpisode, plan_episodes
-from ares_exp.runs.scheduler import Retry, Scheduler
+from ares_exp.runs.scheduler import PlannedEpisode, Retry, Scheduler, plan_episodes
 
 LONG_SEC = 1000.0
 

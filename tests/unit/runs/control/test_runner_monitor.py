@@ -16,8 +16,8 @@ from ares_exp.environment import EpisodeReport
 from ares_exp.policies.episode_events import WaitsFor
 from ares_exp.records.results import EpisodeUsage
 from ares_exp.runs.control.runner_monitor import LoopLag, ProcessFigures, RunnerMonitor, Watchdog
-from ares_exp.runs.resume.episode_plan import PlannedEpisode
 from ares_exp.runs.running_episode import RunningEpisode
+from ares_exp.runs.scheduler import PlannedEpisode
 
 
 def running(name: str, waits_for: WaitsFor, *, since: float = 0.0, steps: int = 0, **report: Any) -> RunningEpisode:

@@ -18,9 +18,9 @@ from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.records.results import EpisodeResult, Outcome, Replayed
 from ares_exp.records.run_dir import RunDir, dump_json
 from ares_exp.records.run_summary import RunSummary
-from ares_exp.runs.resume.episode_plan import PlannedEpisode, episode_seed, plan_episodes
 from ares_exp.runs.resume.session import PreviousSessions, load_previous_sessions
 from ares_exp.runs.retries import RetryRules
+from ares_exp.runs.scheduler import PlannedEpisode, episode_seed, plan_episodes
 from ares_exp.trajectories.answer_log import LoggedEpisode, logged_episodes
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
 from ares_exp.trajectories.files.episode_file import dump_episode, find_headers
