@@ -54,9 +54,6 @@ class RunStorage:
     def open(self, *, concurrency: int) -> None:
         """Remembers the file of rows, and takes the reserve. Blocking.
 
-        Args:
-            concurrency: Maximum number of concurrent episodes.
-
         Raises:
             ConfigError: The disk has no space for the reserve, or the directory cannot be written.
         """
@@ -140,10 +137,6 @@ class RunStorage:
 
     def fail(self, error: OSError, path: Path | str) -> StorageError:
         """Ends the run because of a failed write. Only the first call counts.
-
-        Args:
-            error: The error.
-            path: The file, if the error does not name it.
 
         Returns:
             The error that ends the run.

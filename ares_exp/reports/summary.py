@@ -68,14 +68,7 @@ def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None 
 
 
 def render_job(summary: RunSummary, *, name: str, run_dir: Path, stream: TextIO | None = None) -> None:
-    """Writes one line on a job of a sweep: its name, its totals, where it is.
-
-    Args:
-        summary: Totals of the job.
-        name: Number and overrides of the job.
-        run_dir: Its directory.
-        stream: Where to write; standard output by default.
-    """
+    """Writes one line on a job of a sweep: its name, its totals, where it is."""
     stream = stream if stream is not None else sys.stdout
     separator = " · " if encodable("·", stream) else " | "
     statistics = RunStatistics.of(summary.results, planned=summary.planned, threshold=summary.threshold)

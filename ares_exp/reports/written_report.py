@@ -111,11 +111,6 @@ WHICH = ("failed", "all", "none")
 def in_order(summary: RunSummary, recorded: Collection[str], *, first_tasks: Collection[str] = ()) -> list[str]:
     """Returns the ids of a run's recorded episodes: errors and those in progress, failures, a pass of each flaky task,
     then the others, the longest first; superseded tries last. Of equal ones, the first attempts at each task go first.
-
-    Args:
-        summary: The run.
-        recorded: Ids of the episodes that have a trajectory.
-        first_tasks: Tasks that go before all others.
     """  # noqa: D205 -- one list
     final = summary.final
     flaky = _flaky(final, summary.threshold)
@@ -300,12 +295,7 @@ BLOCK = "e0-0"
 
 
 def episode_page(trajectory: EpisodeTrajectory, *, threshold: float = 1.0) -> str:
-    """Returns the page of an episode.
-
-    Args:
-        trajectory: The episode.
-        threshold: The reward from which on it has passed.
-    """
+    """Returns the page of an episode."""
     row = {
         "episode_id": trajectory.episode_id,
         "task_name": trajectory.task_name,

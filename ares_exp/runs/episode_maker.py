@@ -53,9 +53,6 @@ class EpisodeMaker:
     async def make(self, episode: RunningEpisode) -> tuple[MinimalEnvironment, LLMClient]:
         """Makes environment and policy of an episode. Starts nothing; the rollout loop closes the environment.
 
-        Args:
-            episode: Receives the made objects, and the events of both.
-
         Raises:
             EpisodeError: Something cannot be made.
         """
@@ -198,9 +195,6 @@ class ResumableEpisodeMaker(EpisodeMaker):
 
     async def make(self, episode: RunningEpisode) -> tuple[MinimalEnvironment, ResumablePolicy]:
         """Makes environment and policy of an episode. Starts nothing; the rollout loop closes the environment.
-
-        Args:
-            episode: Receives the made objects, and the events of both.
 
         Raises:
             EpisodeError: Something cannot be made.

@@ -139,12 +139,6 @@ class Experiment:
 
         A failed episode is a normal result; `interrupt` ends the run early.
 
-        Args:
-            task_names: The selected tasks.
-            info: Description of the run for the tracker.
-            earlier: Results and logs of earlier sessions of the run.
-            redo: Outcomes of earlier sessions that are played again.
-
         Raises:
             ConfigError: The disk has no space for the records; no episode was started.
         """

@@ -30,13 +30,6 @@ async def prepare(
 ) -> Sequence[str]:
     """Reads the task set and checks everything that can be checked before the first container starts.
 
-    Args:
-        parts: The components.
-        settings: Their settings.
-        maker: Makes the episodes.
-        warn: Takes sentences that warn the user.
-        run_dir: The run directory; `None` when nothing is kept.
-
     Returns:
         Names of the selected tasks.
 

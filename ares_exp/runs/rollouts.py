@@ -334,14 +334,7 @@ async def rollouts(
 async def _play(
     maker: EpisodeMaker, planned: PlannedEpisode, settings: Settings, *, chooses_task: bool
 ) -> FinishedEpisode:
-    """Plays one episode. Raises only `CancelledError`, when its task is cancelled.
-
-    Args:
-        maker: Makes its parts.
-        planned: The episode.
-        settings: Of all episodes.
-        chooses_task: Whether the environment, not the plan, knows the task.
-    """
+    """Plays one episode. Raises only `CancelledError`, when its task is cancelled."""
     episode = RunningEpisode(planned=planned, limits=settings.limits)
     failure = await maker.run(episode)
     result, trajectory = episode.to_result(failure), episode.trajectory

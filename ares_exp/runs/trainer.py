@@ -180,12 +180,6 @@ class PlayedOnRequest(TrainedRun):
 async def train(trainer: Trainer, run: PlayedOnRequest, scheduler: Scheduler, *, limit_sec: float) -> None:
     """Has a trainer train, and what it asks for played, until it is done or the run is interrupted.
 
-    Args:
-        trainer: The trainer.
-        run: What it is offered.
-        scheduler: Plays the episodes.
-        limit_sec: Seconds that an interrupted trainer has to return.
-
     Raises:
         Exception: What the trainer raised.
     """

@@ -134,10 +134,6 @@ _ORDER = TypeAdapter(Order)
 def write_order(folder: Path, order: Order) -> Path:
     """Writes an order for a run.
 
-    Args:
-        folder: `control/` of the run or of the sweep; made if it is missing.
-        order: The order.
-
     Raises:
         ConfigError: The folder is a link, which may lead anywhere.
         OSError: The file cannot be written.

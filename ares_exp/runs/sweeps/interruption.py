@@ -48,9 +48,6 @@ class JobProcess:
     def playing(self, sweep_dir: Path) -> Iterator[None]:
         """Lets the played job end in good order when the sweep is to end.
 
-        Args:
-            sweep_dir: The sweep's folder.
-
         Raises:
             SweepInterrupted: It ends already.
         """
