@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from ares_exp.llms.request import LLMRequest as LLMRequest
     from ares_exp.llms.response import LLMResponse as LLMResponse
     from ares_exp.rollout import run_episode as run_episode
+    from ares_exp.runs.from_python import RunResults as RunResults
     from ares_exp.runs.from_python import arun as arun
     from ares_exp.runs.from_python import run as run
     from ares_exp.runs.rollouts import FinishedEpisode as FinishedEpisode
     from ares_exp.runs.rollouts import rollouts as rollouts
-    from ares_exp.runs.run_results import RunResults as RunResults
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot as EnvironmentSnapshot
     from ares_exp.tasks.harbor_task import load_task as load_task
     from ares_exp.training.driven import driven as driven
@@ -59,7 +59,7 @@ _OWNERS = {
     "LLMResponse": "ares_exp.llms.response",
     "LocalContainerFactory": "ares_exp.containers.local",
     "NullTrajectoryCollector": "ares_exp.trajectories.collectors.null_collector",
-    "RunResults": "ares_exp.runs.run_results",
+    "RunResults": "ares_exp.runs.from_python",
     "ShellAgentFactory": "ares_exp.agents.shell_agent",
     "TimeStep": "ares_exp.environment",
     "TrajectoryCollectingEnvironment": "ares_exp.trajectories.collecting_environment",

@@ -534,3 +534,7 @@ def close_matches(word: str, known: Iterable[str]) -> str:
     """Returns ` Did you mean `x`?`, or an empty string."""
     matches = closest(word, known)
     return f" Did you mean {' or '.join(f'`{match}`' for match in matches)}?" if matches else ""
+
+
+class SweepInterrupted(Exception):
+    """The sweep ends early: this job was cut short, or not started. A BaseException would break a launcher's worker."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import ares_exp
-from ares_exp.runs.run_results import RunResults
+from ares_exp.runs.from_python import RunResults
 from ares_exp.trajectories import load
 from ares_exp.trajectories.records import EpisodeTrajectory
 

@@ -44,7 +44,7 @@ IMPORTED = (
     "rich.console",
     "rich.table",
     "ares_exp.agents.shell_agent",
-    "ares_exp.runs.attended_run",
+    "ares_exp.runs.run",
     "ares_exp.commands.cli.flags",
     "ares_exp.commands.cli.hydra_callback",
     "ares_exp.commands.cli.job",
@@ -57,7 +57,7 @@ IMPORTED = (
     "ares_exp.policies.oracle",
     "ares_exp.policies.scripted",
     "ares_exp.runs.resume.compose_from_run",
-    "ares_exp.runs.sweeps.sweep_text",
+    "ares_exp.runs.sweeps.sweep_report",
     "ares_exp.trajectories.collectors.json_collector",
     "ares_exp.wrappers",
 )

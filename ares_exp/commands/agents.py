@@ -14,8 +14,7 @@ from ares_exp.agents.toolbox.pinned import PACKAGES, PYTHONS, package_named
 from ares_exp.agents.toolbox.placing import default_builds
 from ares_exp.commands.cli.run_command import EXIT_OK, CommandParser
 from ares_exp.errors import ConfigError
-from ares_exp.records.terminal_text import format_size, make_console
-from ares_exp.records.text_table import columns_that_fit, make_table
+from ares_exp.records.terminal_text import columns_that_fit, format_size, make_console, make_table
 
 DESCRIPTION = """\
 Lists, installs and removes the packages of agents in the cache of this user (~/.cache/ares_exp/agents, or below

@@ -22,8 +22,7 @@ from ares_exp.records.run_dir import dump_json
 from ares_exp.records.statistics.comparison import ALPHA
 from ares_exp.records.statistics.run_statistics import THRESHOLD, json_ready
 from ares_exp.records.terminal_text import collapsed, count_of, make_console, one_line, printable
-from ares_exp.runs.sweeps.sweep_report import SweepReport
-from ares_exp.runs.sweeps.sweep_text import render_report
+from ares_exp.runs.sweeps.sweep_report import SweepReport, render_report
 from ares_exp.trajectories.chosen_episodes import chosen_episode
 from ares_exp.trajectories.divergence import Divergence, find_divergence
 from ares_exp.trajectories.episode_places import is_run

@@ -11,8 +11,7 @@ from ares_exp.records.statistics.estimate import Estimate
 from ares_exp.records.statistics.paired import Difference
 from ares_exp.records.statistics.run_statistics import Spread
 from ares_exp.records.statistics.task_statistics import TaskStatistics
-from ares_exp.records.terminal_text import format_number, make_console, one_line
-from ares_exp.records.text_table import columns_that_fit, make_table
+from ares_exp.records.terminal_text import columns_that_fit, format_number, make_console, make_table, one_line
 from ares_exp.reports.summary import format_estimate
 
 if TYPE_CHECKING:

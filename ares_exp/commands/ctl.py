@@ -15,7 +15,7 @@ from typing import Any
 from ares_exp.commands.cli.run_command import EXIT_OK
 from ares_exp.errors import ConfigError
 from ares_exp.records.latest_run import MEANING, run_path
-from ares_exp.records.run_dir import SWEEP_RECORD, RunDir, append_lines, dump_json, open_regular
+from ares_exp.records.run_dir import STOP, SWEEP_RECORD, RunDir, append_lines, dump_json, open_regular
 from ares_exp.records.terminal_text import count_of, format_duration, one_line
 from ares_exp.runs.control.orders import VERBS, Order, watch, write_order
 from ares_exp.runs.control.status import PLACES, RunStatus, read_status
@@ -198,8 +198,6 @@ def _give_to_sweep(sweep: Path, order: Order, wait_sec: float) -> list[Outcome]:
     Raises:
         ConfigError: The sweep is not running, or the order is for one run.
     """
-    from ares_exp.runs.sweeps.interruption import stop
-
     jobs = [job for job in _jobs(sweep) if _state(job) == "running"]
     if order.verb == "cancel":
         named = ", ".join(map(str, jobs)) or "none now"
@@ -208,7 +206,7 @@ def _give_to_sweep(sweep: Path, order: Order, wait_sec: float) -> list[Outcome]:
         raise ConfigError(f"Expected a running sweep, but no process runs {sweep}.")
     folder, records = RunDir(sweep), [_Records(job) for job in jobs]
     if order.verb == "stop":
-        stop(sweep)
+        (sweep / STOP).touch()  # as Ctrl-C once, in each of its jobs
     else:
         write_order(folder.control, order)
     append_lines(folder.orders, order.settled("done", "Given to all jobs."))

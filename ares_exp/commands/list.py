@@ -18,8 +18,7 @@ from ares_exp.config.plugins import installed_plugins
 from ares_exp.config.targets import explain_target
 from ares_exp.environments.source import Report, make_source
 from ares_exp.errors import ConfigError, PresetError, UserError, close_matches
-from ares_exp.records.terminal_text import make_console, one_line, printable
-from ares_exp.records.text_table import columns_that_fit, make_table
+from ares_exp.records.terminal_text import columns_that_fit, make_console, make_table, one_line, printable
 from ares_exp.tasks.task_contract import Task
 from ares_exp.wrappers.configured_preset import ConfiguredPreset
 

@@ -261,7 +261,7 @@ def _write_merged_run(out: Path, shards: Shards) -> RunSummary:
     Raises:
         ConfigError: There is something already, or it cannot be written.
     """
-    from ares_exp.records.statistics.results_document import results_document
+    from ares_exp.records.statistics.run_statistics import results_document
 
     summary = shards.summary()
     try:

@@ -12,9 +12,7 @@ from ares_exp.commands.report_subject import subject_of
 from ares_exp.errors import ConfigError
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.terminal_text import count_of, format_size, printable
-from ares_exp.reports.page_redaction import KINDS
-from ares_exp.reports.shown_episodes import WHICH
-from ares_exp.reports.written_report import Written, write_report
+from ares_exp.reports.written_report import KINDS, WHICH, Written, write_report
 
 NAME = "report.html"
 SUFFIXES = (".html", ".htm")

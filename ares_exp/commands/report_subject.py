@@ -14,7 +14,7 @@ from ares_exp.records.statistics.comparison import ALPHA, TaskPair
 from ares_exp.records.statistics.estimate import mean
 from ares_exp.records.statistics.run_statistics import json_ready
 from ares_exp.reports.run_payload import ShownRun
-from ares_exp.reports.subject import Subject
+from ares_exp.reports.written_report import Subject
 from ares_exp.runs.sweeps.sweep_report import SweepReport
 from ares_exp.trajectories.episode_places import is_run
 

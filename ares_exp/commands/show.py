@@ -11,8 +11,7 @@ from ares_exp.commands.cli.paging import paged_console
 from ares_exp.commands.cli.run_command import EXIT_OK
 from ares_exp.errors import UserError
 from ares_exp.records.latest_run import run_path
-from ares_exp.records.terminal_text import count_of, make_console, one_line, printable
-from ares_exp.records.text_table import columns_that_fit, make_table
+from ares_exp.records.terminal_text import columns_that_fit, count_of, make_console, make_table, one_line, printable
 from ares_exp.trajectories.chosen_episodes import HELP, chosen_episodes, path_of_one
 from ares_exp.trajectories.episode_printer import EpisodePrinter, moment, number, seconds
 from ares_exp.trajectories.stored_episodes import StoredEpisode, StoredEpisodes

@@ -15,8 +15,15 @@ from ares_exp.containers.filesystem.delta import Entry
 from ares_exp.containers.filesystem.delta_encoding import get_delta
 from ares_exp.errors import SnapshotMetadataError, UserError
 from ares_exp.records.latest_run import MEANING, run_path
-from ares_exp.records.terminal_text import collapsed, format_size, make_console, one_line, printable
-from ares_exp.records.text_table import columns_that_fit, make_table
+from ares_exp.records.terminal_text import (
+    collapsed,
+    columns_that_fit,
+    format_size,
+    make_console,
+    make_table,
+    one_line,
+    printable,
+)
 from ares_exp.snapshots.chosen_snapshots import HELP, chosen_snapshot, chosen_snapshots, find_store
 from ares_exp.snapshots.garbage import GRACE_SEC
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot

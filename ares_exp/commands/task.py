@@ -25,8 +25,7 @@ from ares_exp.records import exit_codes
 from ares_exp.records.latest_run import CHECKS
 from ares_exp.records.results import HOST_IMAGE
 from ares_exp.records.run_dir import fresh_dir
-from ares_exp.records.terminal_text import count_of, draw, format_number, one_line, printable, write
-from ares_exp.records.text_table import make_table
+from ares_exp.records.terminal_text import count_of, draw, format_number, make_table, one_line, printable, write
 
 DESCRIPTION = "Makes a task to start with, and checks whether the tests of tasks test."
 EPILOG = """\

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ares_exp.environment import LimitName
-from ares_exp.records.episode_usage import EpisodeUsage
+from ares_exp.records.results import EpisodeUsage
 from ares_exp.tasks.verification.time_limits import TimeLimits
 
 

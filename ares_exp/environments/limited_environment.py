@@ -18,7 +18,7 @@ from ares_exp.environment import (
 )
 from ares_exp.environments.deadline import Deadline, DeadlinePassedError
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.records.episode_usage import EpisodeUsage
+from ares_exp.records.results import EpisodeUsage
 
 GIVEN_UP = "{} has no `truncate(limit)`, which would score what there was, so it was closed without a reward"
 """Why an episode has no reward that a limit of the run has ended."""

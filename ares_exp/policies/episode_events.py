@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ares_exp.environment import TimeStep
 from ares_exp.llms.response import LLMResponse
-from ares_exp.records.episode_usage import EpisodeUsage
+from ares_exp.records.results import EpisodeUsage
 
 WaitsFor = Literal["start", "policy", "environment", "end"]
 """`start`: container and agent; `policy`: an answer; `environment`: commands and, at the end, the verifier; `end`: that

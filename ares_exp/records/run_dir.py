@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import functools
 import itertools
@@ -11,19 +12,22 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Generic, TypeVar
 
 from ares_exp.errors import ConfigError
 from ares_exp.records.secrets import mask_known_secrets
 
+T = TypeVar("T")
+
 EPISODES = "episodes.jsonl"
 SWEEP_RECORD = "multirun.yaml"
 """Hydra's record of a sweep: where it is, there is a sweep."""
+STOP = "stop"
+"""Name of the file in a sweep's folder that ends its jobs. A user may create it with `touch`."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False, default=str)
 _appending = threading.Lock()
 USED = (
@@ -103,101 +107,88 @@ def append_text(path: Path | str, text: str, *, flags: int = 0) -> None:
 def append_durably(path: Path | str, text: str, *, flags: int = 0, is_new: bool = False) -> None:
     """Appends `text` atomically. It survives a power cut when this returns. Blocking.
 
-    Texts that arrive during a sync to disk are written and synced together after it, by one of the waiting threads.
-
     Args:
         path: The file.
         text: The text.
         flags: As in `append_text`.
-        is_new: Whether the name of the file must survive, too.
+        is_new: Whether the name of the file must also survive.
 
     Raises:
         OSError: The disk is full, or another failure. The file is unchanged, unless it was appended to meanwhile.
     """
-    one = _Append(str(path), text.encode(), flags, is_new)
-    with _arriving:
-        _arrived.append(one)
-    with _committing:
-        if not one.is_done:
-            with _arriving:
-                group = _arrived.copy()
-                _arrived.clear()
-            _commit(group)
-    if one.failure is not None:
-        raise one.failure
-
-
-@dataclass(slots=True)
-class _Append:
-    """A text on its way to the disk.
-
-    Attributes:
-        path, data, flags, is_new: The arguments of `append_durably`.
-        is_done: Whether it was written and synced, or has failed.
-        failure: Why it has failed.
-    """
-
-    path: str
-    data: bytes
-    flags: int
-    is_new: bool
-    is_done: bool = False
-    failure: OSError | None = None
-
-
-_arrived: list[_Append] = []
-_arriving = threading.Lock()
-_committing = threading.Lock()
-
-
-def _commit(group: Sequence[_Append]) -> None:
-    """Writes and syncs texts: with one write and one sync for each file, and one sync for each folder of new files."""
-    files: dict[str, list[_Append]] = {}
-    folders: dict[str, list[_Append]] = {}
-    for one in group:
-        files.setdefault(one.path, []).append(one)
+    data, path = text.encode(), str(path)
+    descriptor = _open_to_append(path, flags)
     try:
-        with ExitStack() as opened:
-            descriptors = {}
-            for path, texts in files.items():
-                with _failing(texts):
-                    descriptors[path] = _open_to_append(path, texts[0].flags)
-                    opened.callback(os.close, descriptors[path])
-                    _write_whole(descriptors[path], b"".join(one.data for one in texts), path)
-                    _start_sync(descriptors[path])
-            for path, texts in files.items():
-                if texts[0].failure is None:
-                    with _failing(texts):
-                        _sync_appended(descriptors[path], sum(len(one.data) for one in texts))
-        for one in group:
-            if one.is_new and one.failure is None:
-                folders.setdefault(os.path.dirname(one.path), []).append(one)  # noqa: PTH120 - faster than a Path
-        for folder, texts in folders.items():
-            with _failing(texts):
-                sync_to_disk(folder or ".")
-    except BaseException:
-        for one in group:
-            one.failure = OSError(errno.EINTR, os.strerror(errno.EINTR), one.path)
-        raise
+        _write_whole(descriptor, data, path)
+        if _shared.unsynced is None:
+            _sync_appended(descriptor, len(data))
+        else:
+            with suppress(OSError, AttributeError):  # files that start together need one entry in the disk's journal
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
-        for one in group:
-            one.is_done = True
+        os.close(descriptor)
+    names = [path, os.path.dirname(path) or "."] if is_new else [path]  # noqa: PTH120 - faster than a Path
+    if _shared.unsynced is not None:
+        _shared.unsynced.update(dict.fromkeys(names))
+    elif is_new:
+        sync_to_disk(names[1])
+
+
+class _Shared(threading.local):
+    """The paths that a thread syncs at the end of `syncing_together`; `None` outside of it."""
+
+    unsynced: dict[str, None] | None = None
+
+
+_shared = _Shared()
 
 
 @contextmanager
-def _failing(texts: Sequence[_Append]) -> Iterator[None]:
-    """Records an `OSError` of the block as the failure of these texts."""
+def syncing_together() -> Iterator[None]:
+    """Delays the syncs of `append_durably` in this thread to the end of the block, with one for each file and folder.
+
+    Raises:
+        OSError: A sync failed: any text of the block may be lost in a power cut.
+    """
+    paths: dict[str, None] = {}
+    _shared.unsynced = paths
     try:
         yield
-    except OSError as error:
-        for one in texts:
-            one.failure = error
+    finally:
+        _shared.unsynced = None
+    for path in paths:
+        sync_to_disk(path)
 
 
-def _start_sync(descriptor: int) -> None:
-    """Starts to write a file to disk. Files that start together need one entry in the journal of the file system."""
-    with suppress(OSError, AttributeError):  # a hint, which not every system takes
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+class GatheredCalls(Generic[T]):
+    """Calls of a blocking function in threads, each with all items that arrived while no thread was free.
+
+    For one event loop.
+    """
+
+    def __init__(self, take: Callable[[Sequence[T]], None], *, at_once: int = 1) -> None:
+        """Keeps the arguments.
+
+        Args:
+            take: The function.
+            at_once: Maximum number of concurrent calls.
+        """
+        self._take = take
+        self._items: list[T] = []
+        self._call: asyncio.Future[None] | None = None
+        self._free = asyncio.Semaphore(at_once)
+
+    def put(self, item: T) -> asyncio.Future[None]:
+        """Returns the call that takes the item. Do not cancel it: it takes other items, too."""
+        self._items.append(item)
+        if self._call is None:
+            self._call = asyncio.ensure_future(self._called())
+        return self._call
+
+    async def _called(self) -> None:
+        async with self._free:
+            items, self._items, self._call = self._items, [], None
+            await asyncio.to_thread(self._take, items)
 
 
 def _sync_appended(descriptor: int, size: int) -> None:
@@ -485,3 +476,28 @@ class RunLogHandler(logging.FileHandler):
             super().emit(record)
         except OSError:
             self.handleError(record)
+
+
+DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@contextmanager
+def open_beneath(root: int, path: str) -> Iterator[int]:
+    """Opens the directory at `path` below `root`, step by step; returns its file descriptor.
+
+    Args:
+        root: A file descriptor.
+        path: `""` for `root` itself, else `/a/b`, without `..`.
+
+    Raises:
+        OSError: It is not there, or a link or something else that is no directory is on the way.
+    """
+    directory = os.dup(root)
+    try:
+        for name in path.split("/")[1:]:
+            inner = os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
+            os.close(directory)
+            directory = inner
+        yield directory
+    finally:
+        os.close(directory)

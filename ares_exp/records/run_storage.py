@@ -44,12 +44,6 @@ class RunStorage:
     """
 
     def __init__(self, run_dir: RunDir, on_failure: Callable[[StorageError], None] = lambda failure: None) -> None:
-        """Keeps the arguments; does no I/O.
-
-        Args:
-            run_dir: The run directory.
-            on_failure: Called once, in any thread, with the error that ends the run.
-        """
         self.failure: StorageError | None = None
         self._run_dir = run_dir
         self._on_failure = on_failure
@@ -59,9 +53,6 @@ class RunStorage:
 
     def open(self, *, concurrency: int) -> None:
         """Remembers the file of rows, and takes the reserve. Blocking.
-
-        Args:
-            concurrency: Maximum number of concurrent episodes.
 
         Raises:
             ConfigError: The disk has no space for the reserve, or the directory cannot be written.
@@ -146,10 +137,6 @@ class RunStorage:
 
     def fail(self, error: OSError, path: Path | str) -> StorageError:
         """Ends the run because of a failed write. Only the first call counts.
-
-        Args:
-            error: The error.
-            path: The file, if the error does not name it.
 
         Returns:
             The error that ends the run.

@@ -14,8 +14,8 @@ from ares_exp.records.results import HOST_IMAGE, UNFINISHED, EpisodeResult, coun
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.statistics.estimate import Estimate
-from ares_exp.records.statistics.pass_rates import PassRate
 from ares_exp.records.statistics.run_statistics import RunStatistics
+from ares_exp.records.statistics.task_statistics import PassRate
 from ares_exp.records.terminal_text import count_of, draw, encodable, format_duration, format_number, write
 from ares_exp.trajectories.episode_places import RUN_FILES, RUN_FOLDERS
 
@@ -68,14 +68,7 @@ def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None 
 
 
 def render_job(summary: RunSummary, *, name: str, run_dir: Path, stream: TextIO | None = None) -> None:
-    """Writes one line on a job of a sweep: its name, its totals, where it is.
-
-    Args:
-        summary: Totals of the job.
-        name: Number and overrides of the job.
-        run_dir: Its directory.
-        stream: Where to write; standard output by default.
-    """
+    """Writes one line on a job of a sweep: its name, its totals, where it is."""
     stream = stream if stream is not None else sys.stdout
     separator = " · " if encodable("·", stream) else " | "
     statistics = RunStatistics.of(summary.results, planned=summary.planned, threshold=summary.threshold)
@@ -224,7 +217,6 @@ def format_estimate(estimate: Estimate) -> str:
 
 
 def _snapshots(summary: RunSummary) -> Iterator[str]:
-    """Formats where the snapshots are, and how many could not be taken."""
     kept = sum(result.snapshots for result in summary.results)
     failed = sum(result.snapshot_failures for result in summary.results)
     if summary.snapshot_dir is not None and kept:
@@ -238,7 +230,6 @@ def _shown(path: Path) -> Path:
 
 
 def _places(summary: RunSummary, run_dir: Path) -> Iterator[str]:
-    """Formats where everything is, and the commands that show it and go on with it."""
     if not run_dir.is_dir():
         return
     shown, commands = _shown(run_dir), []
@@ -277,7 +268,6 @@ def _unscored(summary: RunSummary) -> Iterator[str]:
 
 
 def _why(result: EpisodeResult) -> str:
-    """Formats outcome and error in one line."""
     why = _error(result)
     return why if result.note is None else f"{why}; {result.note}"
 

@@ -2,18 +2,174 @@
 
 from __future__ import annotations
 
+import getpass
+import os
+import re
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from ares_exp.records.results import UNFINISHED, EpisodeResult
 from ares_exp.records.run_dir import atomic_file
+from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.secrets import MASK
+from ares_exp.reports.episode_payload import episode_payload
 from ares_exp.reports.page import pack, packed_block, page_foot, page_head
-from ares_exp.reports.page_redaction import redactor
 from ares_exp.reports.run_payload import ShownRun, payload_of, readable
-from ares_exp.reports.shown_episodes import failed, in_order
-from ares_exp.reports.subject import Subject
+from ares_exp.trajectories.records import EpisodeTrajectory
+
+KINDS = ("paths", "env")
+LEAST_CHARS = 6
+"""Length from which on a value of the environment is masked: a shorter one would mask ordinary words."""
+_HOMES = re.compile(r"(/home/|/Users/)[^/\s\"'`:;,)]+")
+_ASSIGNED = re.compile(r"^(\s*(?:export |declare -x )?[A-Z_][A-Z0-9_]{2,}=).+$", re.MULTILINE)
+_ENV_KEYS = re.compile(r"(^|[._])(env|environ|environment|env_vars|env_file|hostname|argv|platform|pid)$")
+"""Keys of the config and of the provenance whose values tell of the machine."""
+
+
+def redactor(kinds: Collection[str], places: Collection[Path] = ()) -> Callable[[Any], Any]:
+    """Returns a function that copies a payload without what is to be hidden.
+
+    Args:
+        kinds: Of `KINDS`. `paths`: this user's home, the folders of the runs, the present folder, and other users'
+            homes become `~`, `RUN`, `.` and a mask. `env`: the values of the environment of this process, of lines
+            such as `NAME=value`, and of keys that tell of the machine are masked.
+        places: Folders of the runs.
+    """
+    steps: list[Callable[[str], str]] = []
+    if "paths" in kinds:
+        steps.append(_paths(places))
+    if "env" in kinds:
+        steps.append(_environment())
+    if not steps:
+        return lambda data: data
+
+    def text(value: str) -> str:
+        for step in steps:
+            value = step(value)
+        return value
+
+    return lambda data: _walk(data, text, hide_keys="env" in kinds)
+
+
+def _walk(data: Any, text: Callable[[str], str], *, hide_keys: bool) -> Any:
+    if isinstance(data, str):
+        return text(data)
+    if isinstance(data, Mapping):
+        return {
+            text(str(key)): MASK
+            if hide_keys and isinstance(value, str) and _ENV_KEYS.search(str(key))
+            else _walk(value, text, hide_keys=hide_keys)
+            for key, value in data.items()
+        }
+    if isinstance(data, list | tuple):
+        if hide_keys and len(data) == 2 and isinstance(data[0], str) and _ENV_KEYS.search(data[0]):
+            return [data[0], MASK]  # a line of the config or the provenance
+        return [_walk(value, text, hide_keys=hide_keys) for value in data]
+    return data
+
+
+def _paths(places: Collection[Path]) -> Callable[[str], str]:
+    named = {str(place.absolute()): "RUN" for place in places} | {str(place.resolve()): "RUN" for place in places}
+    named |= {str(Path.cwd()): "."}
+    home = str(Path.home())
+    if home not in ("/", "/root"):  # in a container, and in most conversations, that is root's
+        named[home] = "~"
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = ""
+    ordered = sorted((one for one in named.items() if len(one[0]) > 1), key=lambda one: -len(one[0]))
+
+    def hidden(text: str) -> str:
+        for path, name in ordered:
+            text = text.replace(path, name)
+        text = _HOMES.sub(lambda found: f"{found[1]}{MASK}", text)
+        return re.sub(rf"\b{re.escape(user)}@", f"{MASK}@", text) if user not in ("", "root") else text
+
+    return hidden
+
+
+def _environment() -> Callable[[str], str]:
+    values = sorted({value for value in os.environ.values() if len(value) >= LEAST_CHARS}, key=len, reverse=True)
+    hostname = os.uname().nodename
+    values += [hostname] if len(hostname) >= LEAST_CHARS else []
+
+    def hidden(text: str) -> str:
+        for value in values:
+            text = text.replace(value, MASK)
+        return _ASSIGNED.sub(lambda found: f"{found[1]}{MASK}", text)
+
+    return hidden
+
+
+WHICH = ("failed", "all", "none")
+
+
+def in_order(summary: RunSummary, recorded: Collection[str], *, first_tasks: Collection[str] = ()) -> list[str]:
+    """Returns the ids of a run's recorded episodes: errors and those in progress, failures, a pass of each flaky task,
+    then the others, the longest first; superseded tries last. Of equal ones, the first attempts at each task go first.
+    """  # noqa: D205 -- one list
+    final = summary.final
+    flaky = _flaky(final, summary.threshold)
+    ranks: dict[str, tuple[int, int, int, str]] = {}
+    shown_pass: set[str] = set()
+    for result in sorted(final, key=lambda one: (one.attempt, one.task_name)):
+        rank = _rank(result, summary.threshold)
+        if rank == 3 and result.task_name in flaky - shown_pass:
+            shown_pass.add(result.task_name)
+            rank = 2
+        later = -result.num_steps if rank == 3 else result.attempt
+        ranks[result.episode_id] = (-1 if result.task_name in first_tasks else rank, rank, later, result.task_name)
+    tries = {result.episode_id for result in summary.results}
+    for episode_id in recorded:
+        ranks.setdefault(episode_id, (5, 0, 0, "") if episode_id in tries else (0, 0, 0, ""))
+    return sorted((one for one in ranks if one in recorded), key=lambda one: (ranks[one], one))
+
+
+def failed(summary: RunSummary, recorded: Collection[str]) -> set[str]:
+    """Returns the ids of recorded episodes that have not passed."""
+    passed = {one.episode_id for one in summary.final if _rank(one, summary.threshold) == 3}
+    return set(recorded) - passed
+
+
+def _rank(result: EpisodeResult, threshold: float) -> int:
+    if result.reward is None:
+        return 4 if result.outcome in UNFINISHED else 0
+    return 1 if result.reward < threshold else 3
+
+
+def _flaky(final: Sequence[EpisodeResult], threshold: float) -> set[str]:
+    passed: dict[str, set[bool]] = {}
+    for result in final:
+        if result.reward is not None:
+            passed.setdefault(result.task_name, set()).add(result.reward >= threshold)
+    return {task for task, found in passed.items() if len(found) == 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a report shows.
+
+    Attributes:
+        path: The run or sweep; of two runs the first.
+        runs: The runs, by what to call each.
+        more: Payload beside the runs: `pair` or `sweep`.
+        first_tasks: Tasks whose trajectories go first.
+    """
+
+    path: Path
+    runs: Mapping[str, ShownRun]
+    more: Mapping[str, Any] = field(default_factory=dict)
+    first_tasks: Sequence[str] = ()
+
+    @classmethod
+    def of_run(cls, path: Path) -> Self:
+        """Makes the subject of a run. Raises `ConfigError` if there is none at the path."""
+        return cls(path, {str(path): ShownRun(path)})
+
 
 MAX_BYTES = 25 * 10**6
 BYTES_OF_A_ROW = 260
@@ -133,3 +289,26 @@ class _Choice:
     def _leave_out(self, number: int, run: ShownRun, episode_id: str, why: str) -> None:
         command = f"ares-exp show {shlex.quote(str(run.path / episode_id))}"
         self.left_out.setdefault(number, []).append({"id": episode_id, "why": why, "command": command})
+
+
+BLOCK = "e0-0"
+
+
+def episode_page(trajectory: EpisodeTrajectory, *, threshold: float = 1.0) -> str:
+    """Returns the page of an episode."""
+    row = {
+        "episode_id": trajectory.episode_id,
+        "task_name": trajectory.task_name,
+        "outcome": trajectory.outcome.value,
+        "reward": trajectory.total_reward,
+        "has_steps": True,
+    }
+    run = {
+        "name": trajectory.task_name,
+        "results": {"statistics": {"threshold": threshold}},
+        "episodes": [row],
+        "blocks": {trajectory.episode_id: BLOCK},
+    }
+    payload = payload_of([run], only=trajectory.episode_id)
+    steps = packed_block(BLOCK, pack(episode_payload(trajectory)))
+    return f"{page_head(trajectory.episode_id)}{steps}{page_foot(payload)}"

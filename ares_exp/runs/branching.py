@@ -34,7 +34,7 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.asked_ahead import concurrency_of
 from ares_exp.policies.policy import AdvancingClient, EpisodeSpec, Policy
 from ares_exp.records.run_dir import RunDir
-from ares_exp.runs.resume.episode_ref import EpisodeRef
+from ares_exp.runs.resume.recorded_run import EpisodeRef
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.snapshots.store import SnapshotStore
 from ares_exp.trajectories.recorded_responses import answers, recorded_exchanges
@@ -68,7 +68,12 @@ class BranchOptions:
 
 
 class Branching:
-    """The point at which the episodes of a run start."""
+    """The point at which the episodes of a run start.
+
+    Attributes:
+        step: The step at which the branches start.
+        task_name: The task of the recorded episode.
+    """
 
     def __init__(self, reference: str, options: BranchOptions) -> None:
         """Finds the recorded episode.
@@ -85,22 +90,13 @@ class Branching:
             raise ConfigError(f"Expected `branch_from=<run>/<episode>@<step>`, got {reference!r:.200}.")
         self._run_dir = RunDir(ref.run.path)
         self._episode = ref.episode
-        self._step = ref.step
+        self.task_name = ref.episode.task_name
+        self.step = ref.step
         self._options = options
         self._start: Callable[[Mapping[str, Any], tuple[MessageEdit, ...]], EpisodeStart] | None = None
         self._origin: Mapping[str, Any] = {}
         self._edits: tuple[MessageEdit, ...] = ()
         self._earlier_answers: tuple[LLMResponse, ...] = ()
-
-    @property
-    def step(self) -> int:
-        """The step at which the branches start."""
-        return self._step
-
-    @property
-    def task_name(self) -> str:
-        """The task of the recorded episode."""
-        return self._episode.task_name
 
     async def prepare(
         self,
@@ -127,35 +123,33 @@ class Branching:
                 self._start_from_start(await asyncio.to_thread(self._recorded, agents), report)
                 return
             snapshot = await asyncio.to_thread(self._nearest, store)
-            if snapshot is None or snapshot.step_count != self._step:
+            if snapshot is None or snapshot.step_count != self.step:
                 recorded = await asyncio.to_thread(self._recorded, agents)
                 start = self._repetition(
                     recorded, _origin(recorded), recorded_edits(recorded.metadata), report, snapshot
                 )
                 async with complete(make(start)) as environment:
                     await environment.reset()
-                    name = f"{self._episode.episode_id}@{self._step}"
+                    name = f"{self._episode.episode_id}@{self.step}"
                     snapshot = await environment.export_state(store, snapshot_id=name)
             await asyncio.to_thread(check, Continuation(snapshot))
             await asyncio.to_thread(self._start_from_snapshot, snapshot)
         except (SnapshotError, EpisodeError, TrajectoryFormatError) as error:
-            name = f"{self._run_dir.path / self._episode.episode_id}@{self._step}"
+            name = f"{self._run_dir.path / self._episode.episode_id}@{self.step}"
             raise UserError(f"Cannot branch from {name}: {error}") from error
 
     def _start_from_snapshot(self, snapshot: EnvironmentSnapshot) -> None:
-        """Starts the branches from a snapshot, which knows the edits up to there. Blocking."""
-        self._edits = self._options.edits(len(snapshot.agent_messages), self._step)
+        self._edits = self._options.edits(len(snapshot.agent_messages), self.step)
         self._origin = {**snapshot.lineage, "snapshot": snapshot.snapshot_id}
         self._earlier_answers = _answers_in(snapshot)
         self._start = lambda lineage, edits: Continuation(snapshot, lineage=lineage, edits=edits)
 
     def _start_from_start(self, recorded: EpisodeTrajectory, report: Report) -> None:
-        """Starts each branch from its start, with the recorded responses."""
-        pending = recorded.steps[self._step].observation or {}
-        new = self._options.edits(len(pending.get("messages", ())), self._step)
+        pending = recorded.steps[self.step].observation or {}
+        new = self._options.edits(len(pending.get("messages", ())), self.step)
         self._edits = (*recorded_edits(recorded.metadata), *new)
         self._origin = _origin(recorded)
-        self._earlier_answers = tuple(answers(recorded_exchanges(recorded)[: self._step]))
+        self._earlier_answers = tuple(answers(recorded_exchanges(recorded)[: self.step]))
         self._start = lambda lineage, edits: self._repetition(recorded, lineage, edits, report)
 
     def _repetition(
@@ -170,7 +164,7 @@ class Branching:
         return PlayedAgain(
             self.task_name,
             recorded_exchanges(recorded),
-            self._step,
+            self.step,
             seed=seed if isinstance(seed, int) else 0,
             lineage=lineage,
             edits=edits,
@@ -185,7 +179,7 @@ class Branching:
         lineage: dict[str, Any] = {
             "root": str(self._origin.get("root") or parent),
             "parent": parent,
-            "step": self._step,
+            "step": self.step,
             "branch": branch,
             **({"snapshot": self._origin["snapshot"]} if "snapshot" in self._origin else {}),
             **({"edits": [edit.to_dict() for edit in self._edits]} if self._edits else {}),
@@ -199,13 +193,12 @@ class Branching:
 
     def _nearest(self, made: Path) -> EnvironmentSnapshot | None:
         """Returns the recorded snapshot of the step, one made from it, or the last earlier one. Blocking."""
-        found = SnapshotStore(self._run_dir.snapshots).nearest(self._episode.episode_id, self._step)
-        if found is not None and found.step_count == self._step:
+        found = SnapshotStore(self._run_dir.snapshots).nearest(self._episode.episode_id, self.step)
+        if found is not None and found.step_count == self.step:
             return found
-        return SnapshotStore(made).nearest(self._episode.episode_id, self._step) or found
+        return SnapshotStore(made).nearest(self._episode.episode_id, self.step) or found
 
     def _recorded(self, agents: AgentFactoryBase) -> EpisodeTrajectory:
-        """Reads the recorded episode. Blocking."""
         from ares_exp.trajectories.stored_episodes import load
 
         for stored in load(self._run_dir.path, partial=True, skip_broken=True):
@@ -214,7 +207,7 @@ class Branching:
                 break
         else:
             raise SnapshotError(
-                f"the run has neither a snapshot of step {self._step} nor a trajectory of the episode, with which it "
+                f"the run has neither a snapshot of step {self.step} nor a trajectory of the episode, with which it "
                 "could be played again. Use `snapshot=every_step`, or a collector, in the run to be branched."
             )
         if (was := recorded.metadata.get("agent")) not in (None, agents.name):
@@ -225,8 +218,6 @@ class Branching:
 
 
 class _FirstAnswer:
-    """An LLM client with a fixed first answer."""
-
     def __init__(self, text: str, client: LLMClient) -> None:
         self._text: str | None = text
         self._client = client
@@ -259,6 +250,5 @@ def _answers_in(snapshot: EnvironmentSnapshot) -> tuple[LLMResponse, ...]:
 
 
 def _origin(recorded: EpisodeTrajectory) -> Mapping[str, Any]:
-    """Returns the lineage of a recorded episode that is a branch itself."""
     lineage = recorded.metadata.get("lineage")
     return {"root": lineage.get("root")} if isinstance(lineage, Mapping) else {}

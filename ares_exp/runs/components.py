@@ -16,12 +16,9 @@ from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.scoring.scored_source import make_scored_source
 from ares_exp.environments.source import SourceBase
 from ares_exp.policies.policy import Policy, as_policy
-from ares_exp.runs.branching import Branching, BranchOptions
 from ares_exp.runs.budget import Budget
-from ares_exp.runs.executors.executor import ExecutorBase, Recipe, as_executor
-from ares_exp.runs.executors.here import LocalExecutor
+from ares_exp.runs.executors.executor import ExecutorBase, LocalExecutor, Recipe, as_executor
 from ares_exp.runs.retries import RetryRules
-from ares_exp.runs.trainer import NoTrainer, Trainer
 from ares_exp.snapshots.schedule import NoSnapshots, SnapshotSchedule
 from ares_exp.tasks.verification.time_limits import TimeLimits
 from ares_exp.trackers.several import SeveralTrackers
@@ -32,6 +29,9 @@ from ares_exp.trajectories.collector_guard import as_collector
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from ares_exp.runs.branching import Branching
+    from ares_exp.runs.trainer import Trainer
+
 
 @dataclass(frozen=True, slots=True)
 class Components:
@@ -39,6 +39,7 @@ class Components:
 
     Attributes:
         recipe: What other processes make environments from; `None` where parts were given as objects.
+        trainer: Makes the plan of the run and learns from it; `None`: every task is run `attempts` times.
     """
 
     source: SourceBase
@@ -54,7 +55,7 @@ class Components:
     budget: Budget = field(default_factory=Budget)
     executor: ExecutorBase = field(default_factory=LocalExecutor)
     recipe: Recipe | None = None
-    trainer: Trainer = field(default_factory=NoTrainer)
+    trainer: Trainer | None = None
 
     @property
     def playing_agent(self) -> AgentFactoryBase:
@@ -89,7 +90,7 @@ class Components:
             branching=_branching(config),
             retry=instantiate_node(config, "retry"),
             budget=instantiate_node(config, "budget"),
-            trainer=objects.get("trainer", NoTrainer()) if config.trainer is None else part("trainer"),
+            trainer=objects.get("trainer") if config.trainer is None else part("trainer"),
             executor=as_executor(part("executor")),
             recipe=None if objects else Recipe.of(config),
         )
@@ -144,4 +145,6 @@ class Settings:
 def _branching(config: DictConfig) -> Branching | None:
     if config.branch_from is None:
         return None
+    from ares_exp.runs.branching import Branching, BranchOptions
+
     return Branching(config.branch_from, BranchOptions(**config.branch))

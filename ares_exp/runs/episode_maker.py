@@ -26,12 +26,12 @@ from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_storage import RunStorage
 from ares_exp.rollout import run_episode
 from ares_exp.runs.components import Components, Settings
-from ares_exp.runs.resume.episode_plan import PlannedEpisode
 from ares_exp.runs.resume.resumable_policy import ResumablePolicy
 from ares_exp.runs.running_episode import RunningEpisode
+from ares_exp.runs.scheduler import PlannedEpisode
 from ares_exp.snapshots.store import SnapshotStore
 from ares_exp.trajectories.answer_log import AnswerLog, LoggedEpisode
-from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
+from ares_exp.trajectories.collecting_environment import EpisodeEnds, TrajectoryCollectingEnvironment
 from ares_exp.trajectories.normalisers import Normaliser, with_own
 from ares_exp.trajectories.recorded_responses import answers
 
@@ -45,22 +45,13 @@ class EpisodeMaker:
     """Makes planned episodes from the components of a run. Nothing of them is kept on disk but what collectors keep."""
 
     def __init__(self, components: Components, settings: Settings, gate: Gate | None = None) -> None:
-        """Keeps the arguments; does no I/O.
-
-        Args:
-            components: The parts of the experiment.
-            settings: The experiment's settings.
-            gate: Holds requests to the policy back while it is closed.
-        """
         self._parts = components
         self._settings = settings
         self._gate = gate or Gate()
+        self._ends = EpisodeEnds()
 
     async def make(self, episode: RunningEpisode) -> tuple[MinimalEnvironment, LLMClient]:
         """Makes environment and policy of an episode. Starts nothing; the rollout loop closes the environment.
-
-        Args:
-            episode: Receives the made objects, and the events of both.
 
         Raises:
             EpisodeError: Something cannot be made.
@@ -124,7 +115,6 @@ class EpisodeMaker:
         )
 
     def _background_client(self) -> BackgroundClient | None:
-        """Makes the client for background requests, if the agent of the episode has any."""
         is_asked = self._parts.source.needs_container and self._parts.playing_agent.answers_background_requests
         return BackgroundClient(self._settings.policy_timeout_sec) if is_asked else None
 
@@ -165,10 +155,10 @@ class EpisodeMaker:
             start_time=episode.started_at,
             metadata=metadata,
             listener=episode,
+            ends=self._ends,
         )
 
     def _make_client(self, episode: RunningEpisode) -> LLMClient:
-        """Returns what answers the requests of the episode, without a record of it."""
         planned = episode.planned
         spec = EpisodeSpec(
             planned.task_name,
@@ -199,24 +189,12 @@ class ResumableEpisodeMaker(EpisodeMaker):
         gate: Gate,
         storage: RunStorage,
     ) -> None:
-        """Keeps the arguments; does no I/O.
-
-        Args:
-            components: The parts of the experiment.
-            settings: The experiment's settings.
-            run_dir: The run directory.
-            gate: Holds requests to the policy back while it is closed.
-            storage: Ends the run at the first failed write.
-        """
         super().__init__(components, settings, gate)
         self._run_dir = run_dir
         self._storage = storage
 
     async def make(self, episode: RunningEpisode) -> tuple[MinimalEnvironment, ResumablePolicy]:
         """Makes environment and policy of an episode. Starts nothing; the rollout loop closes the environment.
-
-        Args:
-            episode: Receives the made objects, and the events of both.
 
         Raises:
             EpisodeError: Something cannot be made.
@@ -296,7 +274,6 @@ class ResumableEpisodeMaker(EpisodeMaker):
 
     @functools.cached_property
     def _normalisers(self) -> Sequence[Normaliser]:
-        """What may differ between two requests that are the same."""
         return with_own(self._parts.playing_agent.normalisers)
 
     def start_log(self, planned: PlannedEpisode, *, started_at: float = 0.0) -> AnswerLog:

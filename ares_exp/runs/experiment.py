@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from ares_exp.cancellation import finish
 from ares_exp.environment import MinimalEnvironment, complete
@@ -24,38 +25,50 @@ from ares_exp.records.results import UNFINISHED, EpisodeResult, final_results
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_storage import RunStorage
 from ares_exp.records.run_summary import RunSummary
-from ares_exp.runs.budget import Budget
+from ares_exp.runs.budget import Budget, Spending
 from ares_exp.runs.components import Components, Settings
-from ares_exp.runs.control.live_settings import LiveSettings
-from ares_exp.runs.control.live_status import LiveStatus
-from ares_exp.runs.control.run_control import RunControl
+from ares_exp.runs.control.run_control import LiveSettings, RunControl
 from ares_exp.runs.control.runner_monitor import RunnerMonitor
+from ares_exp.runs.control.status import LiveStatus
 from ares_exp.runs.episode_maker import ResumableEpisodeMaker
-from ares_exp.runs.executors.executor import Place
-from ares_exp.runs.executors.here import LocalExecutor
+from ares_exp.runs.executors.executor import LocalExecutor, Place
 from ares_exp.runs.preparation import bounded_concurrency, check_collectors, planned_episodes, prepare
 from ares_exp.runs.progress import Progress
 from ares_exp.runs.recorder import Recorder
-from ares_exp.runs.resume.episode_plan import PlannedEpisode, episode_seed
-from ares_exp.runs.resume.previous_sessions import PreviousSessions
+from ares_exp.runs.resume.session import PreviousSessions
 from ares_exp.runs.running_episode import RunningEpisode
-from ares_exp.runs.scheduler import Retry, Scheduler
-from ares_exp.runs.spending import Spending
-from ares_exp.runs.trained_run import PlayedOnRequest, train
-from ares_exp.runs.trainer import Trainer, trains
+from ares_exp.runs.scheduler import PlannedEpisode, Retry, Scheduler, episode_seed
 from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
 from ares_exp.trackers.tracker import RunInfo
 
 if TYPE_CHECKING:
     from ares_exp.environments.code_environment import CodeEnvironment
     from ares_exp.environments.playing_again import EpisodeStart
+    from ares_exp.runs.trainer import PlayedOnRequest, Trainer
 
 TRAINER_GRACE_SEC = 60.0
 """Seconds that an interrupted trainer has to finish the step that it is in."""
 
 SHOWN_TASKS = 5
 
+GC_THRESHOLD = 25_000
+"""Net allocations that start a garbage collection during a run; Python's default is 700 to 2,000."""
+
 logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def collecting_seldom() -> Iterator[None]:
+    """Collects garbage less often inside the block. Episodes have no reference cycles, so it would find almost nothing.
+
+    With a thousand running episodes, Python's own threshold takes a quarter of the run's CPU time.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(max(before[0], GC_THRESHOLD) if before[0] else 0, *before[1:])  # 0: the collector is off
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 class Experiment:
@@ -67,7 +80,6 @@ class Experiment:
     """
 
     def __init__(self, components: Components, settings: Settings, run_dir: RunDir, *, quiet: bool = False) -> None:
-        """Keeps the arguments; `quiet`: shows no progress."""
         self.warnings: list[str] = []
         self._parts = components
         self._settings = settings
@@ -106,7 +118,7 @@ class Experiment:
         run_dir = self._run_dir.path
         names = await prepare(parts, self._settings, self._maker, self._warn, run_dir=run_dir)
         self._scheduler.resize(bounded_concurrency(parts, self._settings.concurrency, self._warn))
-        if trains(parts.trainer):
+        if parts.trainer is not None:
             await asyncio.to_thread(parts.trainer.check, parts.policy, names)
         if parts.policy.knows_prices and not self.spending.is_limited:
             self._warn(
@@ -127,12 +139,6 @@ class Experiment:
 
         A failed episode is a normal result; `interrupt` ends the run early.
 
-        Args:
-            task_names: The selected tasks.
-            info: Description of the run for the tracker.
-            earlier: Results and logs of earlier sessions of the run.
-            redo: Outcomes of earlier sessions that are played again.
-
         Raises:
             ConfigError: The disk has no space for the records; no episode was started.
         """
@@ -142,10 +148,12 @@ class Experiment:
             model.record_in(self._storage)
         earlier = earlier or PreviousSessions()
         trainer = self._parts.trainer
-        self._planned = planned = [] if trains(trainer) else planned_episodes(self._parts, self._settings, task_names)
+        self._planned = planned = (
+            [] if trainer is not None else planned_episodes(self._parts, self._settings, task_names)
+        )
         asked = {one.slot for one in planned}
         self._recorder.results = [
-            result for result in earlier.results if trains(trainer) or (result.task_name, result.attempt) in asked
+            result for result in earlier.results if trainer is not None or (result.task_name, result.attempt) in asked
         ]
         for result in self._recorder.results:
             if result.reward is None and result.outcome not in UNFINISHED:
@@ -162,10 +170,10 @@ class Experiment:
         if not self._quiet:
             self._progress.start()
         try:
-            if owed or trains(trainer):
+            if owed or trainer is not None:
                 await self._prepare_branching()
                 async with self._watched():
-                    if trains(trainer):
+                    if trainer is not None:
                         await self._train(trainer, task_names, earlier)
                     else:
                         await self._scheduler.run(owed)
@@ -179,6 +187,8 @@ class Experiment:
         return summary
 
     async def _train(self, trainer: Trainer, task_names: Sequence[str], earlier: PreviousSessions) -> None:
+        from ares_exp.runs.trainer import PlayedOnRequest, train
+
         self._trained = PlayedOnRequest(
             self._parts,
             self._settings,
@@ -187,7 +197,7 @@ class Experiment:
             task_names,
             earlier,
             self._warn,
-            self._expect_another,
+            self._live.expect_another,
         )
         try:
             await train(trainer, self._trained, self._scheduler, limit_sec=TRAINER_GRACE_SEC)
@@ -210,16 +220,11 @@ class Experiment:
             return len(final)
         return sum(result.outcome not in UNFINISHED for result in final)
 
-    def _expect_another(self) -> None:
-        self._live.planned += 1
-        self._live.expected += 1
-
     @asynccontextmanager
     async def _watched(self) -> AsyncIterator[None]:
-        """Monitors the episodes, the process and the budgets inside the block, and takes orders."""
         monitor = RunnerMonitor(
             self._running.values,
-            self._log_system,
+            partial(self._recorder.track, self._parts.tracker.log_system),
             self._warn,
             queued=lambda: self._scheduler.queued,
             figures=self._parts.executor.figures,
@@ -227,13 +232,14 @@ class Experiment:
         self._live.max_loop_lag_sec = lambda: monitor.max_loop_lag_sec
         control = self._control()
         try:
-            async with monitor, control:
-                watching = asyncio.create_task(self.spending.watch())
-                try:
-                    yield
-                finally:
-                    watching.cancel()
-                    self._live.has_ended = True
+            with collecting_seldom():
+                async with monitor, control:
+                    watching = asyncio.create_task(self.spending.watch())
+                    try:
+                        yield
+                    finally:
+                        watching.cancel()
+                        self._live.has_ended = True
         finally:
             self._max_loop_lag_sec = monitor.max_loop_lag_sec
 
@@ -256,7 +262,7 @@ class Experiment:
             interrupt=self.interrupt,
             running=lambda: list(self._running.values()),
             on_drop=self._dropped,
-            note=self._log_order,
+            note=partial(self._recorder.track, self._parts.tracker.log_order),
             is_recorded=lambda: self._storage.failure is None,
         )
 
@@ -394,9 +400,8 @@ class Experiment:
         del self._running[result.episode_id]
         result = await self._recorder.write(episode, result)
         self._live.add(result)
-        if episode.retry is not None:
-            self._live.expected += 1
-        self._recorder.guard("The tracker", lambda: self._parts.tracker.log_episode(result, episode.trajectory))
+        self._live.expected += episode.retry is not None
+        self._recorder.track(self._parts.tracker.log_episode, result, episode.trajectory)
         self.spending.add(result)
 
     def _end(self, why: BudgetExhaustedError | StorageError) -> None:
@@ -416,14 +421,7 @@ class Experiment:
         with suppress(RuntimeError):  # the loop is closed, and the run has ended
             self._loop.call_soon_threadsafe(self._end, failure)
 
-    def _log_system(self, sample: Mapping[str, float]) -> None:
-        self._recorder.guard("The tracker", lambda: self._parts.tracker.log_system(sample))
-
-    def _log_order(self, line: Mapping[str, Any]) -> None:
-        self._recorder.guard("The tracker", lambda: self._parts.tracker.log_order(line))
-
     async def _prepare_branching(self) -> None:
-        """Prepares the snapshot that this run's episodes branch from, if they do."""
         branching = self._parts.branching
         if branching is None:
             return
@@ -445,7 +443,6 @@ class Experiment:
             await branching.prepare(agents, partial(make, place), check, store, self._warn)
 
     def _warn(self, sentence: str) -> None:
-        """Warns the user once, and keeps the sentence for the records."""
         if sentence not in self.warnings:
             self.warnings.append(sentence)
             logger.warning("%s", sentence)

@@ -14,7 +14,7 @@ from ares_exp.errors import ConfigError, UserError
 from ares_exp.runs.components import Components, Settings
 from ares_exp.runs.episode_maker import EpisodeMaker
 from ares_exp.runs.executors.executor import Played
-from ares_exp.runs.resume.episode_plan import PlannedEpisode, plan_episodes
+from ares_exp.runs.scheduler import PlannedEpisode, plan_episodes
 from ares_exp.trajectories.collector import CollectorBase
 
 SHOWN_TASKS = 5
@@ -30,13 +30,6 @@ async def prepare(
 ) -> Sequence[str]:
     """Reads the task set and checks everything that can be checked before the first container starts.
 
-    Args:
-        parts: The components.
-        settings: Their settings.
-        maker: Makes the episodes.
-        warn: Takes sentences that warn the user.
-        run_dir: The run directory; `None` when nothing is kept.
-
     Returns:
         Names of the selected tasks.
 
@@ -49,8 +42,7 @@ async def prepare(
             f"Expected environments that can be branched, and those of {name_of(parts.source)} have no "
             "`export_state`. Play the task anew, or its recorded answers again with `replay=<run>/<episode>`."
         )
-    _check_terminals(parts)
-    _check_forwarded_ports(parts)
+    _check_agent(parts)
     check_snapshots(parts)
     checks = [_load(parts.source, warn), parts.policy.preflight()]
     checks += parts.executor.checks(parts.source, maker.episode_parts(settings.seed))
@@ -116,20 +108,16 @@ def planned_episodes(parts: Components, settings: Settings, task_names: Sequence
     return [one if seed is None else replace(one, seed=seed) for one, seed in zip(planned, seeds, strict=True)]
 
 
-def _check_terminals(parts: Components) -> None:
-    """Refuses an agent that needs a terminal on a backend without."""
+def _check_agent(parts: Components) -> None:
     containers, agents = parts.container_factory, parts.playing_agent
-    if parts.source.needs_container and agents.needs_terminal and not containers.has_terminals:
+    if not parts.source.needs_container:
+        return
+    if agents.needs_terminal and not containers.has_terminals:
         raise ConfigError(
             f"{agents.name} works in a terminal, and container={containers.name} has none. Use container=local, "
             "container=docker or container=daytona, or agent=tools or agent=shell."
         )
-
-
-def _check_forwarded_ports(parts: Components) -> None:
-    """Refuses an agent that is reached through a forwarded port on a backend without."""
-    containers, agents = parts.container_factory, parts.playing_agent
-    if parts.source.needs_container and agents.needs_forwarded_port and not containers.forwards_ports:
+    if agents.needs_forwarded_port and not containers.forwards_ports:
         raise ConfigError(
             f"agent={agents.name} is a program in the container, whose LLM calls come out by a forwarded port, and "
             f"container={containers.name} cannot forward ports (`forwards_ports = True` is missing). Use "
@@ -189,7 +177,6 @@ def _narrowed(parts: Components, task_names: Sequence[str], warn: Callable[[str]
 
 
 def _some(names: Collection[str]) -> str:
-    """Lists names, the first ones of many."""
     shown = ", ".join(list(names)[:SHOWN_TASKS])
     return shown if len(names) <= SHOWN_TASKS else f"{shown} and {len(names) - SHOWN_TASKS} more"
 

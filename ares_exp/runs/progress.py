@@ -51,7 +51,9 @@ class Progress:
         """
         self._status = status
         self._stream = stream if stream is not None else sys.stderr
-        self._is_tty = _can_redraw(self._stream) if is_tty is None else is_tty
+        if is_tty is None:
+            is_tty = self._stream.isatty() and os.environ.get("TERM", "dumb") not in {"dumb", "unknown"}
+        self._is_tty = is_tty
         self._interval_sec = interval_sec
         self._is_kept = is_kept
         self._clock = clock
@@ -61,12 +63,10 @@ class Progress:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        """Starts the display."""
         self.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Stops the display."""
         self.stop()
 
     def start(self) -> None:
@@ -175,7 +175,3 @@ def _log_lines_above(console: Console) -> Iterator[None]:
     finally:
         for handler, stream in streams:
             handler.setStream(stream)
-
-
-def _can_redraw(stream: TextIO) -> bool:
-    return stream.isatty() and os.environ.get("TERM", "dumb") not in {"dumb", "unknown"}

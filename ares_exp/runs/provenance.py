@@ -100,7 +100,6 @@ def _own_version(checkout: Path) -> str | None:
 
 
 def _distributions() -> list[str]:
-    """Names our own requirements, and the packages that plugins come from."""
     from packaging.requirements import Requirement
 
     requirements: list[str] = []

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from ares_exp.errors import BudgetExhaustedError, StorageError
 from ares_exp.records.results import ANSWERS_USED_UP, EpisodeResult
-from ares_exp.records.run_dir import RunDir
+from ares_exp.records.run_dir import GatheredCalls, RunDir
 from ares_exp.records.run_storage import RunStorage
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.runs.components import Components
-from ares_exp.runs.resume.episode_plan import PlannedEpisode
-from ares_exp.runs.resume.previous_sessions import PreviousSessions
+from ares_exp.runs.resume.session import PreviousSessions
 from ares_exp.runs.running_episode import RunningEpisode
+from ares_exp.runs.scheduler import PlannedEpisode
 from ares_exp.trackers.tracker import RunInfo
 
 if TYPE_CHECKING:
@@ -43,14 +43,6 @@ class Recorder:
         storage: RunStorage,
         start_log: Callable[[PlannedEpisode], AnswerLog],
     ) -> None:
-        """Does no I/O.
-
-        Args:
-            parts: The components of the run.
-            run_dir: The run directory.
-            storage: Ends the run at the first failed write.
-            start_log: Creates the answer log of an episode that has not started. Blocking.
-        """
         self.results: list[EpisodeResult] = []
         self.failures = 0
         self.unwritten_rows = 0
@@ -58,6 +50,7 @@ class Recorder:
         self._run_dir = run_dir
         self._storage = storage
         self._start_log = start_log
+        self._rows = GatheredCalls(self._write)
 
     def start_tracker(self, info: RunInfo, earlier: PreviousSessions) -> None:
         """Starts the tracker with the results of earlier sessions; episodes lost there are logged as new retries."""
@@ -66,7 +59,7 @@ class Recorder:
         tracker = self._parts.tracker
         self.guard("The tracker's start", lambda: tracker.start(replace(info, earlier=told)))
         for result in earlier.lost:
-            self.guard("The tracker", partial(tracker.log_episode, result))
+            self.track(tracker.log_episode, result)
 
     async def cause(self, failure: BaseException) -> BaseException:
         """Returns the failed write that ended the run in place of what ended an episode: it may be a consequence."""
@@ -77,7 +70,7 @@ class Recorder:
     async def write(self, episode: RunningEpisode, result: EpisodeResult) -> EpisodeResult:
         """Writes the row. Returns it as it was written."""
         self.failures += episode.collector_failures
-        self.unwritten_rows += not await asyncio.shield(asyncio.to_thread(self._write, episode, result))
+        await asyncio.shield(self._rows.put((episode, result)))
         assert episode.result is not None
         result = episode.result
         self.results.append(result)
@@ -88,31 +81,31 @@ class Recorder:
             )
         return result
 
-    def _write(self, episode: RunningEpisode, result: EpisodeResult) -> bool:
-        """Writes a row; then deletes the answer log if its responses are not needed any more.
+    def _write(self, ended: Sequence[tuple[RunningEpisode, EpisodeResult]]) -> None:
+        """Writes rows; then deletes the answer logs whose responses are not needed any more.
 
         A retry has its log before the row is written: it is started even if this process dies while the retry waits.
-
-        Returns:
-            Whether the row was written.
         """
-        row = episode.row_of(result)
+        rows = [episode.row_of(result) for episode, result in ended]
         try:
-            if episode.starts_anew:
-                assert episode.retry is not None
-                self._start_log(episode.retry.planned)
-            self._storage.write(lambda: self._run_dir.append_episodes(row), self._run_dir.episodes)
+            for episode, _ in ended:
+                if episode.starts_anew:
+                    assert episode.retry is not None
+                    self._start_log(episode.retry.planned)
+            self._storage.write(lambda: self._run_dir.append_episodes(*rows), self._run_dir.episodes)
         except StorageError as failure:
-            episode.result = episode.to_unrecorded(failure)
-            return False
-        if episode.log is not None and (episode.starts_anew or result.outcome in ANSWERS_USED_UP):
-            with suppress(OSError):  # a resume deletes it
-                episode.log.discard()
-        return True
+            self.unwritten_rows += len(rows)
+            for episode, _ in ended:
+                episode.result = episode.to_unrecorded(failure)
+            return
+        for episode, result in ended:
+            if episode.log is not None and (episode.starts_anew or result.outcome in ANSWERS_USED_UP):
+                with suppress(OSError):  # a resume deletes it
+                    episode.log.discard()
 
     def write_totals(self, summary: RunSummary, warnings: Sequence[str]) -> None:
         """Writes `summary.json` and `results.json`. Blocking."""
-        from ares_exp.records.statistics.results_document import results_document
+        from ares_exp.records.statistics.run_statistics import results_document
 
         totals = {**summary.to_dict(), "warnings": warnings}
         self.guard("Writing summary.json", lambda: self._run_dir.write_json(self._run_dir.summary, totals))
@@ -129,6 +122,10 @@ class Recorder:
             await asyncio.to_thread(self.guard, "Collecting deleted snapshots", self._parts.snapshots.collect_garbage)
         tracker = self._parts.tracker
         await asyncio.to_thread(self.guard, "The tracker's end", lambda: tracker.finish(summary))
+
+    def track(self, log: Callable[..., object], *values: object) -> None:
+        """Calls a method of the tracker. A failure is reported and counted, and the run continues."""
+        self.guard("The tracker", partial(log, *values))
 
     def guard(self, what: str, act: Callable[[], object]) -> bool:
         """Calls `act` and returns whether it succeeded; a failure is reported and counted, and the run continues.

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,19 +17,15 @@ from ares_exp.config.hydra_setup import HYDRA_RECORDS, NOTHING_TO_RESUME, is_fre
 from ares_exp.config.schema import validate
 from ares_exp.errors import ConfigError
 from ares_exp.policies.replay_report import ReplayReport
-from ares_exp.records.repeated_warnings import RepeatedWarnings
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_summary import RunSummary
-from ares_exp.records.secrets import scrub, scrub_argv
+from ares_exp.records.secrets import RepeatedWarnings, SecretFilter, scrub, scrub_argv, typed_secrets
 from ares_exp.records.terminal_text import print_error
 from ares_exp.reports.summary import render_job, render_summary
 from ares_exp.runs.components import Components, Settings
 from ares_exp.runs.experiment import Experiment
 from ares_exp.runs.provenance import collect_provenance
-from ares_exp.runs.resume.compose_from_run import keep_recorded
-from ares_exp.runs.resume.episode_ref import EpisodeRef
 from ares_exp.runs.resume.session import Session, close_session, open_session
-from ares_exp.runs.resume.trusted_record import check_trust
 from ares_exp.trackers.tracker import RunInfo
 
 if TYPE_CHECKING:
@@ -41,7 +38,11 @@ logger = logging.getLogger(__name__)
 
 
 class Run:
-    """A run that can be played once."""
+    """A run that can be played once.
+
+    Attributes:
+        run_dir: Where it writes.
+    """
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class Run:
         """
         self._components = components
         self._experiment = Experiment(components, settings, run_dir, quiet=quiet)
-        self._run_dir = run_dir
+        self.run_dir = run_dir
         self._config = config
         self._group = group
         self._job = job
@@ -100,6 +101,9 @@ class Run:
         scrub_hydra_records(run_dir.path / HYDRA_RECORDS, overrides)
         job = f"#{hydra.job.num} {' '.join(scrub_argv(overrides))}".rstrip() if sweeps else None
         if config.resume and run_dir.has_run:
+            from ares_exp.runs.resume.compose_from_run import keep_recorded
+            from ares_exp.runs.resume.trusted_record import check_trust
+
             check_trust(run_dir.path, forced=config.resume_force)
             if changed := keep_recorded(config, run_dir, overrides):
                 logger.warning("What is on disk of %s has changed; the run goes on as it was.", ", ".join(changed))
@@ -112,11 +116,6 @@ class Run:
         values |= {one: {"_object_": type(part).__name__} for one, part in (given or {}).items()}
         return cls(parts, settings, run_dir, scrub(values), group, job, quiet=quiet)
 
-    @property
-    def run_dir(self) -> RunDir:
-        """Where it writes."""
-        return self._run_dir
-
     async def play(self) -> RunSummary:
         """Prepares, plays and records the episodes, and prints the summary.
 
@@ -128,11 +127,11 @@ class Run:
         summary = None
         try:
             task_names = await preparing
-            with self._run_dir.owned(resume=self._config["resume"]):
+            with self.run_dir.owned(resume=self._config["resume"]):
                 session, info = await asyncio.to_thread(self._open_session, task_names)
                 redo = self._config["resume_redo"] or ()
                 summary = await self._experiment.run(task_names, info, earlier=session.earlier, redo=redo)
-                close_session(self._run_dir, summary)
+                close_session(self.run_dir, summary)
             self._show(summary)
         except asyncio.CancelledError:
             if not self._interrupted:
@@ -166,12 +165,12 @@ class Run:
         provenance = collect_provenance(task_set_path=source.path, task_origins=source.origins)
         digests = {name: source.digest(name) for name in task_names}
         try:
-            session = open_session(self._run_dir, self._config, provenance, digests, self._experiment.warnings)
+            session = open_session(self.run_dir, self._config, provenance, digests, self._experiment.warnings)
         except OSError as error:
-            raise ConfigError(f"Cannot write in the run directory {self._run_dir.path}: {error}.") from error
+            raise ConfigError(f"Cannot write in the run directory {self.run_dir.path}: {error}.") from error
         info = RunInfo(
-            run_dir=self._run_dir.path,
-            name=f"{self._config['name']}/{self._run_dir.path.name}",
+            run_dir=self.run_dir.path,
+            name=f"{self._config['name']}/{self.run_dir.path.name}",
             run_id=session.run_id,
             config=self._config,
             provenance=provenance,
@@ -190,14 +189,14 @@ class Run:
             return
         with suppress(BrokenPipeError):  # `| head` has seen enough
             if self._job is not None:
-                render_job(summary, name=self._job, run_dir=self._run_dir.path, stream=sys.stdout)
+                render_job(summary, name=self._job, run_dir=self.run_dir.path, stream=sys.stdout)
             else:
-                render_summary(summary, run_dir=self._run_dir.path, stream=sys.stdout)
+                render_summary(summary, run_dir=self.run_dir.path, stream=sys.stdout)
             if report is not None and self._job is None:
                 report.render(sys.stdout)
             sys.stdout.flush()
         if summary.broken:
-            print_error(_broken_solutions(summary, self._run_dir))
+            print_error(_broken_solutions(summary, self.run_dir))
 
     def _report(self, summary: RunSummary) -> ReplayReport | None:
         """What the policy has to say of the run, if it is one of those that do; also written to `replay.json`."""
@@ -205,7 +204,7 @@ class Run:
         if report is None:
             return None
         try:
-            self._run_dir.write_json(self._run_dir.replay, report.to_dict())
+            self.run_dir.write_json(self.run_dir.replay, report.to_dict())
         except OSError as error:
             level = logging.WARNING if summary.ended_by is None else logging.DEBUG
             logger.log(level, "Writing replay.json failed: %s", error)
@@ -213,7 +212,6 @@ class Run:
 
 
 def _broken_solutions(summary: RunSummary, run_dir: RunDir) -> str:
-    """Says which tasks are not solved by their own solutions, and where to look."""
     broken = summary.broken
     tasks = list(dict.fromkeys(f"{one.task_name} ({one.reward:g})" for one in broken))
     more = f" and {len(tasks) - SHOWN_TASKS} more" if len(tasks) > SHOWN_TASKS else ""
@@ -229,14 +227,16 @@ def _broken_solutions(summary: RunSummary, run_dir: RunDir) -> str:
 
 
 def _repeated_warnings() -> list[str]:
-    """Counts the warnings that came again and were left out on the terminal."""
     filters = [one for handler in logging.getLogger().handlers for one in handler.filters]
     return [line for one in filters if isinstance(one, RepeatedWarnings) for line in one.told()]
 
 
 def _parents(config: Mapping[str, Any]) -> tuple[Path, ...]:
-    """The runs that this one was made from."""
     named = [config[verb] for verb in ("branch_from", "replay") if config[verb] is not None]
+    if not named:
+        return ()
+    from ares_exp.runs.resume.recorded_run import EpisodeRef
+
     return tuple(EpisodeRef.parse(name).run.path for name in named)
 
 
@@ -249,3 +249,47 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         raise ConfigError(f"`{error.full_key}`: {str(error).splitlines()[0]}") from None
     return {str(key): value for key, value in values.items()}
+
+
+def prepare_log() -> None:
+    """Masks typed secrets in what Hydra's handlers write, and shows warnings of one kind once."""
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(SecretFilter(typed_secrets(sys.argv[1:])))
+        if type(handler) is logging.StreamHandler:
+            handler.addFilter(RepeatedWarnings())
+    logging.raiseExceptions = False  # a full disk is reported once, not as a traceback for each line
+
+
+async def play_attended(run: Run) -> RunSummary:
+    """Plays a run. The first Ctrl-C (or SIGTERM) ends it, the second leaves at once.
+
+    Raises:
+        UserError: Something is wrong; no container was started.
+        KeyboardInterrupt: Ctrl-C before the first episode.
+    """
+    _take_signals(run)
+    return await run.play()
+
+
+def _take_signals(run: Run) -> None:
+    presses = 0
+
+    def on_signal() -> None:
+        nonlocal presses
+        presses += 1
+        if presses > 1:
+            os._exit(130)  # containers hold on to this process: they go with it
+        run.interrupt()
+        with suppress(OSError, ValueError):  # nobody may be reading any more
+            sys.stderr.write("\ninterrupted: ending running episodes; once more leaves at once\n")
+            sys.stderr.flush()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        # What is ignored (nohup) stays without effect, but by a handler: containers would inherit the ignoring.
+        ignored = number is not signal.SIGINT and signal.getsignal(number) is signal.SIG_IGN
+        if ignored:
+            loop.add_signal_handler(number, lambda: None)
+        elif number is not signal.SIGQUIT:
+            loop.add_signal_handler(number, on_signal)
+    loop.add_signal_handler(signal.SIGUSR1, run.request_snapshots)

@@ -14,11 +14,9 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.episode_events import EpisodeEvents
 from ares_exp.records.results import ANSWERS_USED_UP, EpisodeResult, ErrorInfo, Outcome, Replayed
 from ares_exp.records.run_dir import dump_json
-from ares_exp.runs.executors.executor import Place
-from ares_exp.runs.executors.here import LocalExecutor
-from ares_exp.runs.resume.episode_plan import PlannedEpisode
+from ares_exp.runs.executors.executor import LocalExecutor, Place
 from ares_exp.runs.resume.resumable_policy import GivenAgain
-from ares_exp.runs.scheduler import Retry
+from ares_exp.runs.scheduler import PlannedEpisode, Retry
 from ares_exp.trajectories.answer_log import AnswerLog
 from ares_exp.trajectories.ending import ending
 from ares_exp.trajectories.recorded_responses import answers

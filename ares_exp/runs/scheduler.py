@@ -3,11 +3,74 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import re
+import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self
 
-from ares_exp.runs.resume.episode_plan import PlannedEpisode
+from ares_exp.trajectories.answer_log import LoggedEpisode
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedEpisode:
+    """One planned try of an attempt.
+
+    Attributes:
+        episode_id: Unique; usable as a file name.
+        task_name: The task.
+        attempt: Number of the attempt at the task, from 0.
+        seed: Derived from the run's seed, the task's name, the attempt and the try, so that it depends on nothing else.
+        retry: Number of earlier tries of the attempt.
+        earlier: The try whose answers are given again; `None` for a start from the start.
+        use_snapshots: Whether it may continue from a snapshot of the earlier try.
+    """
+
+    episode_id: str
+    task_name: str
+    attempt: int
+    seed: int
+    retry: int = 0
+    earlier: LoggedEpisode | None = field(default=None, repr=False)
+    use_snapshots: bool = True
+
+    @property
+    def slot(self) -> tuple[str, int]:
+        """The attempt: task and number."""
+        return self.task_name, self.attempt
+
+    def going_on(self, earlier: LoggedEpisode, *, retry: int, use_snapshots: bool = True) -> Self:
+        """Plans a try that continues with the answers of an earlier one and shares its seed."""
+        again = self.anew(retry=retry, seed=earlier.seed)
+        return replace(again, earlier=earlier, use_snapshots=use_snapshots)
+
+    def anew(self, *, retry: int, seed: int) -> Self:
+        """Plans a try that starts from the start, after one that failed or was lost."""
+        return replace(self, episode_id=_new_id(*self.slot), seed=seed, retry=retry, earlier=None)
+
+
+def plan_episodes(task_names: Sequence[str], *, attempts: int, seed: int) -> list[PlannedEpisode]:
+    """Plans every task `attempts` times, attempts outermost: an interrupted run has played many tasks at least once."""
+    return [plan_attempt(name, attempt, seed=seed) for attempt in range(attempts) for name in task_names]
+
+
+def plan_attempt(task_name: str, attempt: int, *, seed: int) -> PlannedEpisode:
+    """Plans one attempt, with its seed derived from that of the run."""
+    return PlannedEpisode(_new_id(task_name, attempt), task_name, attempt, episode_seed(seed, task_name, attempt))
+
+
+def _new_id(task_name: str, attempt: int) -> str:
+    slug = re.sub(r"[^A-Za-z0-9._-]", "-", task_name)[:80]
+    return f"{slug}__{attempt}__{uuid.uuid4().hex[:8]}"
+
+
+def episode_seed(seed: int, task_name: str, attempt: int, retry: int = 0) -> int:
+    """Derives a seed in [0, 2**31) that is the same on every machine."""
+    name = f"{seed}/{task_name}/{attempt}" + (f"/{retry}" if retry else "")
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") >> 1
+
 
 INTERRUPT_GRACE_SEC = 4.5
 """Seconds that interrupted episodes have to clean up before the run ends without them."""
@@ -26,7 +89,13 @@ _Playing = asyncio.Task[Retry | None]
 
 
 class Scheduler:
-    """Plays episodes until all attempts have their results, or until the interrupt."""
+    """Plays episodes until all attempts have their results, or until the interrupt.
+
+    Attributes:
+        concurrency: Maximum number of episodes at once.
+        interrupted: Whether `interrupt` was called.
+        paused: Whether nothing new starts.
+    """
 
     def __init__(self, concurrency: int, play: Play) -> None:
         """Keeps the arguments.
@@ -36,7 +105,7 @@ class Scheduler:
             play: Plays one, once `starts` has returned, and returns a retry, if one is due. It raises only errors that
                 are to end the run.
         """
-        self._concurrency = concurrency
+        self.concurrency = concurrency
         self._play = play
         self._ready: deque[PlannedEpisode] = deque()
         self._waiting: dict[str, tuple[PlannedEpisode, asyncio.TimerHandle]] = {}
@@ -47,22 +116,7 @@ class Scheduler:
         self._resumed = asyncio.Event()
         self._resumed.set()
         self._changed = asyncio.Event()
-        self._interrupted = self._paused = self._waits_for_more = False
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether `interrupt` was called."""
-        return self._interrupted
-
-    @property
-    def paused(self) -> bool:
-        """Whether nothing new starts."""
-        return self._paused
-
-    @property
-    def concurrency(self) -> int:
-        """Maximum number of episodes at once."""
-        return self._concurrency
+        self.interrupted = self.paused = self._waits_for_more = False
 
     @property
     def playing(self) -> int:
@@ -76,31 +130,31 @@ class Scheduler:
 
     def interrupt(self) -> None:
         """Ends running episodes as cancelled and starts no more. A second call changes nothing."""
-        if not self._interrupted:
-            self._interrupted = True
+        if not self.interrupted:
+            self.interrupted = True
             self._cancel_all()
             self._changed.set()
 
     def pause(self) -> None:
         """Starts nothing new; what plays goes on to its end."""
-        self._paused = True
+        self.paused = True
         self._resumed.clear()
 
     def resume(self) -> None:
         """Starts new episodes again."""
-        self._paused = False
+        self.paused = False
         self._resumed.set()
         self._changed.set()
 
     async def starts(self, planned: PlannedEpisode) -> None:
         """Called by `play` when there is room for a try: returns when it may start, which nothing does in a pause."""
-        while self._paused:  # it may be paused again before the waiting task runs
+        while self.paused:  # it may be paused again before the waiting task runs
             await self._resumed.wait()
         self._started.add(planned.episode_id)
 
     def resize(self, concurrency: int) -> None:
         """Changes the maximum number of episodes at once; those above a smaller one end as they would."""
-        self._concurrency = concurrency
+        self.concurrency = concurrency
         self._changed.set()
 
     def cancel(self, episode_id: str) -> None:
@@ -169,8 +223,7 @@ class Scheduler:
                     await asyncio.wait(self._playing, timeout=INTERRUPT_GRACE_SEC)
 
     def _start(self) -> None:
-        """Fills the free slots."""
-        while self._ready and not self._paused and len(self._playing) < self._concurrency:
+        while self._ready and not self.paused and len(self._playing) < self.concurrency:
             planned = self._ready.popleft()
             task = asyncio.create_task(self._play(planned))
             self._playing[task] = planned

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ares_exp.policies.policy import Policy
 from ares_exp.records.run_dir import RunDir
-from ares_exp.runs.resume.episode_plan import PlannedEpisode
-from ares_exp.runs.resume.previous_sessions import PreviousSessions
-from ares_exp.runs.running_episode import RunningEpisode
+from ares_exp.runs.scheduler import PlannedEpisode, Play, Retry, Scheduler
 
-OnEnd = Callable[[RunningEpisode | None], None]
+if TYPE_CHECKING:
+    from ares_exp.runs.components import Components, Settings
+    from ares_exp.runs.resume.session import PreviousSessions
+    from ares_exp.runs.running_episode import RunningEpisode
+
+OnEnd = Callable[["RunningEpisode | None"], None]
+Slot = tuple[str, int]
+
+logger = logging.getLogger(__name__)
 
 
 class TrainedRun(Protocol):
@@ -79,16 +87,113 @@ class Trainer(Protocol):
         ...
 
 
-class NoTrainer(Trainer):
-    """The trainer of an ordinary run: every task is run `attempts` times, and no policy learns."""
+class PlayedOnRequest(TrainedRun):
+    """A `TrainedRun` on the scheduler of a run."""
 
-    def check(self, policy: Policy, task_names: Sequence[str]) -> None:
-        """There is nothing to refuse."""
+    def __init__(
+        self,
+        parts: Components,
+        settings: Settings,
+        run_dir: RunDir,
+        scheduler: Scheduler,
+        task_names: Sequence[str],
+        earlier: PreviousSessions,
+        warn: Callable[[str], None],
+        on_play: Callable[[], None],
+    ) -> None:
+        self.policy: Policy = parts.policy
+        self.task_names = task_names
+        self.run_dir = run_dir
+        self.seed = settings.seed
+        self.concurrency = settings.concurrency
+        self.earlier = earlier
+        self._tracker = parts.tracker
+        self._scheduler = scheduler
+        self._warn = warn
+        self._on_play = on_play
+        self._on_end: dict[Slot, OnEnd] = {}
+        self._last: dict[Slot, RunningEpisode] = {}
+        self._tries: dict[Slot, asyncio.Task[Retry | None]] = {}
+        self._cancelled: set[Slot] = set()
 
-    async def train(self, run: TrainedRun) -> None:
-        """There is nothing to learn."""
+    def play(self, planned: PlannedEpisode, on_end: OnEnd) -> None:
+        """Has an attempt played as soon as a slot is free."""
+        self._on_end[planned.slot] = on_end
+        self._scheduler.append(planned)
+        self._on_play()
+
+    def cancel(self, slot: Slot) -> None:
+        """Ends an attempt as cancelled; one that has not started is never played."""
+        if slot not in self._on_end:
+            return
+        self._cancelled.add(slot)
+        if (playing := self._tries.get(slot)) is not None:
+            playing.cancel()
+        else:  # it waits for its turn, and need not any more
+            self._end(slot)
+
+    def dropped(self, planned: PlannedEpisode) -> None:
+        """Notes that somebody else has taken a try off the queue: its attempt has ended."""
+        if planned.slot in self._on_end:
+            self._end(planned.slot)
+
+    def log(self, values: Mapping[str, float], *, step: int) -> None:
+        """Gives the trackers numbers of the training."""
+        self._tracker.log_training(values, step=step)
+
+    def warn(self, sentence: str) -> None:
+        """Warns the user once."""
+        self._warn(sentence)
+
+    def is_cancelled(self, slot: Slot) -> bool:
+        """Whether the trainer has cancelled an attempt that has not ended."""
+        return slot in self._cancelled
+
+    def tried(self, episode: RunningEpisode) -> None:
+        """Notes a try that has its row."""
+        self._last[episode.planned.slot] = episode
+
+    async def play_try(self, planned: PlannedEpisode, play: Play) -> Retry | None:
+        """Plays one try of an attempt in a task of its own, which `cancel` ends; returns the retry, if one is due."""
+        slot, retry = planned.slot, None
+        if slot in self._cancelled:
+            self._cancelled.discard(slot)
+            return None
+        playing = self._tries[slot] = asyncio.ensure_future(play(planned))
+        try:
+            retry = await playing
+        except asyncio.CancelledError:
+            if not (playing.cancelled() and slot in self._cancelled):
+                raise
+        finally:
+            del self._tries[slot]
+        if retry is not None and slot not in self._cancelled:
+            return retry
+        self._cancelled.discard(slot)
+        self._end(slot)
+        return None
+
+    def _end(self, slot: Slot) -> None:
+        self._on_end.pop(slot)(self._last.pop(slot, None))
 
 
-def trains(trainer: Trainer) -> bool:
-    """Whether the trainer makes the plan of the run."""
-    return not isinstance(trainer, NoTrainer)
+async def train(trainer: Trainer, run: PlayedOnRequest, scheduler: Scheduler, *, limit_sec: float) -> None:
+    """Has a trainer train, and what it asks for played, until it is done or the run is interrupted.
+
+    Raises:
+        Exception: What the trainer raised.
+    """
+    training = asyncio.create_task(trainer.train(run))
+    training.add_done_callback(lambda _: scheduler.end())
+    try:
+        await scheduler.run((), waits_for_more=True)
+    finally:
+        if not training.done():
+            training.cancel()
+            await asyncio.wait({training}, timeout=limit_sec)
+    if not training.done():
+        logger.warning("The interrupted trainer did not end within %g s.", limit_sec)
+    elif scheduler.interrupted:
+        training.cancelled() or training.exception()  # whatever it says of episodes that were cancelled is no news
+    elif not training.cancelled():
+        training.result()

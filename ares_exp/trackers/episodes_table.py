@@ -44,7 +44,7 @@ class EpisodePages:
         Raises:
             OSError: It cannot be written.
         """
-        from ares_exp.reports.episode_page import episode_page
+        from ares_exp.reports.written_report import episode_page
 
         if self._bytes < MAX_PAGES_BYTES:
             page = episode_page(trajectory).encode()

@@ -68,8 +68,7 @@ class RunFiles:
 
         if not is_run(self._run_dir):
             return
-        from ares_exp.reports.subject import Subject
-        from ares_exp.reports.written_report import write_report
+        from ares_exp.reports.written_report import Subject, write_report
 
         out = report_of(self._run_dir)
         which = "all" if record.log_trajectories else "none"

@@ -53,8 +53,7 @@ async def driven(
     Raises:
         UserError: Something is wrong with the overrides or with what they name; no container was started.
     """
-    from ares_exp.runs.composing import compose_job
-    from ares_exp.runs.run_log import run_log
+    from ares_exp.runs.composing import compose_job, run_log
 
     folders = [Path(folder) for folder in config_dirs]
     body = Body(max_staleness)

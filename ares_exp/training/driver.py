@@ -17,8 +17,8 @@ from typing import Self
 from ares_exp.errors import ConfigError, TrajectoryFormatError, UserError, close_matches
 from ares_exp.policies.policy import UpdatablePolicy, Weights
 from ares_exp.records.results import EpisodeResult, final_results
-from ares_exp.runs.resume.episode_plan import PlannedEpisode, plan_attempt
 from ares_exp.runs.running_episode import RunningEpisode
+from ares_exp.runs.scheduler import PlannedEpisode, plan_attempt
 from ares_exp.runs.trainer import TrainedRun
 from ares_exp.trajectories.records import EpisodeTrajectory
 

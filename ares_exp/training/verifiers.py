@@ -28,8 +28,7 @@ from ares_exp.errors import ConfigError, EndpointError, PolicyError
 from ares_exp.llms.openai_chat import request_to_body, response_from_body
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.runs.parts_given import PartsGiven
-from ares_exp.runs.rollouts import FinishedEpisode, rollouts
+from ares_exp.runs.rollouts import FinishedEpisode, PartsGiven, rollouts
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
@@ -23,6 +23,7 @@ from ares_exp.errors import EpisodeStateError
 from ares_exp.llms.request import LLMRequest, freeze
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import Outcome
+from ares_exp.records.run_dir import GatheredCalls, syncing_together
 from ares_exp.trajectories.collector import TrajectoryCollector
 from ares_exp.trajectories.collector_guard import CollectorGuard
 from ares_exp.trajectories.ending import Ending, ending
@@ -36,6 +37,8 @@ from ares_exp.trajectories.records import (
 
 END_TIMEOUT_SEC = 10.0
 """How long a cancelled caller waits for the collectors to finish writing."""
+ENDED_AT_ONCE = 4
+"""Maximum number of threads that end episodes: their syncs to disk become one there."""
 
 
 class EpisodeListener(Protocol):
@@ -74,6 +77,34 @@ class EpisodeListener(Protocol):
         ...
 
 
+class EpisodeEnds(GatheredCalls["_Ending"]):
+    """Ends of episodes, in threads, as collectors may write files. Ends that arrive together are synced together."""
+
+    def __init__(self) -> None:
+        """Makes it for all environments of one event loop."""
+        super().__init__(_end_together, at_once=ENDED_AT_ONCE)
+
+
+@dataclass(slots=True)
+class _Ending:
+    """An episode that ends: its collectors with what each of them does, and the trajectories that they return."""
+
+    ends: Sequence[tuple[CollectorGuard, Callable[[], EpisodeTrajectory | None]]]
+    kept: list[EpisodeTrajectory] = field(default_factory=list)
+
+
+def _end_together(endings: Sequence[_Ending]) -> None:
+    try:
+        with syncing_together():
+            for one in endings:
+                one.kept = [kept for _, end in one.ends if (kept := end()) is not None]
+    except OSError as error:  # of a sync
+        for one in endings:
+            one.kept = []
+            for sink, _ in one.ends:
+                sink.failed("end_episode", error)
+
+
 class TrajectoryCollectingEnvironment(EnvironmentWrapper):
     """Wraps any `Environment` and records every episode, however it ends.
 
@@ -94,6 +125,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         start_time: float | None = None,
         metadata: Mapping[str, Any] | None = None,
         listener: EpisodeListener | None = None,
+        ends: EpisodeEnds | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Records `env`.
@@ -106,6 +138,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
             start_time: Start of the first episode, in epoch seconds; by default, and of others, that of its reset.
             metadata: What else is to be kept of each episode, JSON-ready, where the collector takes it.
             listener: Hears how an episode ends.
+            ends: Ends its episodes, and may be shared.
             clock: Gives epoch seconds.
 
         Raises:
@@ -120,6 +153,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         self._start_time = start_time
         self._metadata = freeze(metadata or {})
         self._listener = listener
+        self._ends = ends or EpisodeEnds()
         self._clock = clock
         self._active = False
         self._step_index = 0
@@ -296,22 +330,15 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
 
         more: dict[str, Any] = {"end_time": ended_at, "unfinished_step": unfinished}
         more |= {"rewards": rewards} if rewards else {}
-        ends = [sink.close(ended.outcome, ended.error, **more) for sink in self._sinks]
-        kept: list[EpisodeTrajectory] = []
-
-        def end() -> None:
-            for one in ends:
-                if (trajectory := one()) is not None:
-                    kept.append(trajectory)
-
-        writing = asyncio.ensure_future(asyncio.to_thread(end))
+        one = _Ending([(sink, sink.close(ended.outcome, ended.error, **more)) for sink in self._sinks])
+        writing = self._ends.put(one)
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
             await asyncio.wait({writing}, timeout=END_TIMEOUT_SEC)
             raise
         finally:
-            self.trajectory = max(kept, key=lambda one: one.num_steps, default=None)
+            self.trajectory = max(one.kept, key=lambda kept: kept.num_steps, default=None)
             if self._listener is not None:
                 self._listener.recorded(self.trajectory, self.collector_failures, end_time=ended_at)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ares_exp.environment import MinimalEnvironment, TimeStep, complete
 from ares_exp.llms.request import LLMRequest
-from ares_exp.records.episode_usage import EpisodeUsage
+from ares_exp.records.results import EpisodeUsage
 from ares_exp.wrappers.chat_text import Exchange
 from ares_exp.wrappers.episode_info import EpisodeInfo, info_of
 

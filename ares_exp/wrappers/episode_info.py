@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 from ares_exp.environment import EnvironmentBase
-from ares_exp.records.episode_usage import EpisodeUsage
+from ares_exp.records.results import EpisodeUsage
 from ares_exp.trajectories.ending import ending
 
 

@@ -25,7 +25,7 @@ from ares_exp.environments.limited_environment import limited
 from ares_exp.environments.source import EnvironmentSource, EpisodeParts, as_source
 from ares_exp.environments.task_choice import choose_index
 from ares_exp.errors import ConfigError, EpisodeStateError
-from ares_exp.runs.resume.episode_plan import episode_seed
+from ares_exp.runs.scheduler import episode_seed
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from ares_exp.errors import EpisodeStateError, UserError
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.episode_events import EpisodeEvents
 from ares_exp.records.results import Outcome
-from ares_exp.runs.resume.episode_plan import PlannedEpisode
 from ares_exp.runs.running_episode import RunningEpisode
+from ares_exp.runs.scheduler import PlannedEpisode
 from ares_exp.trackers.several import SeveralTrackers
 from ares_exp.trackers.tracker import Tracker
 

@@ -33,8 +33,7 @@ from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.source import as_source
 from ares_exp.records.run_dir import RunDir
 from ares_exp.runs.components import Components, Settings
-from ares_exp.runs.executors.executor import ExecutorBase, Recipe
-from ares_exp.runs.executors.here import LocalExecutor
+from ares_exp.runs.executors.executor import ExecutorBase, LocalExecutor, Recipe
 from ares_exp.runs.executors.ray_executor import RayExecutor
 from ares_exp.runs.experiment import Experiment
 from ares_exp.trackers.null_tracker import NullTracker

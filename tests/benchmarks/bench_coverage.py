@@ -17,7 +17,7 @@ from itertools import product
 
 from ares_exp.records.statistics.estimate import Estimate, mean, mean_over_attempts, wilson
 from ares_exp.records.statistics.paired import Difference
-from ares_exp.records.statistics.pass_rates import ks_up_to, pass_rates
+from ares_exp.records.statistics.task_statistics import ks_up_to, pass_rates
 
 REPETITIONS = 2000
 

@@ -27,6 +27,7 @@ from ares_exp.llms.request import LLMClient, LLMRequest, Message
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.episode_events import EpisodeEvents
 from ares_exp.rollout import run_episode
+from ares_exp.runs.experiment import collecting_seldom
 from ares_exp.tasks.agent_context import AgentContext
 from ares_exp.tasks.task_contract import Verdict
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
@@ -205,7 +206,8 @@ def print_steps_alone(players: Mapping[str, PlayTrivial]) -> None:
         for _ in range(ROUNDS):
             for name, play_one in players.items():
                 for at_once in (1, 1000):
-                    spent = asyncio.run(steps_alone(play_one, at_once, with_command=with_command))
+                    with collecting_seldom():
+                        spent = asyncio.run(steps_alone(play_one, at_once, with_command=with_command))
                     found.setdefault((name, at_once), []).append(spent)
         for name in players:
             row = f"{name}: {'asks, runs a command' if with_command else 'asks'}"
@@ -216,7 +218,8 @@ def main() -> None:
     print(f"CPU us per step, median of {ROUNDS} rounds, {STEPS} steps per episode, Python {sys.version.split()[0]}")
     print(f"{'':<24}{'1 env':>10}{'100 envs':>10}")
     for wrap in (bare, collecting, gym):
-        one, hundred = (asyncio.run(measure(wrap, count)) for count in (1, 100))
+        with collecting_seldom():  # as a run does
+            one, hundred = (asyncio.run(measure(wrap, count)) for count in (1, 100))
         print(f"{wrap.__name__:<24}{one:>10.1f}{hundred:>10.1f}")
     with tempfile.TemporaryDirectory() as folder:
         theirs = {"ARES": AresSteps(Path(folder), STEPS).play} if is_installed() else {}

@@ -18,7 +18,7 @@ import pytest
 import ares_exp
 from ares_exp.commands.cli.commands import COMMANDS
 from ares_exp.reports import page as page_of
-from ares_exp.reports.episode_page import episode_page
+from ares_exp.reports.written_report import episode_page
 from ares_exp.runs.control.orders import Order, write_order
 from ares_exp.runs.control.status import read_status
 from ares_exp.trajectories.files.episode_file import dump_episode

@@ -8,8 +8,8 @@ from pathlib import Path
 from ares_exp.policies import replay_report
 from ares_exp.records.results import EpisodeResult, ErrorInfo, Replayed, StageResult
 from ares_exp.records.run_dir import RunDir
-from ares_exp.records.statistics import results_document
-from ares_exp.runs.sweeps import sweep_report as sweep_report
+from ares_exp.records.statistics import run_statistics
+from ares_exp.runs.sweeps import sweep_report
 from ares_exp.snapshots import snapshot as snapshot_versions
 from ares_exp.trajectories.files import schema_versions as trajectory_versions
 from tests.docs_reference.markdown import GENERATED, documented_fields, plain, table
@@ -73,7 +73,7 @@ def versions() -> dict[str, str]:
     return {
         "trajectories (JSON, JSONL)": str(trajectory_versions.SCHEMA_VERSION),
         "snapshots": ".".join(map(str, snapshot_versions.SCHEMA)),
-        "results.json": str(results_document.SCHEMA_VERSION),
+        "results.json": str(run_statistics.SCHEMA_VERSION),
         "replay.json": str(replay_report.SCHEMA_VERSION),
         "sweep.json": str(sweep_report.SCHEMA_VERSION),
     }

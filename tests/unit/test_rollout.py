@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from ares_exp.environment import TimeStep, restart, termination, transition
 from ares_exp.errors import MalformedAnswerError, PolicyError, PolicyTimeoutError, RefusalError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
-from ares_exp.policies.episode_events import EpisodeEvents
+from ares_exp.policies.episode_events import AnswerDeadline, EpisodeEvents
 from ares_exp.rollout import run_episode
 
 REQUEST = LLMRequest([{"role": "user", "content": "?"}])
@@ -156,3 +158,36 @@ async def test_a_policy_that_never_answers_is_bounded() -> None:
     with pytest.raises(PolicyError, match=r"0\.05 s"):
         await run_episode(env, policy, EpisodeEvents(), policy_timeout_sec=0.05)
     assert env.closed_with == [PolicyTimeoutError]
+
+
+@pytest.mark.parametrize(("limit_sec", "left_sec", "extended_by"), [(5.0, 9.0, 0.0), (9.0, 5.0, 3.0), (None, 5.0, 3.0)])
+async def test_deadline_moves_while_a_request_is_held_or_waits(
+    limit_sec: float | None, left_sec: float, extended_by: float
+) -> None:
+    deadline, times = AnswerDeadline(limit_sec, left_sec), []
+    async with deadline.timer:
+        for move in (lambda seconds: None, deadline.hold, deadline.extend):
+            move(3.0)
+            times.append(deadline.timer.when() or 0.0)
+    assert [after - before for before, after in pairwise(times)] == [pytest.approx(3.0), pytest.approx(extended_by)]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_requests_sent_ahead_end_with_the_episode(fails: bool) -> None:
+    class Foresighted:
+        looks_ahead, closed = False, 0
+
+        def expect(self, pending: Any) -> None: ...
+
+        async def __call__(self, request: LLMRequest) -> LLMResponse:
+            if fails:
+                raise PolicyError("down")
+            return LLMResponse.from_text("a")
+
+        async def close(self) -> None:
+            self.closed += 1
+
+    policy = Foresighted()
+    with pytest.raises(PolicyError) if fails else nullcontext():
+        await run_episode(ThreeSteps(), policy)
+    assert policy.closed == 1

@@ -15,15 +15,14 @@ from ares_exp.config.hydra_setup import NOTHING_TO_RESUME, is_fresh_dir
 from ares_exp.config.overrides import quoted
 from ares_exp.errors import ConfigError, UserError
 from ares_exp.records.exit_codes import INCOMPLETE, INTERRUPTED, USAGE
-from ares_exp.records.run_dir import SWEEP_RECORD, RunDir, lock, write_atomically
+from ares_exp.records.run_dir import STOP, SWEEP_RECORD, RunDir, lock, write_atomically
 from ares_exp.records.secrets import MASK, scrub, typed_secrets
-from ares_exp.runs.control.inbox import Inbox
-from ares_exp.runs.sweeps.interruption import STOP, Interruption, is_stopped
-from ares_exp.runs.sweeps.job_folder import job_folders
-from ares_exp.runs.sweeps.plan import PLAN, SweepPlan
+from ares_exp.runs.control.orders import Inbox
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from ares_exp.runs.sweeps.interruption import Interruption
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +68,8 @@ class SweepCallback(Callback):
             raise SweepRefused(f"Cannot write in the sweep's folder {folder}: {error.strerror}.") from None
         SweepCallback.sweep_dir = folder
         if not config.hydra.launcher._target_.endswith(BASIC_LAUNCHER):
+            from ares_exp.runs.sweeps.interruption import Interruption
+
             SweepCallback.interruption = Interruption(folder)
 
     def on_job_start(self, config: DictConfig, **_: Any) -> None:
@@ -77,6 +78,8 @@ class SweepCallback(Callback):
             self._keep_record(Path(config.hydra.sweep.dir))
 
     def _start(self, config: DictConfig, folder: Path) -> None:
+        from ares_exp.runs.sweeps.plan import SweepPlan
+
         record = folder / SWEEP_RECORD
         recorded = record.read_text(encoding="utf-8") if record.exists() else ""
         if recorded and not config.resume:
@@ -116,12 +119,11 @@ def end_sweep(exit_code: int) -> int:
     Args:
         exit_code: The exit code so far, as known in this process.
     """
-    from ares_exp.runs.sweeps.sweep_report import SweepReport
-    from ares_exp.runs.sweeps.sweep_text import render_report
-
     folder, interruption = SweepCallback.sweep_dir, SweepCallback.interruption
     if folder is None:
         return exit_code
+    from ares_exp.runs.sweeps.sweep_report import SweepReport, render_report
+
     if interruption is not None:
         interruption.end()
         exit_code = INTERRUPTED if interruption.requested else exit_code
@@ -137,16 +139,20 @@ def end_sweep(exit_code: int) -> int:
         logger.warning("The sweep's summary cannot be made: %s", error)
         return max(exit_code, INCOMPLETE)
     worst = max(exit_code, report.exit_code)
-    return INTERRUPTED if worst == INCOMPLETE and is_stopped(folder) else worst
+    return INTERRUPTED if worst == INCOMPLETE and (folder / STOP).exists() else worst
 
 
 def _run_in(folder: Path) -> Path | None:
     """Returns a run that would be counted as a job of the sweep; the folder itself if it is a run's directory."""
+    from ares_exp.runs.sweeps.job_folder import job_folders
+
     return folder if RunDir(folder).has_run else next(job_folders(folder), None)
 
 
 def _discard(folder: Path) -> None:
     """Removes what was written for a sweep of which no job could be composed; anything else stays."""
+    from ares_exp.runs.sweeps.plan import PLAN
+
     for name in (SWEEP_RECORD, PLAN):
         (folder / name).unlink(missing_ok=True)
     if folder.resolve() != Path.cwd() and not any(folder.iterdir()):

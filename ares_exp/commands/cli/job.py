@@ -61,22 +61,24 @@ class JobFunction:
         from hydra.types import RunMode
         from omegaconf.errors import OmegaConfBaseException
 
-        from ares_exp.errors import UserError
+        from ares_exp.errors import SweepInterrupted, UserError
         from ares_exp.records.run_dir import RunDir
-        from ares_exp.runs.attended_run import play_attended, prepare_log
-        from ares_exp.runs.run import Run
-        from ares_exp.runs.sweeps.failure_note import FailureNote
-        from ares_exp.runs.sweeps.interruption import SweepInterrupted
-        from ares_exp.runs.sweeps.objective import check_objective, objective
+        from ares_exp.records.statistics.metric_estimates import DEFAULT, check_objective, objective
+        from ares_exp.runs.run import Run, play_attended, prepare_log
 
         hydra = HydraConfig.get()
         run_dir = RunDir(Path(hydra.runtime.output_dir))
         prepare_log()
-        note = FailureNote(run_dir.path) if hydra.mode == RunMode.MULTIRUN else None
+        note = None
+        if hydra.mode == RunMode.MULTIRUN:
+            from ares_exp.runs.sweeps.job_folder import FailureNote
+
+            note = FailureNote(run_dir.path)
         try:
             with self._process.playing(Path(hydra.sweep.dir)) if self._process is not None else nullcontext():
                 with suppress(OmegaConfBaseException):  # the run says what is wrong with its config
-                    check_objective(config.objective, attempts=config.attempts)
+                    if config.objective != DEFAULT:
+                        check_objective(config.objective, attempts=config.attempts)
                 summary = _complete_before(config, hydra) if note is not None and config.resume else None
                 if summary is None:
                     summary = asyncio.run(play_attended(Run.of(config, hydra)))
@@ -103,11 +105,11 @@ class JobFunction:
             self._end_command(hydra)
             return None
         self.exit_code = max(self.exit_code, summary.exit_code)
-        return objective(summary, config.objective)
+        return None if note is None else objective(summary, config.objective)
 
     def _end_command(self, hydra: Any) -> None:
         """Ends the command, or this job: the other processes end theirs, and the first one knows."""
-        from ares_exp.runs.sweeps.interruption import SweepInterrupted
+        from ares_exp.errors import SweepInterrupted
         from ares_exp.runs.sweeps.plan import BASIC_SWEEPER
 
         if self._process is None:

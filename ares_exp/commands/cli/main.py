@@ -77,9 +77,9 @@ def _run() -> int:
     from ares_exp.config.options import ROOT_CONFIG, conf_dir, config_dirs_of, print_problems, refuse_unreadable
     from ares_exp.config.overrides import flags_and_overrides
     from ares_exp.config.run_mode import mode_from_flags
+    from ares_exp.errors import SweepInterrupted
     from ares_exp.records.run_dir import refuse_used_run_dir
-    from ares_exp.runs.resume.compose_from_run import Command, compose_from_run
-    from ares_exp.runs.sweeps.interruption import SweepInterrupted
+    from ares_exp.runs.resume.session import names_recorded_run
 
     arguments = sys.argv[1:]
     refused = explain_flags(arguments) or refuse_unreadable(config_dirs_of(arguments)) or refuse_used_run_dir(arguments)
@@ -90,12 +90,17 @@ def _run() -> int:
     set_up_hydra(config_dirs_of(sys.argv[1:]))
     if not {"-sc", "--shell-completion"} & set(sys.argv[1:]):  # what a shell asks at every press of Tab
         print_problems(config_dirs_of(sys.argv[1:]))
-    command, root_config, job = Command(sys.argv[1:]), ROOT_CONFIG, JobFunction()
+    source, root_config, job = None, ROOT_CONFIG, JobFunction()
     try:
-        command = compose_from_run(*flags_and_overrides(sys.argv[1:]))
-        if command.values is not None:
-            root_config = store_recorded_config(command.values, command.choices)
-        flags, overrides = flags_and_overrides(command.argv)
+        flags, overrides = flags_and_overrides(sys.argv[1:])
+        if names_recorded_run(overrides):
+            from ares_exp.runs.resume.compose_from_run import compose_from_run
+
+            command = compose_from_run(flags, overrides)
+            source = command.source
+            if command.values is not None:
+                root_config = store_recorded_config(command.values, command.choices)
+            flags, overrides = flags_and_overrides(command.argv)
         sys.argv[1:] = [*flags, *overrides]
         with mode_from_flags(sys.argv[1:]), unchecked_help():
             hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=root_config)(job)()
@@ -105,7 +110,7 @@ def _run() -> int:
     except (KeyboardInterrupt, SweepInterrupted):
         return exit_codes.INTERRUPTED
     except Exception as error:  # errors of jobs are not raised here
-        return _explained(error, command.source, root_config)
+        return _explained(error, source, root_config)
     return job.exit_code
 
 

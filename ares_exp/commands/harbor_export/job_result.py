@@ -9,7 +9,7 @@ from typing import Any
 
 from ares_exp.commands.harbor_export.exported_errors import CANCELLED
 from ares_exp.commands.harbor_export.recorded_job import RecordedJob
-from ares_exp.records.statistics.pass_rates import pass_at_k
+from ares_exp.records.statistics.task_statistics import pass_at_k
 
 NO_DATASET = "adhoc"
 

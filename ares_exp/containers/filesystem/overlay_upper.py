@@ -34,7 +34,7 @@ from ares_exp.containers.filesystem.delta import (
 from ares_exp.containers.filesystem.file_chunks import ChunkWriter, FileChangedError, read_file
 from ares_exp.containers.filesystem.stored_objects import CHUNK_BYTES, ObjectStore
 from ares_exp.errors import CaptureError
-from ares_exp.records.beneath import open_beneath
+from ares_exp.records.run_dir import open_beneath
 from ares_exp.records.secrets import KnownSecrets
 
 _OVERLAY = ("trusted.overlay.", "user.overlay.")

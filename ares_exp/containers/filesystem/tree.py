@@ -13,7 +13,7 @@ from pathlib import Path
 from ares_exp.containers.filesystem.delta import Entry
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.errors import RestoreError
-from ares_exp.records.beneath import DIRECTORY_FLAGS, open_beneath
+from ares_exp.records.run_dir import DIRECTORY_FLAGS, open_beneath
 
 
 def write_tree(

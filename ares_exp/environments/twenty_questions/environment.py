@@ -31,8 +31,7 @@ from ares_exp.environments.twenty_questions.replies import MAX_CHARS, Guess, Rep
 from ares_exp.errors import ConfigError, EpisodeStateError
 from ares_exp.llms.request import LLMClient, LLMRequest, Message
 from ares_exp.llms.response import LLMResponse
-from ares_exp.records.episode_usage import EpisodeUsage
-from ares_exp.records.results import EnvironmentUsage
+from ares_exp.records.results import EnvironmentUsage, EpisodeUsage
 from ares_exp.tasks.task_contract import Verdict
 
 RULES = """We play twenty questions. I think of something: an object, an animal, a plant, or the like. You find out

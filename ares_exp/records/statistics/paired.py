@@ -23,8 +23,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ares_exp.records.statistics.estimate import LEVEL, NEGLIGIBLE, mean, z_quantile
-from ares_exp.records.statistics.student_t import t_quantile, two_sided_p
+from ares_exp.records.statistics.estimate import LEVEL, NEGLIGIBLE, mean, t_quantile, two_sided_p, z_quantile
 
 MOST_FLIPS = 18
 """With more tasks that differ the t-test decides: there are `2 ** 18` choices of signs already."""

@@ -26,9 +26,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import variance
 
-from ares_exp.records.statistics.estimate import NEGLIGIBLE, mean
+from ares_exp.records.statistics.estimate import NEGLIGIBLE, mean, t_quantile
 from ares_exp.records.statistics.paired import implied_error, smallest_sign_flip_p
-from ares_exp.records.statistics.student_t import t_quantile
 
 POWER = 0.8
 MOST = 1_000_000

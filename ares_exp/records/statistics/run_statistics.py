@@ -10,9 +10,16 @@ from statistics import median, quantiles
 from typing import Any, Self
 
 from ares_exp.records.results import UNFINISHED, EpisodeResult, count_outcomes, final_results
+from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.statistics.estimate import LEVEL, Estimate, mean, mean_over_attempts
-from ares_exp.records.statistics.pass_rates import PassRate, ks_up_to, pass_rates
-from ares_exp.records.statistics.task_statistics import TaskStatistics, by_task, count_errors
+from ares_exp.records.statistics.task_statistics import (
+    PassRate,
+    TaskStatistics,
+    by_task,
+    count_errors,
+    ks_up_to,
+    pass_rates,
+)
 
 THRESHOLD = 1.0
 DIGITS = 10
@@ -187,3 +194,30 @@ class Spread:
             return cls(0, 0.0, 0.0, 0.0, 0.0)
         p95 = quantiles(values, n=20, method="inclusive")[-1] if len(values) > 1 else values[0]
         return cls(len(values), mean(values), median(values), p95, math.fsum(values))
+
+
+SCHEMA_VERSION = 1
+
+
+def results_document(summary: RunSummary) -> dict[str, Any]:
+    """Makes the content of `results.json`."""
+    statistics = RunStatistics.of(summary.results, planned=summary.planned, threshold=summary.threshold)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "totals": json_ready(summary.to_dict()),
+        "statistics": statistics.to_dict(),
+        "tasks": [task_row(task) for task in statistics.tasks],
+    }
+
+
+def task_row(task: TaskStatistics) -> dict[str, Any]:
+    """Makes the row of one task, JSON-ready."""
+    derived = {
+        "attempts": task.attempts,
+        "scored": task.scored,
+        "pass_rate": task.pass_rate,
+        "pass_variance": task.pass_variance,
+        "flaky": task.is_flaky,
+    }
+    row: dict[str, Any] = json_ready({**asdict(task), **derived})
+    return row

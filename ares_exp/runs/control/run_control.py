@@ -6,25 +6,106 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from pydantic import TypeAdapter, ValidationError
+
 from ares_exp.cancellation import finish
-from ares_exp.errors import ConfigError, UserError
+from ares_exp.errors import ConfigError, UserError, close_matches
 from ares_exp.policies.gate import Gate
-from ares_exp.records.run_dir import RunDir, append_lines
+from ares_exp.policies.policy import Policy
+from ares_exp.records.run_dir import STOP, RunDir, append_lines
 from ares_exp.records.terminal_text import count_of, format_duration, one_line
-from ares_exp.runs.control.inbox import Inbox, OrderFile
-from ares_exp.runs.control.live_settings import LiveSettings
-from ares_exp.runs.control.live_status import LiveStatus
-from ares_exp.runs.control.orders import Order
-from ares_exp.runs.control.status import Held, State, write_status
-from ares_exp.runs.resume.episode_plan import PlannedEpisode
+from ares_exp.records.validation import explain_validation
+from ares_exp.runs.budget import Budget
+from ares_exp.runs.control.orders import Inbox, Order, OrderFile
+from ares_exp.runs.control.status import Held, LiveStatus, State, write_status
+from ares_exp.runs.retries import RetryRules
 from ares_exp.runs.running_episode import RunningEpisode
-from ares_exp.runs.scheduler import Scheduler
-from ares_exp.runs.sweeps.interruption import STOP, is_stopped
+from ares_exp.runs.scheduler import PlannedEpisode, Scheduler
+
+KEYS = ("concurrency", "budget.…", "retry.…", "policy.max_concurrency", "policy.max_retries")
+
+Change = Callable[[], None]
+_BUDGET = TypeAdapter(Budget)
+
+
+@dataclass(kw_only=True)
+class LiveSettings:
+    """The current settings, and the functions that change them.
+
+    Attributes:
+        budget: The current budget.
+        retry: The current rules.
+        policy: The policy of the run.
+        resize: Checks a number of episodes at once, and returns the function that applies it.
+        on_budget: Applies a budget.
+        on_retry: Applies rules.
+    """
+
+    budget: Budget
+    retry: RetryRules
+    policy: Policy
+    resize: Callable[[int], Change]
+    on_budget: Callable[[Budget], None]
+    on_retry: Callable[[RetryRules], None]
+
+    def set(self, values: Mapping[str, Any]) -> None:
+        """Changes all of them, or none.
+
+        Raises:
+            ConfigError: One of the keys cannot change, or not to that value.
+        """
+        try:
+            changes = self._changes(values)
+        except ValidationError as error:
+            raise ConfigError(f"Cannot set {', '.join(values)}: {explain_validation(error)}.") from None
+        for change in changes:
+            change()
+
+    def _changes(self, values: Mapping[str, Any]) -> list[Change]:
+        budget, retry, changes = dict[str, Any](), dict[str, Any](), list[Change]()
+        for key, value in values.items():
+            group, _, name = key.partition(".")
+            if group == "budget" and name:
+                budget[name] = value
+            elif group == "retry" and name:
+                retry[name] = value
+            elif group == "policy" and name:
+                changes.append(self.policy.adjust(name, value))
+            elif key != "concurrency":
+                raise ConfigError(
+                    f"`{key}` cannot change in a running run. Use one of {', '.join(KEYS)}. Other keys that change no "
+                    "result may differ with `resume=`; all others need a new run."
+                )
+            elif type(value) is not int or value < 1:
+                raise ConfigError(f"Expected `concurrency` to be a positive int, got {value!r:.80}.")
+            else:
+                changes.append(self.resize(value))
+        if budget:
+            changes.append(partial(self._use, "budget", self._new_budget(budget), self.on_budget))
+        if retry:
+            changes.append(partial(self._use, "retry", self.retry.changed(retry), self.on_retry))
+        return changes
+
+    def _new_budget(self, values: Mapping[str, Any]) -> Budget:
+        data = asdict(self.budget)
+        for name, value in values.items():
+            group, _, shared = name.partition(".")
+            place = data["sweep"] if group == "sweep" and shared else data
+            if (shared or name) not in place or name == "sweep":
+                raise ConfigError(f"There is no `budget.{name}`.{close_matches(name, data)}")
+            place[shared or name] = value
+        return _BUDGET.validate_python(data)
+
+    def _use(self, name: str, value: Any, apply: Callable[[Any], None]) -> None:
+        setattr(self, name, value)
+        apply(value)
+
 
 LOOK_SEC = 1.0
 """Seconds between two reads of the inbox."""
@@ -83,7 +164,6 @@ class RunControl:
             self._shared = Inbox(self.sweep_dir / self.run_dir.control.name, is_shared=True)
 
     async def __aenter__(self) -> Self:
-        """Refuses earlier orders, applies the orders of the sweep, and starts to read new ones."""
         await self._refuse_all("it was given before this session of the run started")
         await self._look()
         await self._write_status()
@@ -93,7 +173,6 @@ class RunControl:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Refuses late orders, and writes the last state."""
         assert self._task is not None
         self._task.cancel()
         self._forget_timer()
@@ -122,7 +201,7 @@ class RunControl:
 
         def take() -> tuple[list[OrderFile], bool]:
             found = self._own.take() + (self._shared.take() if self._shared is not None else [])
-            return found, self.sweep_dir is not None and is_stopped(self.sweep_dir)
+            return found, self.sweep_dir is not None and (self.sweep_dir / STOP).exists()
 
         found, is_over = await asyncio.to_thread(take)
         if is_over and not self._is_stopped:
@@ -220,7 +299,6 @@ class RunControl:
             self._resuming = None
 
     async def _reject(self, files: Sequence[OrderFile]) -> None:
-        """Records files that are not orders, in one line."""
         if not files:
             return
         named = "; ".join(f"{one_line(one.name, 60)} ({one_line(one.problem)})" for one in files[:SHOWN_FILES])
@@ -230,7 +308,6 @@ class RunControl:
         await self._record({"verb": None, "outcome": "refused", "says": says, "settled_at": time.time()})
 
     async def _refuse_all(self, why: str) -> None:
-        """Refuses all orders in the run's own inbox."""
         for _ in range(MAX_ROUNDS):  # another process may still be writing
             if not (found := await asyncio.to_thread(self._own.take)):
                 return

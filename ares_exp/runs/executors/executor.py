@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -112,3 +113,25 @@ class ExecutorBase(Executor):
 def as_executor(executor: Executor) -> ExecutorBase:
     """Returns `executor` with the defaults of `ExecutorBase` for what it lacks."""
     return completed(executor, ExecutorBase)
+
+
+class LocalExecutor(ExecutorBase):
+    """Has environments live in this process, on its event loop: as many as asked for."""
+
+    def checks(self, source: SourceBase, parts: EpisodeParts) -> Sequence[Coroutine[Any, Any, None]]:
+        """Returns the checks of the container backend and of the agent, where they are needed."""
+        if not source.needs_container:
+            return ()
+        return parts.container_factory.preflight(), parts.code_agent_factory.preflight()
+
+    async def open(self, played: Played, report: Report) -> None:
+        """Has the source check its tasks. Raises `UserError` when they cannot be played."""
+        await asyncio.to_thread(played.source.check, played.parts, report=report)
+
+    def room(self, task_name: str, *, losses: int = 0) -> AbstractAsyncContextManager[Place]:
+        """Gives a place at once."""
+        return nullcontext(self)
+
+    def make(self, source: SourceBase, task_name: str, parts: EpisodeParts) -> MinimalEnvironment:
+        """Makes the environment of an episode."""
+        return source.make(task_name, parts)

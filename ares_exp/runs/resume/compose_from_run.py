@@ -27,15 +27,15 @@ from ares_exp.errors import ConfigError
 from ares_exp.records.latest_run import run_path
 from ares_exp.records.run_dir import SWEEP_RECORD, RunDir
 from ares_exp.records.secrets import MASK, scrub
-from ares_exp.runs.resume.episode_ref import EpisodeRef
 from ares_exp.runs.resume.recorded_run import (
+    EpisodeRef,
     RecordedRun,
     RecordedSweep,
     is_folder_of_runs,
     last_attempts,
     starts_where_started,
 )
-from ares_exp.runs.resume.session import RESUME_KEYS, config_differences
+from ares_exp.runs.resume.session import BRANCH_KEYS, RESUME_KEYS, VERBS, config_differences, names_recorded_run
 from ares_exp.runs.resume.trusted_record import (
     check_config_dirs,
     check_secrets,
@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
-VERBS = ("resume", "replay", "branch_from")
-BRANCH_KEYS = ("branches", "branch", "branch.inject", "branch.edit", "branch.response")
 ASKED_FOR = (*VERBS, *BRANCH_KEYS, *RESUME_KEYS, "attempts")
 """Keys that say what to do with a run, not how it was composed."""
 NO_SELECTION: Mapping[str, Any] = {"exclude": [], "limit": None}
@@ -97,7 +95,7 @@ def compose_from_run(flags: Sequence[str], overrides: Sequence[str]) -> Command:
         hydra.errors.OverrideParseException: Something typed is no override.
     """
     as_typed = Command([*flags, *overrides])
-    if not any(one.partition("=")[0].lstrip("+~") in (*VERBS, *BRANCH_KEYS) for one in overrides):
+    if not names_recorded_run(overrides):
         return as_typed
     typed = parse_overrides(overrides)
     verbs = {one.key_or_group: one for one in typed if one.key_or_group in VERBS and one.value() is not None}
@@ -135,7 +133,6 @@ def compose_from_run(flags: Sequence[str], overrides: Sequence[str]) -> Command:
 
 
 def _resume(path: Path, flags: Sequence[str], typed: Sequence[Override], *, forced: bool) -> Command:
-    """Composes the command that runs the run or the sweep again in its directory."""
     place, is_sweep = path.absolute(), {"-m", "--multirun"} & {*flags}
     if (place / SWEEP_RECORD).is_file():
         return _resume_sweep(RecordedSweep(place), flags if is_sweep else [*flags, "-m"], typed)
@@ -216,7 +213,6 @@ def _branch(ref: EpisodeRef) -> tuple[list[str], Collection[str]]:
 def _composed(
     run: RecordedRun, values: dict[str, Any], flags: Sequence[str], needed: Sequence[str], typed: Sequence[Override]
 ) -> Command:
-    """Makes the command that changes the recorded values by the needed and the typed overrides."""
     folders = check_config_dirs(run)
     needed = _not_typed(parse_overrides([*needed, *_search_path(folders)]), typed)
     replacing = [*parse_overrides(needed), *typed]

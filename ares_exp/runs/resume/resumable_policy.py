@@ -275,7 +275,6 @@ class ResumablePolicy:
             self._note(request, None)
 
     def _note(self, request: LLMRequest, answer: LLMResponse | None) -> None:
-        """Remembers a new exchange, as the log may have to be written again."""
         self._logged.append(Exchange(serialize_llm_request(request), answer, self._events.num_stages))
 
     async def _end_stage(self, asked: Mapping[str, Any], next_one: Exchange) -> None:
@@ -285,7 +284,6 @@ class ResumablePolicy:
         await self._start_log(self._logged)
 
     async def _start_log(self, logged: Sequence[Exchange]) -> None:
-        """Starts the log anew with other exchanges than it had."""
         self._logged = list(logged)
         ahead = list(self._left_over.values())
         await in_thread(lambda: self._log.start(self._logged, ahead))

@@ -170,9 +170,6 @@ def check_config_dirs(run: RecordedRun) -> Sequence[Path]:
 def check_secrets(keys: Sequence[str]) -> None:
     """Rejects recorded values that are secrets, which are not on disk.
 
-    Args:
-        keys: The keys whose values are masked.
-
     Raises:
         ConfigError: There are such keys.
     """

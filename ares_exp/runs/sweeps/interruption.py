@@ -19,27 +19,13 @@ from pathlib import Path
 from types import FrameType
 
 from ares_exp.containers.ownership import is_dead
+from ares_exp.errors import SweepInterrupted
 from ares_exp.records.exit_codes import INTERRUPTED
+from ares_exp.records.run_dir import STOP
 
-STOP = "stop"
-"""Name of the file in a sweep's folder that ends its jobs. A user may create it with `touch`."""
 POLL_SEC = 0.3
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class SweepInterrupted(Exception):
-    """The sweep ends early: this job was cut short, or not started. A BaseException would break a launcher's worker."""
-
-
-def is_stopped(sweep_dir: Path) -> bool:
-    """Returns whether the sweep has its stop file. Blocking."""
-    return (sweep_dir / STOP).exists()
-
-
-def stop(sweep_dir: Path) -> None:
-    """Ends the sweep: as Ctrl-C once, in each of its jobs."""
-    (sweep_dir / STOP).touch()
 
 
 class JobProcess:
@@ -61,9 +47,6 @@ class JobProcess:
     @contextmanager
     def playing(self, sweep_dir: Path) -> Iterator[None]:
         """Lets the played job end in good order when the sweep is to end.
-
-        Args:
-            sweep_dir: The sweep's folder.
 
         Raises:
             SweepInterrupted: It ends already.
@@ -87,17 +70,14 @@ class JobProcess:
                     told = False
                     if is_dead(self._first_process):  # the launcher would keep this process for more jobs
                         os._exit(INTERRUPTED)
-                elif not told and self._is_over(self._sweep_dir) and self._is_handled:
+                elif (
+                    not told and self._is_over(self._sweep_dir) and signal.getsignal(signal.SIGTERM) is not self._before
+                ):
                     told = True  # once, and to the job's own handler: a second SIGTERM would end it in the middle
                     os.kill(os.getpid(), signal.SIGTERM)
 
-    @property
-    def _is_handled(self) -> bool:
-        """Whether the job listens to SIGTERM by now."""
-        return signal.getsignal(signal.SIGTERM) is not self._before
-
     def _is_over(self, sweep_dir: Path) -> bool:
-        return is_stopped(sweep_dir) or is_dead(self._first_process)
+        return (sweep_dir / STOP).exists() or is_dead(self._first_process)
 
 
 class Interruption:
@@ -108,11 +88,6 @@ class Interruption:
     """
 
     def __init__(self, sweep_dir: Path) -> None:
-        """Installs the handlers.
-
-        Args:
-            sweep_dir: The sweep's folder, which is there.
-        """
         self.requested = False
         self._sweep_dir = sweep_dir
         self._before = {number: signal.getsignal(number) for number in _NUMBERS}
@@ -130,7 +105,7 @@ class Interruption:
             os._exit(INTERRUPTED)  # the jobs notice that this process is gone
         self.requested = True
         with suppress(OSError):
-            stop(self._sweep_dir)
+            (self._sweep_dir / STOP).touch()
         with suppress(OSError, ValueError):
             sys.stderr.write("\ninterrupted: ending running episodes; once more leaves at once\n")
             sys.stderr.flush()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -11,14 +14,60 @@ from typing import Any
 from ares_exp.config.hydra_setup import HYDRA_RECORDS
 from ares_exp.errors import ConfigError
 from ares_exp.records import exit_codes
-from ares_exp.records.record_files import read_yaml
-from ares_exp.records.recorded_summary import recorded_summary
-from ares_exp.records.run_dir import RunDir
+from ares_exp.records.record_files import read_json_object, read_yaml
+from ares_exp.records.recorded_results import recorded_summary
+from ares_exp.records.run_dir import RunDir, dump_json, write_atomically
 from ares_exp.records.run_summary import RunSummary
-from ares_exp.records.secrets import scrub
+from ares_exp.records.secrets import MASK, scrub, typed_secrets
 from ares_exp.runs.resume.recorded_run import recorded_config
 from ares_exp.runs.resume.session import KEYS_THAT_MAY_CHANGE, config_differences
-from ares_exp.runs.sweeps.failure_note import FailureNote
+
+logger = logging.getLogger(__name__)
+
+FAILURE = "failure.json"
+MAX_CHARS = 20_000
+
+
+class FailureNote:
+    """`<job>/failure.json`.
+
+    Attributes:
+        path: The file.
+    """
+
+    def __init__(self, job_dir: Path) -> None:
+        self.path = job_dir / FAILURE
+
+    def write(self, exit_code: int, message: str) -> None:
+        """Leaves it, in the place of an earlier one. Where that is impossible the job counts as not complete anyway."""
+        for secret in typed_secrets(sys.argv[1:]):
+            message = message.replace(secret, MASK)
+        note = {"exit_code": exit_code, "message": message[:MAX_CHARS]}
+        try:
+            write_atomically(self.path, dump_json(note, indent=2) + "\n")
+        except OSError as error:
+            logger.warning("Writing %s failed: %s", self.path, error)
+
+    def remove(self) -> None:
+        """Takes an earlier one away: the job has results now."""
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+    def read(self) -> tuple[int, str] | None:
+        """Reads exit code and message; `None` if there is no note.
+
+        Raises:
+            ConfigError: It is broken.
+        """
+        try:
+            note = read_json_object(self.path, max_bytes=8 * MAX_CHARS)
+            code, message = note["exit_code"], note["message"]
+        except FileNotFoundError:
+            return None
+        except (OSError, KeyError) as error:
+            raise ConfigError(f"{self.path} is broken: {error!r:.200}.") from None
+        return (code if code == exit_codes.USAGE else exit_codes.INCOMPLETE), str(message)[:MAX_CHARS]
+
 
 DEPTH = 4
 """Maximum depth of job folders: `hydra.sweep.subdir` may name nested folders."""

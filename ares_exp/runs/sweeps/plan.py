@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import product, zip_longest
@@ -12,11 +13,14 @@ from typing import TYPE_CHECKING, Self
 from ares_exp.errors import ConfigError
 from ares_exp.records.run_dir import dump_json, open_regular, write_atomically
 from ares_exp.records.secrets import scrub_argv
+from ares_exp.records.statistics.metric_estimates import DEFAULT
 from ares_exp.runs.resume.session import RESUME_KEYS
-from ares_exp.runs.sweeps.objective import DEFAULT
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+logger = logging.getLogger(__name__)
+
 
 PLAN = "plan.json"
 MAX_JOBS = 100_000

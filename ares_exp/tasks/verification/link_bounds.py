@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ares_exp.errors import TaskError
-from ares_exp.records.beneath import DIRECTORY_FLAGS, open_beneath
+from ares_exp.records.run_dir import DIRECTORY_FLAGS, open_beneath
 
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO in its place blocks nothing
 

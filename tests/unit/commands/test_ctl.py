@@ -14,9 +14,8 @@ import pytest
 
 import ares_exp
 from ares_exp.commands.cli.run_command import run_module
-from ares_exp.records.run_dir import SWEEP_RECORD
+from ares_exp.records.run_dir import STOP, SWEEP_RECORD
 from ares_exp.runs.control import run_control
-from ares_exp.runs.sweeps.interruption import STOP
 from tests.unit.commands.recorded import row, run_of
 
 LIMIT_SEC = 60

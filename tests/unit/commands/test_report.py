@@ -16,7 +16,7 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import Outcome
 from ares_exp.records.secrets import MASK
 from ares_exp.reports.run_payload import ShownRun
-from ares_exp.reports.shown_episodes import in_order
+from ares_exp.reports.written_report import in_order
 from ares_exp.runs.sweeps.sweep_report import SweepReport
 from tests.unit.commands.recorded import data_of, row, run_of
 from tests.unit.trajectories.chats import chat, with_answer

@@ -20,9 +20,9 @@ from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.policies.asked_ahead import counted_when_awaited
 from ares_exp.policies.episode_events import EpisodeEvents
 from ares_exp.rollout import run_episode
-from ares_exp.runs.resume.episode_plan import PlannedEpisode
 from ares_exp.runs.resume.resumable_policy import ResumablePolicy
 from ares_exp.runs.running_episode import RunningEpisode
+from ares_exp.runs.scheduler import PlannedEpisode
 from ares_exp.trajectories.answer_log import LoggedEpisode, logged_episodes
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector

@@ -13,7 +13,7 @@ from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.limited_environment import LimitedEnvironment, limited
 from ares_exp.errors import EpisodeStateError
 from ares_exp.llms.response import LLMResponse, Usage
-from ares_exp.records.episode_usage import EpisodeUsage
+from ares_exp.records.results import EpisodeUsage
 from ares_exp.rollout import run_episode
 from ares_exp.tasks.verification.time_limits import TimeLimits
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment

@@ -14,7 +14,7 @@ import pytest
 from ares_exp.containers.activity import BackgroundRequest
 from ares_exp.llms.request import LLMRequest, Origin
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData
-from ares_exp.records.statistics.results_document import results_document
+from ares_exp.records.statistics.run_statistics import results_document
 from ares_exp.reports.episode_files import HEAD_BYTES, TAIL_BYTES, episode_files
 from ares_exp.reports.episode_payload import episode_payload
 from ares_exp.reports.page import in_html, json_text, policy, script, style

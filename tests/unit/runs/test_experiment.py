@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,14 +26,17 @@ from ares_exp.errors import AgentError, ConfigError, PreflightError, UserError, 
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.policies.oracle import OraclePolicy
-from ares_exp.policies.policy import Policy, as_policy
+from ares_exp.policies.policy import EpisodeSpec, Policy, as_policy
+from ares_exp.policies.scripted import ScriptedPolicy
 from ares_exp.records.results import Outcome
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_storage import PROBE_BYTES
 from ares_exp.records.run_summary import RunSummary
+from ares_exp.runs.branching import _FirstAnswer
 from ares_exp.runs.budget import Budget, Limits
 from ares_exp.runs.components import Components, Settings
-from ares_exp.runs.experiment import Experiment
+from ares_exp.runs.experiment import GC_THRESHOLD, Experiment, collecting_seldom
+from ares_exp.runs.preparation import bounded_concurrency
 from ares_exp.tasks.verification.time_limits import TimeLimits
 from ares_exp.trackers.null_tracker import NullTracker
 from ares_exp.trackers.tracker import RunInfo
@@ -522,7 +527,7 @@ async def test_an_interrupt_loses_no_finished_row(tmp_path: Path) -> None:
 
 
 async def test_an_interrupt_at_any_moment_ends_the_run_in_order(tmp_path: Path) -> None:
-    for moment in range(40):  # some of them fall between the end of an episode and the writing of its row
+    for moment in range(0, 40, 2):  # some fall between the end of an episode and the writing of its row
         folder = tmp_path / str(moment)
         made = experiment(folder, count=12, concurrency=12)
         playing = asyncio.create_task(play(made, folder))
@@ -662,3 +667,65 @@ async def test_an_unknown_price_is_a_word_only_under_a_limit_in_dollars(tmp_path
     await play(made, tmp_path)
     assert [warning[:43] for warning in made.warnings] == ["No price is known for model 'small-1': its "] * bool(cost)
     assert [row["length_stops"] for row in rows(tmp_path)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("given", "inside"), [((700, 10, 10), GC_THRESHOLD), ((90_000, 10, 10), 90_000), ((0, 9, 9), 0)]
+)
+def test_garbage_is_collected_less_often_inside(given: tuple[int, int, int], inside: int) -> None:
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(*given)
+        with suppress(KeyError), collecting_seldom():
+            assert gc.get_threshold() == (inside, *given[1:])
+            raise KeyError
+        assert gc.get_threshold() == given
+    finally:
+        gc.set_threshold(*before)
+
+
+@pytest.mark.parametrize(
+    ("most", "needs_container", "asked", "allowed"),
+    [(None, True, 4, 4), (1, True, 1, 1), (1, True, 4, 1), (1, False, 4, 4)],
+)
+def test_concurrency_is_bounded_by_the_backend(
+    most: int | None, needs_container: bool, asked: int, allowed: int
+) -> None:
+    parts: Any = SimpleNamespace(
+        container_factory=SimpleNamespace(name="host", max_containers=most),
+        source=SimpleNamespace(needs_container=needs_container),
+    )
+    warnings: list[str] = []
+    assert bounded_concurrency(parts, asked, warnings.append) == allowed
+    assert len(warnings) == (allowed != asked)
+    assert all("container=host can run 1 episode at a time" in warning for warning in warnings)
+
+
+SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+HI = LLMRequest([{"role": "user", "content": "hi"}])
+
+
+def branch(*replies: str) -> Any:
+    return _FirstAnswer("given", ScriptedPolicy(replies=list(replies)).for_episode(EpisodeSpec("t")))
+
+
+async def test_the_policy_answers_after_the_answer_that_was_given() -> None:
+    client = branch("a", "b")
+    assert [(await client(HI)).text for _ in range(3)] == ["given", "a", "b"]
+
+
+async def test_a_resumed_branch_goes_past_what_was_answered() -> None:
+    client = branch("a", "b")
+    client.advance(HI, LLMResponse.from_text("given"))
+    assert (await client(HI)).text == "a"
+    client = branch("a", "b")
+    for text in ("given", "a"):
+        client.advance(HI, LLMResponse.from_text(text))
+    assert (await client(HI)).text == "b"
+
+
+async def test_a_policy_without_a_place_of_its_own_is_told_nothing() -> None:
+    client: Any = _FirstAnswer("given", OraclePolicy())
+    client.advance(HI, LLMResponse.from_text("given"))
+    client.advance(HI, LLMResponse.from_text("x"))
+    assert "solve.sh" in (await client(HI)).text

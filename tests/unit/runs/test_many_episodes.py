@@ -19,7 +19,7 @@ from ares_exp.records.run_dir import RunDir
 from ares_exp.trajectories.records import EpisodeTrajectory
 from tests.benchmarks.bench_load import Tasks, Work, experiment, play
 
-EPISODES, AT_ONCE = 400, 200
+EPISODES, AT_ONCE = 200, 100
 THREADS = 32
 """As many as an event loop has at most. Each lets go of its last work a moment after who waited for that goes on."""
 

@@ -19,15 +19,12 @@ from typing import IO, Any, TextIO
 
 import pytest
 
-from ares_exp.records.episode_usage import EpisodeUsage
-from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome
+from ares_exp.records.results import EpisodeResult, EpisodeUsage, ErrorInfo, Outcome
 from ares_exp.records.terminal_text import format_duration, format_number
-from ares_exp.runs.control.live_status import LiveStatus
-from ares_exp.runs.control.status import Held
+from ares_exp.runs.control.status import Held, LiveStatus
 from ares_exp.runs.progress import Progress
-from ares_exp.runs.resume.episode_plan import plan_episodes
 from ares_exp.runs.running_episode import RunningEpisode
-from ares_exp.runs.scheduler import Scheduler
+from ares_exp.runs.scheduler import Scheduler, plan_episodes
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 

@@ -20,8 +20,7 @@ from ares_exp.records.run_summary import RunSummary
 from ares_exp.runs.control import run_control
 from ares_exp.runs.control.orders import Order, Verb, write_order
 from ares_exp.runs.control.status import RunStatus, read_status
-from ares_exp.runs.executors.executor import Place
-from ares_exp.runs.executors.here import LocalExecutor
+from ares_exp.runs.executors.executor import LocalExecutor, Place
 from tests.unit.runs.test_experiment import Answers, OneStep, Source, experiment, play, rows
 
 LIMIT_SEC = 30

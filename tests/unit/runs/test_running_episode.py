@@ -15,8 +15,8 @@ from ares_exp.records.results import Outcome
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.rollout import run_episode
-from ares_exp.runs.resume.episode_plan import plan_episodes
 from ares_exp.runs.running_episode import RunningEpisode
+from ares_exp.runs.scheduler import plan_episodes
 from ares_exp.trajectories.answer_log import LoggedEpisode
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector

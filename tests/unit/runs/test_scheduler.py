@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from ares_exp.runs import scheduler as module
-from ares_exp.runs.resume.episode_plan import PlannedEpisode, plan_episodes
-from ares_exp.runs.scheduler import Retry, Scheduler
+from ares_exp.runs.scheduler import PlannedEpisode, Retry, Scheduler, plan_episodes
 
 LONG_SEC = 1000.0
 
@@ -57,6 +56,27 @@ async def test_a_retry_gives_its_slot_up_while_it_waits() -> None:
     assert order[0] == ("task-0", 0)
     assert sorted(order[1:]) == [("task-0", 1), ("task-1", 0), ("task-2", 0)]
     assert order[1] == ("task-1", 0), "the slot was kept"
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_retry_that_goes_first_overtakes_the_queue(is_first: bool) -> None:
+    order = []
+
+    async def play(one: PlannedEpisode) -> Retry | None:
+        order.append(one.task_name)
+        if one.task_name == "task-0" and one.retry == 0:
+            return Retry(one.anew(retry=1, seed=1), 0.0, is_first=is_first)
+        if one.task_name == "task-1":  # holds the slot until the retry is due
+            for _ in range(5):
+                await asyncio.sleep(0)
+        return None
+
+    scheduler = Scheduler(1, play)
+    async with asyncio.timeout(30):
+        await scheduler.run(planned(4))
+    assert order == ["task-0", "task-1", *(["task-0"] if is_first else []), "task-2", "task-3"] + (
+        [] if is_first else ["task-0"]
+    )
 
 
 async def test_what_waits_is_queued() -> None:

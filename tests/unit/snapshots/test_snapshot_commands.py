@@ -12,8 +12,7 @@ import pytest
 from ares_exp.commands.cli.commands import COMMANDS
 from ares_exp.commands.snapshots import LEFT_OUT_WHERE_NARROW, list_columns
 from ares_exp.containers.filesystem.delta import Entry
-from ares_exp.records.terminal_text import format_size
-from ares_exp.records.text_table import columns_that_fit
+from ares_exp.records.terminal_text import columns_that_fit, format_size
 from ares_exp.snapshots.store import SnapshotStore
 from tests.unit.snapshots.stores import EPISODE, add, is_harmless
 

@@ -14,7 +14,7 @@ import pytest
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData
 from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome
 from ares_exp.records.run_summary import RunSummary
-from ares_exp.reports.episode_page import episode_page
+from ares_exp.reports.written_report import episode_page
 from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.trackers.tracker import RunInfo
 from ares_exp.trackers.wandb_identity import read_identity

@@ -22,8 +22,7 @@ from ares_exp.containers.activity import CommandRecord
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, Usage
 from ares_exp.records.results import ErrorInfo, Outcome
-from ares_exp.records.terminal_text import collapsed, one_line, printable
-from ares_exp.records.text_table import columns_that_fit
+from ares_exp.records.terminal_text import collapsed, columns_that_fit, one_line, printable
 from ares_exp.trajectories.files.episode_file import dump_episode
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request
 from ares_exp.trajectories.request_change import request_change

@@ -17,7 +17,7 @@ from ares_exp.environments.source import EpisodeParts, Report
 from ares_exp.errors import ConfigError, EpisodeStateError, PreflightError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.runs.resume.episode_plan import episode_seed
+from ares_exp.runs.scheduler import episode_seed
 from ares_exp.wrappers.task_sampling_environment import TaskSamplingEnvironment
 
 ANSWER = LLMResponse.from_text("yes")

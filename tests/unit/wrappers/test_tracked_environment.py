@@ -10,7 +10,7 @@ import pytest
 from ares_exp.errors import ConfigError, EpisodeStateError
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.records.results import EpisodeResult, Outcome
-from ares_exp.runs.resume.episode_plan import episode_seed
+from ares_exp.runs.scheduler import episode_seed
 from ares_exp.trackers.null_tracker import NullTracker
 from ares_exp.wrappers.registry import make
 

@@ -6,7 +6,7 @@ import pytest
 
 from ares_exp.commands.cli.hydra_callback import SweepCallback, end_sweep
 from ares_exp.records.results import Outcome
-from ares_exp.runs.sweeps.interruption import stop
+from ares_exp.records.run_dir import STOP
 from ares_exp.runs.sweeps.plan import SweepPlan
 from tests.unit.runs.sweeps.recorded_job import record, result
 
@@ -20,6 +20,6 @@ def test_a_sweep_that_was_stopped_was_interrupted_whichever_process_played_its_j
     last = result("b", 0, None, Outcome.CANCELLED) if is_cut else result("b", 0, 1.0)
     record(tmp_path / "0", [result("a", 0, 1.0), last], ended=not is_cut)
     if is_stopped:
-        stop(tmp_path)
+        (tmp_path / STOP).touch()
     monkeypatch.setattr(SweepCallback, "sweep_dir", tmp_path)
     assert end_sweep(0) == (0 if not is_cut else 130 if is_stopped else 1)

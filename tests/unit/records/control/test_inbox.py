@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from ares_exp.errors import ConfigError
-from ares_exp.runs.control import inbox as module
-from ares_exp.runs.control.inbox import Inbox, OrderFile
-from ares_exp.runs.control.orders import MAX_BYTES, WATCHED, Order, watch, write_order
+from ares_exp.runs.control import orders as module
+from ares_exp.runs.control.orders import MAX_BYTES, WATCHED, Inbox, Order, OrderFile, watch, write_order
 
 
 def orders(found: list[OrderFile]) -> list[Order]:

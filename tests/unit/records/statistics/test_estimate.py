@@ -8,7 +8,7 @@ from statistics import variance
 import pytest
 import scipy
 
-from ares_exp.records.statistics.estimate import mean_over_attempts, mean_over_tasks, wilson
+from ares_exp.records.statistics.estimate import mean_over_attempts, mean_over_tasks, t_quantile, two_sided_p, wilson
 
 
 @pytest.mark.parametrize(
@@ -136,3 +136,20 @@ def test_few_tasks_on_one_side_are_not_trusted_where_the_numbers_are_skewed() ->
     assert trusting.low is not None
     assert careful.low < trusting.low
     assert (careful.low, careful.high) == pytest.approx(wilson(sum(values) / 20, 20))
+
+
+@pytest.mark.parametrize(
+    ("freedom", "expected"), [(1, 12.7062), (2, 4.3027), (5, 2.5706), (10, 2.2281), (30, 2.0423), (120, 1.9799)]
+)
+def test_the_quantiles_of_textbooks(freedom: int, expected: float) -> None:
+    assert t_quantile(freedom, 0.975) == pytest.approx(expected, abs=5e-5)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 29, 100, 1_000, 49_999])
+def test_quantiles_and_tails_are_scipys(freedom: int) -> None:
+    for probability in (0.5, 0.51, 0.75, 0.9, 0.975, 0.995, 0.9999, 0.1, 0.025):
+        expected = scipy.special.stdtrit(freedom, probability)
+        assert t_quantile(freedom, probability) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    for value in (0.0, 1e-9, 0.1, 0.7, 1.96, 3.0, 8.5, 40.0, 1e4):
+        expected = 2 * scipy.special.stdtr(freedom, -value)
+        assert two_sided_p(freedom, value) == pytest.approx(expected, rel=1e-7, abs=1e-300)

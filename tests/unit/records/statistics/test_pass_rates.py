@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ares_exp.records.statistics.estimate import wilson
-from ares_exp.records.statistics.pass_rates import ks_up_to, pass_at_k, pass_hat_k, pass_rates
+from ares_exp.records.statistics.task_statistics import ks_up_to, pass_at_k, pass_hat_k, pass_rates
 
 EVERY = [(n, c, k) for n in range(1, 8) for c in range(n + 1) for k in range(1, n + 1)]
 

@@ -14,8 +14,7 @@ from ares_exp.records.results import UNFINISHED, EpisodeResult, ErrorInfo, Outco
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.statistics.estimate import wilson
 from ares_exp.records.statistics.metric_estimates import metrics
-from ares_exp.records.statistics.results_document import results_document
-from ares_exp.records.statistics.run_statistics import RunStatistics
+from ares_exp.records.statistics.run_statistics import RunStatistics, results_document
 
 
 def _try(

@@ -197,7 +197,8 @@ def test_wherever_it_is_cut_what_is_whole_is_read(tmp_path: Path) -> None:
     path = written(tmp_path, 3)
     data = path.read_bytes()
     ends = [at for at, byte in enumerate(data) if byte == ord("\n")]
-    for cut in range(ends[0], len(data)):
+    near_ends = (end + step for end in ends[1:] for step in (-1, 0, 1))
+    for cut in sorted({*range(ends[0], len(data), 7), *near_ends} - {len(data)}):
         path.write_bytes(data[:cut])
         found = LoggedEpisode.read(path).exchanges
         assert len(found) in {sum(cut > end for end in ends[1:]), sum(cut >= end for end in ends[1:])}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import grp
 import json
 import os
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from ares_exp.config.hydra_setup import compose_config, set_up_hydra, store_recorded_config
 from ares_exp.config.options import ROOT_CONFIG, conf_dir
@@ -36,9 +37,14 @@ def resolved(config: Any, run_dir: str) -> dict[str, Any]:
         OmegaConf.clear_resolver("hydra")
 
 
+@functools.cache  # most tests record the same
+def composed_here(*overrides: str) -> DictConfig:
+    return compose_config(overrides, config_dirs=[])
+
+
 def record(run: Path, overrides: Sequence[str], *, cwd: Path, config_dir: str = "") -> None:
     """Writes in a run directory how its run was composed."""
-    config = compose_config(overrides, config_dirs=[Path(config_dir)] if config_dir else [])
+    config = compose_config(overrides, config_dirs=[Path(config_dir)]) if config_dir else composed_here(*overrides)
     (run / ".hydra").mkdir(parents=True, exist_ok=True)
     (run / "episodes.jsonl").touch()
     (run / "config.yaml").write_text(yaml.safe_dump(resolved(config, str(run))))
@@ -365,12 +371,16 @@ def test_sweep_others_can_write_is_rejected(sweep: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize("verb", ["resume=first", "replay=first", "branch_from=first/fix@1"])
-@pytest.mark.parametrize("name", [".", "config.yaml", ".hydra", ".hydra/overrides.yaml"])
-def test_run_others_can_write_needs_force(recorded: Recorded, verb: str, name: str) -> None:
-    place = recorded("seed=7") / name
-    place.chmod(0o777 if place.is_dir() else 0o666)
-    with pytest.raises(ConfigError, match=r"Expected a run directory that only you can write, got .*first"):
-        compose_from_run([], [verb])
+def test_run_others_can_write_needs_force(recorded: Recorded, verb: str) -> None:
+    run = recorded("seed=7")
+    for place in (run, run / "config.yaml", run / ".hydra", run / ".hydra/overrides.yaml"):
+        mode = place.stat().st_mode
+        place.chmod(0o777 if place.is_dir() else 0o666)
+        with pytest.raises(ConfigError, match=r"Expected a run directory that only you can write, got .*first"):
+            compose_from_run([], [verb])
+        assert compose_from_run([], [verb, "resume_force=true"]).source in (run, Path("first"))
+        place.chmod(mode)
+    run.chmod(0o777)
     assert composed(verb, "resume_force=true")["seed"] == 7
 
 

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ares_exp.errors import ConfigError
+from ares_exp.errors import ConfigError, PolicyError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.records.results import EpisodeResult, Outcome, Replayed
 from ares_exp.records.run_dir import RunDir, dump_json
 from ares_exp.records.run_summary import RunSummary
-from ares_exp.runs.resume.episode_plan import PlannedEpisode, episode_seed, plan_episodes
-from ares_exp.runs.resume.previous_sessions import PreviousSessions, load_previous_sessions
+from ares_exp.runs.resume.session import PreviousSessions, load_previous_sessions
+from ares_exp.runs.retries import RetryRules
+from ares_exp.runs.scheduler import PlannedEpisode, episode_seed, plan_episodes
 from ares_exp.trajectories.answer_log import LoggedEpisode, logged_episodes
+from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
 from ares_exp.trajectories.files.episode_file import dump_episode, find_headers
 from ares_exp.trajectories.recorded_responses import Exchange
 from ares_exp.trajectories.records import serialize_llm_request
+from tests.leaks import wait_until
 from tests.unit.runs.resume.logs import log_in
+from tests.unit.runs.test_experiment import REQUEST, Answers, experiment, play, rows
 from tests.unit.trajectories.chats import chat, write
 
 ANSWER = LLMResponse.from_text("ls", cost=0.5, usage=Usage(prompt_tokens=10, generated_tokens=2))
@@ -285,3 +292,105 @@ def test_a_disk_without_room_says_so(run_dir: RunDir) -> None:
     with pytest.raises((OSError, ConfigError)):
         load_previous_sessions(run_dir)
     assert [one.episode_id for one in logged_episodes(run_dir.answers)] == ["a"], "the answers are still there"
+
+
+def test_attempts_are_outermost_and_ids_unique() -> None:
+    plan = plan_episodes(["b", "a"], attempts=2, seed=0)
+    assert [(item.task_name, item.attempt) for item in plan] == [("b", 0), ("a", 0), ("b", 1), ("a", 1)]
+    assert len({item.episode_id for item in plan}) == 4
+
+
+def test_seeds_depend_on_run_task_and_attempt_only() -> None:
+    first, second = (plan_episodes(["x", "y"], attempts=3, seed=7) for _ in range(2))
+    assert [item.seed for item in first] == [item.seed for item in second]
+    assert len({item.seed for item in first}) == 6
+    [alone] = plan_episodes(["y"], attempts=1, seed=7)
+    assert alone.seed == next(item.seed for item in first if (item.task_name, item.attempt) == ("y", 0))
+    assert episode_seed(0, "task", 0) == 1147772574
+    assert all(0 <= episode_seed(seed, "t", 0) < 2**31 for seed in range(100))
+
+
+def test_an_episode_id_is_a_file_name() -> None:
+    [item] = plan_episodes(["../we ird/näme" + "x" * 200], attempts=1, seed=0)
+    assert re.fullmatch(r"[A-Za-z0-9._-]{1,120}", item.episode_id)
+
+
+EXCHANGE = Exchange(serialize_llm_request(REQUEST), LLMResponse.from_text("a"))
+
+
+class Fails(Answers):
+    """Fails so often, and then answers."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        if self.left:
+            self.left -= 1
+            raise PolicyError("down")
+        return await super().__call__(request)
+
+
+async def test_a_try_that_waits_is_owed(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    retry = RetryRules(policy_error=1, base_sec=80_000, max_wait_sec=80_000)
+    made = experiment(tmp_path, count=1, policy=Fails(1), retry=retry, run_dir=run_dir)
+    playing = asyncio.create_task(play(made, tmp_path))
+    waits = functools.partial(wait_until, lambda: [log.retry for log in logged_episodes(run_dir.answers)] == [1])
+    assert await asyncio.to_thread(waits)
+    made.interrupt()
+    await playing
+    assert [(row["outcome"], row["retry"]) for row in rows(tmp_path)] == [("policy_error", 0)]
+    earlier = load_previous_sessions(run_dir)
+    assert len(earlier.results) == 1, "it never started"
+    [owed] = earlier.owed(plan_episodes(["task-0"], attempts=1, seed=0), run_seed=0)
+    assert (owed.retry, owed.seed, owed.earlier) == (1, episode_seed(0, "task-0", 0, 1), None)
+    assert [log.episode_id for log in logged_episodes(run_dir.answers)] == [owed.episode_id]
+
+
+async def test_a_try_that_was_promised_by_one_without_a_row(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    with run_dir.owned():
+        pass
+    log_in(run_dir.answers, LoggedEpisode("first", "task-0", 0, 0, 7, 12.0)).start([EXCHANGE])
+    log_in(run_dir.answers, LoggedEpisode("second", "task-0", 0, 1, 8, 0.0)).start([])
+    earlier = load_previous_sessions(run_dir)
+    assert [(one.episode_id, one.outcome, one.num_steps) for one in earlier.results] == [("first", "lost", 1)]
+    [owed] = earlier.owed(plan_episodes(["task-0"], attempts=1, seed=0), run_seed=0)
+    assert owed.earlier is not None
+    assert (owed.earlier.episode_id, owed.retry, owed.seed) == ("first", 1, 7)
+    assert [log.episode_id for log in logged_episodes(run_dir.answers)] == ["first"]
+
+
+async def test_a_try_that_came_to_its_end_leaves_no_log(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    retry = RetryRules(policy_error=2, base_sec=0)
+    summary = await play(experiment(tmp_path, count=2, policy=Fails(3), retry=retry, run_dir=run_dir), tmp_path)
+    assert summary.complete
+    assert len(rows(tmp_path)) == 5
+    assert logged_episodes(run_dir.answers) == []
+
+
+class Looks(MemoryTrajectoryCollector):
+    """Looks at the logs when an episode is to be ended."""
+
+    def __init__(self, answers: Path) -> None:
+        super().__init__()
+        self.answers = answers
+        self.seen: list[EpisodeResult | None] = []
+
+    def end_episode(self, *given: Any, **more: Any) -> Any:
+        self.seen += [log.result for log in logged_episodes(self.answers)]
+        return super().end_episode(*given, **more)
+
+
+async def test_what_an_episode_came_to_is_logged_before_its_trajectory_is_ended(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    looks = Looks(run_dir.answers)
+    await play(experiment(tmp_path, count=1, run_dir=run_dir, collectors={"looks": looks}), tmp_path)
+    [logged], [row] = looks.seen, rows(tmp_path)
+    assert logged is not None
+    ended = EpisodeResult.from_dict(row)
+    assert replace(ended, finished_at=logged.finished_at, phase_sec=logged.phase_sec) == logged
+    assert logged.reward == 1.0
+    assert logged_episodes(run_dir.answers) == []

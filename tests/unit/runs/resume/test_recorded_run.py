@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from ares_exp.errors import ConfigError
-from ares_exp.runs.resume.episode_ref import EpisodeRef
-from ares_exp.runs.resume.recorded_run import RecordedRun, starts_where_started
+from ares_exp.runs.resume.recorded_run import EpisodeRef, RecordedRun, starts_where_started
 from ares_exp.trajectories.files.episode_file import dump_episode
 from tests.unit.snapshots.golden_store import GOLDEN
 from tests.unit.trajectories.chats import chat, write

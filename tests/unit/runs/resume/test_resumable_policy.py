@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ares_exp.environment import PendingRequest
 from ares_exp.errors import PolicyError, RefusalError, StorageError, UnansweredError
 from ares_exp.llms.request import LLMRequest, Origin
 from ares_exp.llms.response import LLMResponse
@@ -279,8 +280,14 @@ async def said_in(policy: ResumablePolicy, *asked: tuple[str, str]) -> list[str]
     return [(await policy(in_conversation(conversation, text))).text for conversation, text in asked]
 
 
-def resumed_in_conversations(folder: Path, **options: Any) -> tuple[ResumablePolicy, Client]:
-    client = Client()
+class Ahead(Client):
+    max_concurrency_per_episode = 4
+
+
+def resumed_in_conversations(
+    folder: Path, client: Client | None = None, **options: Any
+) -> tuple[ResumablePolicy, Client]:
+    client = client or Client()
     log = log_in(folder, LoggedEpisode("e", "fix", 0, 1, 7, 1.0, parent="d"))
     log.start(IN_CONVERSATIONS)
     return ResumablePolicy(client, log, earlier=IN_CONVERSATIONS, **options), client
@@ -302,6 +309,19 @@ async def test_a_conversation_without_answers_left_asks_while_others_are_given_t
     asked = [("main", "main 0"), ("sub-a", "sub-a 0"), ("sub-a", "sub-a 1"), ("sub-a", "sub-a 2"), ("sub-b", "sub-b 0")]
     assert (await said_in(policy, *asked))[2:] == ["sub-a answer 1", "new 1", "sub-b answer 0"]
     assert client.asked == ["sub-a 2"]
+
+
+async def test_nothing_is_asked_ahead_while_another_conversation_has_recorded_responses(tmp_path: Path) -> None:
+    policy, client = resumed_in_conversations(tmp_path, client=Ahead())
+    await said_in(policy, ("main", "main 0"), ("sub-a", "sub-a 0"), ("sub-a", "sub-a 1"))
+    asked = [("sub-a", "sub-a 2"), ("sub-b", "sub-b 0"), ("main", "main 1")]
+    pending = [PendingRequest(number, name, in_conversation(name, text)) for number, (name, text) in enumerate(asked)]
+    policy.expect(pending)
+    assert await said_in(policy, asked[0]) == ["new 1"]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert client.asked == ["sub-a 2"]
+    await policy.close()
 
 
 async def test_a_conversation_that_goes_another_way_leaves_the_others_theirs(tmp_path: Path) -> None:

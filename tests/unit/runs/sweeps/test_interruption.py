@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 from ares_exp.containers.ownership import owner_labels
-from ares_exp.runs.sweeps.interruption import STOP
+from ares_exp.records.run_dir import STOP
 
 WORKER = """
 import json, signal, sys, threading
 from pathlib import Path
-from ares_exp.runs.sweeps.interruption import JobProcess, SweepInterrupted
+from ares_exp.errors import SweepInterrupted
+from ares_exp.runs.sweeps.interruption import JobProcess
 
 process, told = JobProcess(json.loads(sys.argv[1])), []
 with process.playing(Path(sys.argv[2])):

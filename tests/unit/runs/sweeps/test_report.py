@@ -4,17 +4,20 @@ import io
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from ares_exp.commands.cli.commands import COMMANDS
+from ares_exp.config.hydra_setup import hydra_records
 from ares_exp.errors import ConfigError
 from ares_exp.records.results import Outcome
-from ares_exp.runs.sweeps.failure_note import FailureNote
-from ares_exp.runs.sweeps.job_folder import JobState
-from ares_exp.runs.sweeps.plan import SweepPlan
-from ares_exp.runs.sweeps.sweep_report import SweepReport
-from ares_exp.runs.sweeps.sweep_text import render_report
+from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.statistics.metric_estimates import check_objective, known_metrics, objective
+from ares_exp.runs.sweeps.job_folder import FailureNote, JobFolder, JobState, job_folders
+from ares_exp.runs.sweeps.plan import SweepPlan, varied
+from ares_exp.runs.sweeps.sweep_report import SweepReport, render_report
 from tests.unit.runs.sweeps.recorded_job import record, result
 
 main = partial(COMMANDS["compare"].main, program="ares-exp compare")
@@ -123,3 +126,110 @@ def test_broken_records_are_named(sweep: Path, name: str, text: str) -> None:
     (sweep / name).write_text(text)
     with pytest.raises(ConfigError, match=name.rpartition("/")[2]):
         SweepReport.read(sweep)
+
+
+def test_an_attempt_without_a_reward_counts_as_zero() -> None:
+    summary = RunSummary(2, (result("a", 0, 1.0), result("b", 0, None, Outcome.AGENT_ERROR)))
+    assert objective(summary, "mean_reward") == 0.5
+    assert objective(summary, "scored_only/mean_reward") == 1.0
+    assert objective(RunSummary(2, ()), "mean_reward") is None
+
+
+def test_the_metrics_that_there_are() -> None:
+    assert {"mean_reward", "pass@1", "pass@2", "cost_mean", "scored_only/pass^2"} <= set(known_metrics(3))
+    assert "pass@4" not in known_metrics(3)
+    check_objective("pass@2", attempts=2)
+    with pytest.raises(ConfigError, match=r"no metric `objective=pass@2` with attempts=1.*Did you mean `pass@1`"):
+        check_objective("pass@2", attempts=1)
+
+
+def plan(*jobs: str) -> SweepPlan:
+    return SweepPlan(len(jobs), jobs=tuple(tuple(job.split()) for job in jobs))
+
+
+def test_what_varies() -> None:
+    assert varied([["name=x", "seed=1"], ["name=x", "seed=2", "resume=true"], ["name=x", "seed=1"]]) == ["seed"]
+    assert varied([["a=1"], ["b=1"]]) == ["a", "b"], "what one has and another has not"
+    assert varied([["a=1"]]) == []
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        plan("seed=1 limits.steps=8", "seed=2 limits.steps=8"),
+        plan("concurrency=8 seed=1 limits.steps=9 resume=true", "concurrency=8 seed=2 limits.steps=9 resume=true"),
+    ],
+)
+def test_the_same_jobs_go_on(now: SweepPlan) -> None:
+    now.check_continues(plan("seed=1 limits.steps=8", "seed=2 limits.steps=8"))
+    now.check_continues(SweepPlan())
+
+
+@pytest.mark.parametrize(
+    ("now", "number"),
+    [
+        (plan("seed=1", "seed=3"), 1),
+        (plan("seed=2", "seed=1"), 0),
+        (plan("seed=1"), 1),
+        (plan("seed=1", "seed=2", "seed=3"), 2),
+        (plan("seed=1 limits.steps=8", "seed=1 limits.steps=9", "seed=2 limits.steps=8", "seed=2 limits.steps=9"), 0),
+    ],
+)
+def test_other_jobs_do_not(now: SweepPlan, number: int) -> None:
+    with pytest.raises(ConfigError, match=rf"its job {number} is "):
+        now.check_continues(plan("seed=1", "seed=2"))
+
+
+def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
+    written = SweepPlan(2, "pass@2", minimize=True, jobs=(("seed=1",), ("seed=2",)))
+    written.write(tmp_path)
+    assert SweepPlan.read(tmp_path) == written
+    assert SweepPlan.read(tmp_path / "elsewhere") == SweepPlan()
+
+
+DONE = [result("a", 0, 1.0), result("b", 0, 0.0)]
+
+
+def config(folder: Path, **changes: Any) -> dict[str, Any]:
+    recorded: dict[str, Any] = yaml.safe_load((folder / "config.yaml").read_text())
+    return {**recorded, "resume": True, "resume_redo": [], **changes}
+
+
+def test_a_complete_job_is_done_whatever_changes_no_result(tmp_path: Path) -> None:
+    job = JobFolder.read(record(tmp_path / "0", DONE, resume=False))
+    assert job.state is JobState.COMPLETE
+    assert job.is_done(config(tmp_path / "0", concurrency=9))
+
+
+@pytest.mark.parametrize("changes", [{"attempts": 2}, {"seed": 1}, {"resume_redo": ["agent_error"]}])
+def test_it_is_not_done_where_more_or_something_else_is_asked_for(tmp_path: Path, changes: dict[str, Any]) -> None:
+    assert not JobFolder.read(record(tmp_path / "0", DONE, seed=0)).is_done(config(tmp_path / "0", **changes))
+
+
+@pytest.mark.parametrize("results", [[], DONE[:1], [DONE[0], result("b", 0, None, Outcome.CANCELLED)]])
+@pytest.mark.parametrize("ended", [True, False])
+def test_it_is_not_done_while_something_is_owed(tmp_path: Path, results: list[Any], ended: bool) -> None:
+    job = JobFolder.read(record(tmp_path / "0", results, ended=ended))
+    assert job.state is JobState.INCOMPLETE
+    assert not job.is_done(config(tmp_path / "0"))
+
+
+def test_solutions_that_fail_make_a_complete_job_fail_the_sweep(tmp_path: Path) -> None:
+    played = [JobFolder.read(record(tmp_path / str(one), DONE, must_pass=one)) for one in (False, True)]
+    assert [job.state for job in played] == [JobState.COMPLETE] * 2
+    assert [job.exit_code for job in played] == [0, 1]
+
+
+def test_jobs_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for name in ("10", "9", "0", ".submitit"):
+        record(tmp_path / name, [])
+    (tmp_path / "empty").mkdir()
+    assert [path.name for path in job_folders(tmp_path)] == ["0", "9", "10"]
+
+
+def test_hydras_records_are_written_once(tmp_path: Path) -> None:
+    assert hydra_records(True, str(tmp_path / "new")) == ".hydra"
+    record(tmp_path / "0", [])
+    assert hydra_records(True, str(tmp_path / "0")) is None
+    assert hydra_records(False, str(tmp_path / "0")) == ".hydra"
+    assert hydra_records(True, None) == ".hydra"
