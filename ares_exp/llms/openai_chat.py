@@ -32,8 +32,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from ares_exp.errors import MalformedAnswerError, UnsendableRequestError
-from ares_exp.llms.reasoning import REASONING_FIELDS, reasoning_of_message, reasoning_of_part, reasoning_to_message
-from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.reasoning import reasoning_of_message, reasoning_of_part, reasoning_to_message
+from ares_exp.llms.request import REASONING_FIELDS, LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
 from ares_exp.llms.wire import MAX_COUNT as MAX_COUNT
 from ares_exp.llms.wire import (

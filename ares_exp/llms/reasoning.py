@@ -21,11 +21,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from ares_exp.llms.request import REASONING_FIELDS
 from ares_exp.llms.response import LLMResponse, ThinkingData, ToolCallData
 from ares_exp.llms.wire import Report, shorten
-
-REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details")
-"""Fields of an assistant message that hold reasoning."""
 
 ReasoningField = Literal["reasoning_content", "reasoning", "reasoning_details"]
 

@@ -24,6 +24,9 @@ from ares_exp.records.secrets import mask_known_secrets
 EPISODES = "episodes.jsonl"
 SWEEP_RECORD = "multirun.yaml"
 """Hydra's record of a sweep: where it is, there is a sweep."""
+RUN_FOLDERS = ("trajectories",)
+RUN_FILES = ("trajectories.jsonl", "trajectories.jsonl.zst")
+"""Where the collectors write in a run directory (see `conf/collector`)."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False, default=str)
 _appending = threading.Lock()
 USED = (
@@ -326,6 +329,11 @@ def lock(descriptor: int, path: Path, *, what: str = "run") -> None:
         ) from None
     except OSError:  # a file system without such locks
         return
+
+
+def is_run(folder: Path) -> bool:
+    """Returns whether a folder is a run directory."""
+    return any((folder / name).exists() for name in (EPISODES, *RUN_FOLDERS, *RUN_FILES))
 
 
 class RunDir:

@@ -19,7 +19,7 @@ from ares_exp.errors import (
     SnapshotError,
     StorageError,
 )
-from ares_exp.policies.gate import Gate
+from ares_exp.policies.waiting import Gate
 from ares_exp.records.results import UNFINISHED, EpisodeResult, final_results
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_storage import RunStorage
@@ -43,7 +43,6 @@ from ares_exp.runs.scheduler import Retry, Scheduler
 from ares_exp.runs.spending import Spending
 from ares_exp.runs.trained_run import PlayedOnRequest, train
 from ares_exp.runs.trainer import Trainer, trains
-from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
 from ares_exp.trackers.tracker import RunInfo
 
 if TYPE_CHECKING:
@@ -314,6 +313,8 @@ class Experiment:
         """Has a snapshot taken of every running episode, as soon as it waits for the policy."""
         if self._parts.snapshots.output_dir is None:
             logger.warning("This run takes no snapshots: snapshot=manual, and the others but none, let it take them.")
+        from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
+
         for episode in self._running.values():
             if isinstance(episode.environment, SnapshottingEnvironment):
                 episode.environment.request_snapshot()

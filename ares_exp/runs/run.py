@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from ares_exp.config.hydra_setup import HYDRA_RECORDS, NOTHING_TO_RESUME, is_fresh_dir, scrub_hydra_records
 from ares_exp.config.schema import validate
 from ares_exp.errors import ConfigError
-from ares_exp.policies.replay_report import ReplayReport
 from ares_exp.records.repeated_warnings import RepeatedWarnings
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_summary import RunSummary
@@ -34,6 +33,8 @@ from ares_exp.trackers.tracker import RunInfo
 if TYPE_CHECKING:
     from hydra.conf import HydraConf
     from omegaconf import DictConfig
+
+    from ares_exp.policies.replay_report import ReplayReport
 
 SHOWN_TASKS = 10
 

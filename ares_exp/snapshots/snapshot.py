@@ -12,9 +12,17 @@ from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.errors import SnapshotCorruptError, SnapshotError, SnapshotNotFoundError, SnapshotVersionError
 from ares_exp.records.run_dir import atomic_file, dump_json
 from ares_exp.records.validation import briefly
-from ares_exp.snapshots.checked_json import MAX_FILE_BYTES, check_json, read_json_object
-from ares_exp.snapshots.checksum import CHECKSUM, check_checksum, digest_of, with_checksum
-from ares_exp.snapshots.document import check_document, place_of
+from ares_exp.snapshots.document import (
+    CHECKSUM,
+    MAX_FILE_BYTES,
+    check_checksum,
+    check_document,
+    check_json,
+    digest_of,
+    place_of,
+    read_json_object,
+    with_checksum,
+)
 from ares_exp.snapshots.snapshot_id import check_id
 
 SCHEMA = (1, 1)

@@ -23,13 +23,13 @@ from ares_exp.errors import EpisodeStateError
 from ares_exp.llms.request import LLMRequest, freeze
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import Outcome
-from ares_exp.trajectories.collector import TrajectoryCollector
-from ares_exp.trajectories.collector_guard import CollectorGuard
-from ares_exp.trajectories.ending import Ending, ending
+from ares_exp.trajectories.collector import CollectorGuard, TrajectoryCollector
 from ares_exp.trajectories.records import (
     BackgroundRecord,
+    Ending,
     EpisodeTrajectory,
     StepRecord,
+    ending,
     serialize_llm_request,
     serialize_llm_response,
 )

@@ -18,8 +18,7 @@ from ares_exp.containers.activity import CommandRecord
 from ares_exp.records.terminal_text import count_of
 from ares_exp.trajectories.episode_printer import is_text, is_thinking, piece_text
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
-from ares_exp.trajectories.request_change import is_request
-from ares_exp.trajectories.request_diff import Difference, compared_messages, first_difference
+from ares_exp.trajectories.request_diff import Difference, compared_messages, first_difference, is_request
 
 MEASURED = frozenset(
     {

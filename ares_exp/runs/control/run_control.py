@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from ares_exp.cancellation import finish
 from ares_exp.errors import ConfigError, UserError
-from ares_exp.policies.gate import Gate
+from ares_exp.policies.waiting import Gate
 from ares_exp.records.run_dir import RunDir, append_lines
 from ares_exp.records.terminal_text import count_of, format_duration, one_line
 from ares_exp.runs.control.inbox import Inbox, OrderFile

@@ -15,8 +15,7 @@ from pydantic import validate_call
 from ares_exp.records.run_dir import append_durably, append_text
 from ares_exp.trajectories.collector import EpisodeCollector, EpisodeHandle
 from ares_exp.trajectories.files.episode_file import dump_episode, end_line, start_line, step_line
-from ares_exp.trajectories.files.line_file import ZSTD, write_lines
-from ares_exp.trajectories.files.writer_lock import WriterLock
+from ares_exp.trajectories.files.line_file import ZSTD, WriterLock, write_lines
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ares_exp.errors import TrajectoryFormatError
-from ares_exp.trajectories.checks import BROKEN, what_broke
+from ares_exp.trajectories.records import BROKEN, what_broke
 
 NEWEST_VERSION = "ATIF-v1.8"
 VERSIONS = tuple(f"ATIF-v1.{minor}" for minor in range(9))

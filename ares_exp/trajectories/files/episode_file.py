@@ -26,7 +26,7 @@ import json
 import os
 import re
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,12 +35,9 @@ from ares_exp.errors import TrajectoryFormatError, TrajectoryVersionError
 from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.records.run_dir import append_durably, dump_json
 from ares_exp.records.validation import validated
-from ares_exp.trajectories.checks import BROKEN, what_broke
-from ares_exp.trajectories.ending import ending
 from ares_exp.trajectories.files.line_file import ZSTD, Line, first_and_last_line, read_lines, read_rest, write_lines
-from ares_exp.trajectories.files.schema_versions import SCHEMA_VERSION, check_version, whole_episode
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
-from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, total_reward
+from ares_exp.trajectories.records import BROKEN, EpisodeTrajectory, StepRecord, ending, total_reward, what_broke
 
 SHARED_SUFFIXES = (".jsonl", f".jsonl{ZSTD}")
 """Ends of the names of JSON Lines files."""
@@ -367,3 +364,46 @@ def _object(data: Any) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise TypeError(f"expected a JSON object, got {type(data).__name__}")
     return data
+
+
+SCHEMA_VERSION = 3
+
+
+def episode_from_dict(data: Mapping[str, Any]) -> EpisodeTrajectory:
+    """Makes a trajectory from its JSON form.
+
+    Raises:
+        TrajectoryFormatError: A field is missing or has the wrong form.
+    """
+    try:
+        steps = data["steps"]
+        if (version := data.get("schema_version")) is not None:
+            check_version(version)
+            steps = map(StepDecoder().decode, steps)
+        return whole_episode(data, steps)
+    except BROKEN as error:
+        raise TrajectoryFormatError(f"Expected a trajectory: {what_broke(error)}") from error
+
+
+def whole_episode(data: Mapping[str, Any], steps: Iterable[Any]) -> EpisodeTrajectory:
+    """Makes an episode of its fields and its steps.
+
+    Args:
+        data: The fields in their JSON form.
+        steps: The steps: records, or their JSON form.
+
+    Raises:
+        ValueError: A field is missing or invalid, or the number of steps is not `num_steps`.
+    """
+    episode = validated(EpisodeTrajectory, {**data, "steps": tuple(steps)})
+    if episode.num_steps != len(episode.steps):
+        raise ValueError(f"expected {episode.num_steps} steps, got {len(episode.steps)}")
+    return episode
+
+
+def check_version(version: Any) -> None:
+    """Checks the schema version of a file. Raises `TrajectoryVersionError` if it is not the expected one."""
+    if type(version) is not int or version != SCHEMA_VERSION:
+        is_atif = isinstance(version, str) and version.startswith("ATIF")
+        fix = "use the run that it was exported from" if is_atif else "use the version of ares_exp that wrote the file"
+        raise TrajectoryVersionError(f"expected schema_version {SCHEMA_VERSION}, got {version!r:.80}: {fix}")

@@ -23,7 +23,7 @@ from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryColl
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
 from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector
 from ares_exp.trajectories.files.episode_file import read_episodes
-from ares_exp.trajectories.files.writer_lock import has_writer
+from ares_exp.trajectories.files.line_file import has_writer
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request, serialize_llm_response
 from tests.unit.trajectories.chats import salvaged
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from ares_exp.llms.request import LLMRequest
-from ares_exp.trajectories.normalisers import make_normalisers
 from ares_exp.trajectories.records import serialize_llm_request
 from ares_exp.trajectories.request_diff import (
     Match,
@@ -15,6 +14,7 @@ from ares_exp.trajectories.request_diff import (
     StepComparison,
     apart,
     first_difference,
+    make_normalisers,
     short_diff,
 )
 
