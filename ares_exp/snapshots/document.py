@@ -1,4 +1,4 @@
-"""The fields of snapshot.json: the type and the bounds of each."""
+"""snapshot.json as untrusted data: its reading, its checksum, and the types of its fields."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, Field, GetPydanticSchema
+from typing_extensions import TypedDict
 
 from ares_exp.errors import SnapshotCorruptError, SnapshotMetadataError, SnapshotNotFoundError
-from ares_exp.records.validation import Table, Text, briefly, explain_validation
+from ares_exp.records.validation import Flag, Number, Table, Text, briefly
 
 MAX_FILE_BYTES = 8 * 1024 * 1024
 MAX_DEPTH = 64
@@ -149,11 +150,14 @@ def _checksum_of(data: Mapping[str, Any]) -> str:
     return digest_of({name: value for name, value in data.items() if name not in _NOT_INCLUDED})
 
 
-Count = Annotated[int, Field(ge=0, lt=2**63)]
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-"""The sha256 of an object's content: its name."""
-Digests = Annotated[tuple[Digest, ...], Field(strict=False)]
-Texts = Annotated[tuple[Text, ...], Field(strict=False)]
+def absolute(path: Any) -> Path:
+    """Returns the path of a directory as a copy of its snapshot.json has it. Raises `ValueError` if it is none."""
+    try:
+        if isinstance(path, str) and os.fsencode(path).startswith(b"/") and "\0" not in path:
+            return Path(path)
+    except UnicodeError:
+        pass
+    raise ValueError(f"expected `snapshot_dir` to be an absolute path, got {briefly(path)}")
 
 
 def _in_utc(time: str) -> str:
@@ -165,111 +169,64 @@ def _in_utc(time: str) -> str:
     raise ValueError("expected a time in UTC with its offset, such as 2026-01-31T12:00:00+00:00")
 
 
-def _absolute(path: str) -> str:
-    try:
-        if os.fsencode(path).startswith(b"/") and "\0" not in path:
-            return path
-    except UnicodeError:
-        pass
-    raise ValueError("expected an absolute path")
-
-
 def _false(value: bool) -> bool:
     if value:
         raise ValueError("expected false")
     return value
 
 
-class _Fields(BaseModel):
-    model_config = ConfigDict(strict=True)
+Count = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", strict=True)]
+"""The sha256 of an object's content: its name."""
+UtcTime = Annotated[str, Field(strict=True), AfterValidator(_in_utc)]
+NoFlag = Annotated[Flag, AfterValidator(_false)]
 
 
-class _TimeStep(_Fields):
+class _TimeStep(TypedDict):
+    """The pending time step."""
+
     step_type: Literal["FIRST", "MID"]
-    reward: float | None
-    discount: float | None
+    reward: Number | None
+    discount: Number | None
 
 
-class _Container(_Fields):
+class _Container(TypedDict, total=False):
     """Facts of the container; a missing one is not known."""
 
-    options: Table = Field(default_factory=dict)
-    workdir: Text | None = None
-    env_names: Texts = ()
-    processes: Annotated[tuple[Any, ...], Field(strict=False)] = ()
-    not_captured: Texts = ()
+    options: Table
+    workdir: Text | None
+    env_names: list[Text]
+    processes: list[Any]
+    not_captured: list[Text]
 
 
-class _Agent(_Fields):
+class _Agent(TypedDict, total=False):
     """Facts of the agent; a missing one is not known."""
 
-    factory: Text = ""
-    options: Table = Field(default_factory=dict)
-    source_digest: Text | None = None
-    state: Digest | None = None
-    state_version: Count | None = None
+    factory: Text
+    options: Table
+    source_digest: Text | None
+    state: Digest | None
+    state_version: Count | None
 
 
-class _PastStage(_Fields):
-    journal: Digests
+class _PastStage(TypedDict):
+    """A finished stage of the task."""
+
+    journal: list[Digest]
 
 
-class _Episode(_Fields):
+class _Episode(TypedDict, total=False):
     """Finished stages name objects; other facts are checked where they are used (`EpisodeFacts`)."""
 
-    past_stages: Annotated[tuple[_PastStage, ...], Field(strict=False)] = ()
+    past_stages: list[_PastStage]
 
 
-class _Document(_Fields):
-    """As in `EnvironmentSnapshot`."""
-
-    snapshot_id: Text
-    created_at: Annotated[str, AfterValidator(_in_utc)]
-    step_count: Count
-    step_limit: Count | None
-    task_type: Text
-    task_data: Table
-    container_type: Text
-    container_image: Text | None
-    container_dockerfile_path: Text | None
-    container_resources: dict[str, float | None]
-    time_step: _TimeStep
-    message_objects: Digests
-    journal: Digests
-    journal_entries: Count
-    filesystem: Digests
-    filesystem_base: Text
-    filesystem_entries: Count
-    filesystem_bytes: Count
-    container: _Container
-    agent: _Agent
-    episode: _Episode
-    lineage: Table
-    writer: Table
-    requires_reset: Annotated[bool, AfterValidator(_false)]
+def _like(kind: Any) -> GetPydanticSchema:
+    return GetPydanticSchema(lambda _, handler: handler.generate_schema(kind))
 
 
-class _Place(_Fields):
-    snapshot_dir: Annotated[str, AfterValidator(_absolute)]
-
-
-def check_document(data: Mapping[str, Any], where: str) -> None:
-    """Checks the fields of a snapshot.json.
-
-    Raises:
-        SnapshotMetadataError: One is missing, has another type, or is out of its bounds.
-    """
-    _check(_Document, data, where)
-
-
-def place_of(data: Mapping[str, Any], where: str) -> Path:
-    """Returns the snapshot's directory as a copy of its snapshot.json says it. Raises as `check_document` does."""
-    _check(_Place, data, where)
-    return Path(data["snapshot_dir"])
-
-
-def _check(model: type[BaseModel], data: Mapping[str, Any], where: str) -> None:
-    try:
-        model.model_validate(data)
-    except ValidationError as error:
-        raise SnapshotMetadataError(f"{where}: {explain_validation(error)}.") from None
+TimeStepFields = Annotated[Mapping[str, Any], _like(_TimeStep)]
+ContainerFields = Annotated[Mapping[str, Any], _like(_Container)]
+AgentFields = Annotated[Mapping[str, Any], _like(_Agent)]
+EpisodeFields = Annotated[Mapping[str, Any], _like(_Episode)]
