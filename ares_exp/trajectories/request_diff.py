@@ -24,7 +24,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher, unified_diff
 from enum import StrEnum
-from functools import partial
 from itertools import zip_longest
 from typing import Annotated, Any, NamedTuple, Self
 
@@ -252,11 +251,11 @@ class RequestComparison:
             return False
         from ares_exp.llms.canonical import fingerprint
 
-        old, new = (fingerprint(deserialize_llm_request(one), self._normalise) for one in (recorded, asked))
-        return old == new
+        def normalised(message: Any) -> Any:
+            return normalise(message, self._normalisers, set())
 
-    def _normalise(self, message: Any) -> Any:
-        return normalise(message, self._normalisers, set())
+        old, new = (fingerprint(deserialize_llm_request(one), normalised) for one in (recorded, asked))
+        return old == new
 
 
 class Difference(NamedTuple):
@@ -405,22 +404,23 @@ def request_change(steps: Sequence[StepRecord], number: int) -> RequestChange:
     """Finds what is new in the request of step `number`, which must have one (`is_request`)."""
     request = steps[number].observation or {}
     asked = [index for index in reversed(range(number)) if is_request(steps[index].observation)]
-    settings = _changed_settings((steps[asked[0]].observation or {}) if asked else {}, request)
+    last = (steps[asked[0]].observation or {}) if asked else {}
+    names = [name for name in {**request, **last} if name != "messages" and last.get(name) != request.get(name)]
+    settings = [(name, last.get(name), request.get(name)) for name in names]
     in_conversation = [
         index for index in asked if conversation_of(steps[index].observation or {}) == conversation_of(request)
     ]
     if not in_conversation:
         return RequestChange(None, False, 0, [("+", message) for message in request["messages"]], settings)
-    base = next(filter(partial(_continued, steps, request["messages"]), in_conversation), in_conversation[0])
+    base = in_conversation[0]
+    for index in in_conversation:
+        earlier = (steps[index].observation or {})["messages"]
+        if earlier and request["messages"][: len(earlier)] == earlier:  # it goes on
+            base = index
+            break
     before = steps[base].observation or {}
     kept, edits = _edits(before["messages"], request["messages"])
     return RequestChange(base, base == asked[0], kept, edits, settings)
-
-
-def _continued(steps: Sequence[StepRecord], messages: Sequence[Message], index: int) -> bool:
-    """Returns whether `messages` start with the conversation of step `index`."""
-    earlier = (steps[index].observation or {})["messages"]
-    return bool(earlier) and messages[: len(earlier)] == earlier
 
 
 def _edits(before: Sequence[Message], now: Sequence[Message]) -> tuple[int, list[tuple[str, Message]]]:
@@ -439,8 +439,3 @@ def _edits(before: Sequence[Message], now: Sequence[Message]) -> tuple[int, list
             edits += [("-", message) for message in old[old_from:old_to]]
             edits += [("+", message) for message in new[new_from:new_to]]
     return kept, edits
-
-
-def _changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    names = [name for name in {**now, **before} if name != "messages"]
-    return [(name, before.get(name), now.get(name)) for name in names if before.get(name) != now.get(name)]

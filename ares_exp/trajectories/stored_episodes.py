@@ -110,13 +110,6 @@ def _load(path: Path, offsets: Sequence[int] | None) -> EpisodeTrajectory:
     return found.trajectory
 
 
-def _is_written(place: Path) -> bool:
-    try:
-        return has_writer(place)
-    except OSError as error:
-        raise TrajectoryFormatError(f"{place}: cannot tell whether it is being written: {error.strerror}.") from error
-
-
 def load(
     path: str | Path,
     *,
@@ -169,10 +162,7 @@ class HeaderCache:
 
     def headers(self, path: Path, *, is_written: bool) -> tuple[StoredEpisode, ...]:
         """Returns the episode of a JSON file. Raises as `read_headers` does."""
-        try:
-            found = path.stat()
-        except OSError as error:
-            raise TrajectoryFormatError(f"{path}: {error.strerror}.") from error
+        found = path.stat()
         stamp = found.st_mtime_ns, found.st_size
         if (known := self._known.get(path)) is None or known[0] != stamp:
             known = stamp, tuple(read_headers(path, is_written=is_written, broken=None))
@@ -192,12 +182,13 @@ def _of_one_run(
     found: dict[str, StoredEpisode] = {}
     written: dict[Path, bool] = {}
     for path in files:
-        if (known := found.get(id_by_name(path))) is not None and _has_ended(known):
+        name = path.name.removesuffix(suffix_of(path) or "")  # the id, in a file of one episode
+        if (known := found.get(name)) is not None and _has_ended(known):
             continue  # the same in another format: its file need not be opened
         try:
             locked = path if is_shared(path) else path.parent
             if locked not in written:
-                written[locked] = _is_written(locked)
+                written[locked] = has_writer(locked)
             if cache is not None and not is_shared(path):
                 episodes: Iterable[StoredEpisode] = cache.headers(path, is_written=written[locked])
             else:
@@ -208,9 +199,11 @@ def _of_one_run(
                     left_out.append(f"{path}: episode {episode.episode_id} has not ended.")
                 elif known is None or (_has_ended(episode) and not _has_ended(known)):
                     found[episode.episode_id] = episode
-        except TrajectoryFormatError as error:
+        except (TrajectoryFormatError, OSError) as error:
+            if isinstance(error, OSError):
+                error = TrajectoryFormatError(f"{path}: {error.strerror}.")
             if broken is None:
-                raise
+                raise error
             broken.append(str(error))
     return found.values()
 
@@ -350,11 +343,6 @@ def suffix_of(path: Path) -> str | None:
     return next((suffix for suffix in SUFFIXES if path.name.endswith(suffix) and path.name != suffix), None)
 
 
-def id_by_name(path: Path) -> str:
-    """Returns the id of the episode in a file of one, as its name tells it."""
-    return path.name.removesuffix(suffix_of(path) or "")
-
-
 def runs_below(folder: Path, depth: int, seen: set[Path] | None = None) -> Iterator[Path]:
     """Yields the run directories below a folder, by name, so many levels deep; none within another, and each once."""
     seen = set() if seen is None else seen
@@ -423,7 +411,8 @@ def chosen_episode(path: Path) -> StoredEpisode:
     if len(episodes) == 1:
         return episodes[0]
     if not episodes:
-        raise UserError(f"Expected an episode, found none in {path}.{_left_out(episodes)}")
+        left_out = f" Left out: {episodes.left_out[0]}" if episodes.left_out else ""
+        raise UserError(f"Expected an episode, found none in {path}.{left_out}")
     raise UserError(
         f"Expected one episode, found {len(episodes)} in {path}: name one, such as {path_of_one(path, episodes)}. "
         f"`ares-exp show {path}` lists them."
@@ -433,7 +422,3 @@ def chosen_episode(path: Path) -> StoredEpisode:
 def path_of_one(path: Path, episodes: StoredEpisodes) -> Path:
     """Returns what to write for the first of several episodes that `path` means: it may end with part of an id."""
     return (path if path.exists() else path.parent) / episodes[0].episode_id
-
-
-def _left_out(episodes: StoredEpisodes) -> str:
-    return f" Left out: {episodes.left_out[0]}" if episodes.left_out else ""

@@ -65,33 +65,6 @@ class StartedEpisode(Protocol):
     def metadata(self) -> Mapping[str, Any]: ...  # noqa: D102
 
 
-def opening_fields(started: StartedEpisode) -> dict[str, Any]:
-    """Returns the fields of an episode that are written when it starts."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "episode_id": started.episode_id,
-        "task_name": started.task_name,
-        "start_time": started.start_time,
-        "metadata": started.metadata,
-    }
-
-
-def closing_fields(trajectory: EpisodeTrajectory) -> dict[str, Any]:
-    """Returns the fields that are written when it ends; `unfinished_step` and `rewards` only if there are any."""
-    unfinished = trajectory.unfinished_step
-    more: dict[str, Any] = {} if unfinished is None else {"unfinished_step": unfinished.to_dict()}
-    more |= {"rewards": trajectory.rewards} if trajectory.rewards else {}
-    return {
-        "end_time": trajectory.end_time,
-        "total_reward": trajectory.total_reward,
-        "num_steps": trajectory.num_steps,
-        "truncated": trajectory.truncated,
-        "outcome": trajectory.outcome,
-        "error": trajectory.error.to_dict() if trajectory.error is not None else None,
-        **more,
-    }
-
-
 def start_line(started: StartedEpisode, *, shared: bool = False) -> str:
     """Returns the line that opens an episode.
 
@@ -99,7 +72,8 @@ def start_line(started: StartedEpisode, *, shared: bool = False) -> str:
         started: The episode.
         shared: Whether the line is for a JSON Lines file. It is the same argument of the following functions.
     """
-    fields = opening_fields(started)
+    fields = {"schema_version": SCHEMA_VERSION}
+    fields |= {name: getattr(started, name) for name in ("episode_id", "task_name", "start_time", "metadata")}
     return _shared_line("start", started.episode_id, fields) if shared else f"{dump_json(fields)[:-1]}, {STEPS}\n"
 
 
@@ -109,8 +83,14 @@ def step_line(episode_id: str, encoded: Mapping[str, Any], *, first: bool, share
 
 
 def end_line(trajectory: EpisodeTrajectory, *, shared: bool = False) -> str:
-    """Returns the line that ends an episode."""
-    fields = closing_fields(trajectory)
+    """Returns the line that ends an episode; `unfinished_step` and `rewards` are in it only if there are any."""
+    names = ("end_time", "total_reward", "num_steps", "truncated", "outcome")
+    fields: dict[str, Any] = {name: getattr(trajectory, name) for name in names}
+    fields["error"] = trajectory.error.to_dict() if trajectory.error is not None else None
+    if trajectory.unfinished_step is not None:
+        fields["unfinished_step"] = trajectory.unfinished_step.to_dict()
+    if trajectory.rewards:
+        fields["rewards"] = trajectory.rewards
     return _shared_line("end", trajectory.episode_id, fields) if shared else f"], {dump_json(fields)[1:]}\n"
 
 
@@ -157,16 +137,16 @@ class FoundEpisode:
         try:
             if kind == "end":
                 data = {**self.head, **json.loads(text)}
-                self.ended = whole_episode(data, self.steps) if with_steps else _header(data)
+                self.ended = (
+                    whole_episode(data, self.steps)
+                    if with_steps
+                    else validated(EpisodeTrajectory, {**data, "steps": ()})
+                )
             elif with_steps:
                 self.steps.append(self._decoder.decode(json.loads(text)))
         except BROKEN:
             self._is_broken = True
             raise
-
-
-def _header(data: Mapping[str, Any]) -> EpisodeTrajectory:
-    return validated(EpisodeTrajectory, {**data, "steps": ()})
 
 
 def _lost(head: Mapping[str, Any], steps: Sequence[StepRecord]) -> EpisodeTrajectory:
