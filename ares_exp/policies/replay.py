@@ -232,11 +232,9 @@ class _Replayed:
 
     def _next_background_request(self, asked: Mapping[str, Any]) -> LLMResponse | None:
         """Takes the response to the next recorded background request of a conversation."""
-        recorded = self._background.next_for(asked)
-        if recorded is None:
-            return None
-        self._background.use(asked)
-        return recorded.answer
+        if (recorded := self._background.next_for(asked)) is not None:
+            self._background.use(asked)
+        return None if recorded is None else recorded.answer
 
     def _compare(self, request: LLMRequest) -> tuple[Exchange | None, Mapping[str, Any]]:
         """Notes how the next request compares; returns the recorded one, if there is one, and what is asked now."""

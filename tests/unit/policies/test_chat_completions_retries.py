@@ -24,7 +24,7 @@ from ares_exp.errors import (
 )
 from ares_exp.llms.request import LLMRequest
 from ares_exp.policies.chat_completions import OpenAIPolicy
-from ares_exp.policies.retry import Backoff
+from ares_exp.policies.endpoint_policy import Backoff
 from tests.closed_port import closed_port
 from tests.loopback_endpoint import Behaviour, LoopbackEndpoint, answer, drop, endless, error, raw, slow
 
