@@ -32,6 +32,7 @@ from typing import Any
 from ares_exp.environment import MAIN_CONVERSATION
 from ares_exp.llms.request import FrozenList, Message
 from ares_exp.llms.wire import plain
+from ares_exp.records.recorded_results import is_countable
 from ares_exp.records.run_dir import dump_json
 from ares_exp.trajectories.exports.atif_messages import (
     BASH,
@@ -45,9 +46,15 @@ from ares_exp.trajectories.exports.atif_messages import (
     step_of_message,
     with_own,
 )
-from ares_exp.trajectories.exports.atif_schema import NEWEST_VERSION, Step, validate_atif
+from ares_exp.trajectories.exports.atif_schema import NEWEST_VERSION
 from ares_exp.trajectories.files.line_file import write_lines
-from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, conversation_of
+from ares_exp.trajectories.records import (
+    BROKEN,
+    EpisodeTrajectory,
+    StepRecord,
+    conversation_of,
+    deserialize_llm_response,
+)
 
 ATIF_SUFFIX = ".atif.json"
 MAX_CONTEXT_CHARS = 10_000
@@ -67,15 +74,13 @@ _IN_METRICS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 
 def to_atif(trajectory: EpisodeTrajectory) -> tuple[dict[str, Any], list[str]]:
-    """Makes the document of a trajectory, JSON-ready and checked.
+    """Makes the document of a trajectory, JSON-ready.
 
     Returns:
         The document, and in a sentence each what it shows in another form than the trajectory; empty for an agent that
         only ever appends to its conversation. The sentences are the document's `notes`, too.
     """
-    document, dropped = _AtifWriter(trajectory).write()
-    validate_atif(document)
-    return document, dropped
+    return _AtifWriter(trajectory).write()
 
 
 def write_atif(path: Path, trajectory: EpisodeTrajectory) -> list[str]:
@@ -303,12 +308,12 @@ def _answer_fields(action: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
         ids, logprobs = action.get("completion_token_ids"), action.get("logprobs")
         if ids is not None and logprobs is not None and len(ids) != len(logprobs):
             rest["logprobs"] = fields["metrics"].pop("logprobs")
-        fields = plain(fields)
-        Step.model_validate({"step_id": 1, "source": "agent", **fields})
-    except (KeyError, TypeError, ValueError, AttributeError):  # pydantic's errors are `ValueError`s
+        if not is_countable(deserialize_llm_response(action)):
+            return None
+    except BROKEN:
         return None
     else:
-        return fields, rest
+        return plain(fields), rest
 
 
 def _command_call(call_id: str, command: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCall
 from ares_exp.llms.wire import plain
 from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.tasks.prior_context import read_prior_context
-from ares_exp.trajectories.exports.atif_schema import validate_atif
 from ares_exp.trajectories.exports.atif_writer import NO_CHAT, PARTS, REWRITTEN, SURROGATES, to_atif, write_atif
 from ares_exp.trajectories.records import (
     EpisodeTrajectory,
@@ -20,6 +19,7 @@ from ares_exp.trajectories.records import (
     total_reward,
 )
 from tests.examples import examples
+from tests.unit.trajectories.atif_schema import validate_atif
 from tests.unit.trajectories.chats import chat, with_answer
 from tests.unit.trajectories.strategies import linear_trajectories, trajectories
 
