@@ -204,6 +204,7 @@ def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         yield Server(wire, endpoint)
 
 
+@pytest.mark.slow
 def test_the_bodies_are_those_of_the_published_schemas() -> None:
     from anthropic.types import Message
     from openai.types.chat import ChatCompletion

@@ -137,14 +137,15 @@ def test_any_changed_byte_is_noticed(store: SnapshotStore) -> None:
     path = snapshot.snapshot_dir / "snapshot.json"
     written = path.read_bytes()
     noticed = 0
-    for at in range(len(written)):
+    places = range(0, len(written), 11)
+    for at in places:
         path.write_bytes(written[:at] + bytes([written[at] ^ 1]) + written[at + 1 :])
         try:
             assert EnvironmentSnapshot.load_from_file(path) == snapshot, "only blanks differ"
         except SnapshotMetadataError:
             noticed += 1
             assert not store.verify(snapshot.snapshot_id).ok
-    assert noticed > 0.9 * len(written)
+    assert noticed > 0.9 * len(places)
 
 
 @pytest.mark.parametrize(
