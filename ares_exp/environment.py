@@ -31,7 +31,7 @@ from ares_exp.config.parts import StandIn, has_members
 from ares_exp.containers.activity import Activity
 from ares_exp.containers.container import Container
 from ares_exp.errors import EpisodeStateError, SnapshotUnsupportedError
-from ares_exp.llms.message_edit import MessageEdit
+from ares_exp.llms.request import MessageEdit
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import AgentFacts, EnvironmentUsage, StageResult
 

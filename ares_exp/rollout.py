@@ -12,8 +12,8 @@ from ares_exp.errors import PolicyError, PolicyTimeoutError, RefusalError, Unans
 from ares_exp.llms.request import LLMClient
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.asked_ahead import AskedAhead, ForesightedClient, concurrency_of
-from ares_exp.policies.checked_answer import checked_answer
 from ares_exp.policies.episode_events import AnswerDeadline, EpisodeEvents
+from ares_exp.policies.policy import checked_answer
 
 
 async def run_episode(

@@ -168,7 +168,7 @@ class AgentFactoryBase(CodeAgentFactory):
     def normalisers(self) -> Mapping[str, tuple[str, str]]:
         """What of its requests differs whenever it is played again: name → pattern and replacement. Default: nothing.
 
-        Beside the built-in ones of `ares_exp.trajectories.normalisers`, in resumes.
+        Beside the built-in ones of `ares_exp.trajectories.request_diff`, in resumes.
         """
         return {}
 

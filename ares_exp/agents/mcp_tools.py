@@ -20,7 +20,7 @@ from ares_exp.agents.code_agent import AgentContainer
 from ares_exp.agents.tool_calls import UnusableCall
 from ares_exp.errors import AgentError, WireFormatError
 from ares_exp.llms.response import ToolCallData
-from ares_exp.llms.server_sent_events import EventReader
+from ares_exp.llms.streamed_answer import EventReader
 from ares_exp.llms.wire import list_of, optional, required, shorten, typed
 from ares_exp.tasks.mcp_server import McpServer
 

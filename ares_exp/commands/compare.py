@@ -18,19 +18,16 @@ from ares_exp.commands.compared_runs import choose_runs, differing_config
 from ares_exp.commands.comparison_text import print_report
 from ares_exp.errors import ConfigError
 from ares_exp.records.latest_run import MEANING, run_path
-from ares_exp.records.run_dir import dump_json
+from ares_exp.records.run_dir import dump_json, is_run
 from ares_exp.records.statistics.comparison import ALPHA
 from ares_exp.records.statistics.run_statistics import THRESHOLD, json_ready
 from ares_exp.records.terminal_text import collapsed, count_of, make_console, one_line, printable
 from ares_exp.runs.sweeps.sweep_report import SweepReport, render_report
-from ares_exp.trajectories.chosen_episodes import chosen_episode
 from ares_exp.trajectories.divergence import Divergence, find_divergence
-from ares_exp.trajectories.episode_places import is_run
-from ares_exp.trajectories.episode_printer import EpisodePrinter, number, seconds
-from ares_exp.trajectories.episode_totals import EpisodeTotals
+from ares_exp.trajectories.episode_printer import EpisodePrinter, EpisodeTotals, number, seconds
 from ares_exp.trajectories.records import EpisodeTrajectory
 from ares_exp.trajectories.request_diff import Difference
-from ares_exp.trajectories.stored_episodes import StoredEpisode
+from ares_exp.trajectories.stored_episodes import StoredEpisode, chosen_episode
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -133,7 +133,7 @@ def _seconds(text: str) -> float:
 
 
 def _is_run(path: Path) -> bool:
-    from ares_exp.trajectories.episode_places import is_run
+    from ares_exp.records.run_dir import is_run
 
     return is_run(path)
 
@@ -154,7 +154,7 @@ def _jobs(sweep: Path) -> Sequence[Path]:
 
 def _sweep_is_running(sweep: Path) -> bool:
     """Returns whether a process starts its jobs, or runs one."""
-    from ares_exp.trajectories.files.writer_lock import has_writer
+    from ares_exp.trajectories.files.line_file import has_writer
 
     return has_writer(sweep) or any(_state(job) == "running" for job in _jobs(sweep))
 

@@ -22,11 +22,10 @@ from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.record_files import read_json_object, read_yaml
 from ares_exp.records.recorded_results import MAX_NUMBER, read_results
 from ares_exp.records.results import EpisodeResult
-from ares_exp.records.run_dir import RunDir, appearing, open_regular, sync_to_disk
+from ares_exp.records.run_dir import RUN_FILES, RUN_FOLDERS, RunDir, appearing, open_regular, sync_to_disk
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.runs.resume.recorded_run import is_recorded_run, recorded_config
 from ares_exp.runs.resume.session import KEYS_THAT_MAY_CHANGE, config_differences
-from ares_exp.trajectories.episode_places import RUN_FILES, RUN_FOLDERS
 
 DESCRIPTION = """\
 Merges the run directories of a run's shards into one, OUT. It has every episode and trajectory, statistics over all of

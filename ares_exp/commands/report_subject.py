@@ -9,14 +9,13 @@ from typing import Any
 from ares_exp.commands.compared_pair import ComparedPair, compare_pairs, pair_document
 from ares_exp.commands.compared_runs import MOST_RUNS, choose_runs, differing_config
 from ares_exp.errors import ConfigError
-from ares_exp.records.run_dir import SWEEP_RECORD
+from ares_exp.records.run_dir import SWEEP_RECORD, is_run
 from ares_exp.records.statistics.comparison import ALPHA, TaskPair
 from ares_exp.records.statistics.estimate import mean
 from ares_exp.records.statistics.run_statistics import json_ready
 from ares_exp.reports.run_payload import ShownRun
 from ares_exp.reports.written_report import Subject
 from ares_exp.runs.sweeps.sweep_report import SweepReport
-from ares_exp.trajectories.episode_places import is_run
 
 
 def subject_of(path: Path, other: Path | None = None) -> Subject:

@@ -12,9 +12,8 @@ from ares_exp.commands.cli.run_command import EXIT_OK
 from ares_exp.errors import UserError
 from ares_exp.records.latest_run import run_path
 from ares_exp.records.terminal_text import columns_that_fit, count_of, make_console, make_table, one_line, printable
-from ares_exp.trajectories.chosen_episodes import HELP, chosen_episodes, path_of_one
 from ares_exp.trajectories.episode_printer import EpisodePrinter, moment, number, seconds
-from ares_exp.trajectories.stored_episodes import StoredEpisode, StoredEpisodes
+from ares_exp.trajectories.stored_episodes import HELP, StoredEpisode, StoredEpisodes, chosen_episodes, path_of_one
 
 SHOWN_PROBLEMS = 5
 LEFT_OUT_WHERE_NARROW = ("started", "task", "seconds", "steps")

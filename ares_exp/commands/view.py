@@ -30,12 +30,11 @@ from urllib.parse import parse_qs, urlsplit
 from ares_exp.commands.cli.run_command import EXIT_OK
 from ares_exp.errors import ConfigError, TrajectoryFormatError
 from ares_exp.records.latest_run import MEANING, OUTPUTS, run_path
-from ares_exp.records.run_dir import RunDir
+from ares_exp.records.run_dir import RUN_FILES, RUN_FOLDERS, RunDir, is_run
 from ares_exp.reports.page import json_text, page_foot, page_head, policy
 from ares_exp.reports.run_payload import ShownRun, payload_of
 from ares_exp.runs.control.status import read_status
-from ares_exp.trajectories.episode_places import RUN_FILES, RUN_FOLDERS, is_run, runs_below
-from ares_exp.trajectories.stored_episodes import HeaderCache
+from ares_exp.trajectories.stored_episodes import HeaderCache, runs_below
 
 PORT = 7580
 HOST = "127.0.0.1"

@@ -63,8 +63,7 @@ from ares_exp.errors import (
     SnapshotTimingError,
     SnapshotUnsupportedError,
 )
-from ares_exp.llms.message_edit import MessageEdit, edited
-from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.llms.request import LLMClient, LLMRequest, MessageEdit, edited
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import EpisodeUsage
 from ares_exp.tasks.agent_context import AgentContext

@@ -10,7 +10,7 @@ import pydantic
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.past_stage import PastStage, read_stage
 from ares_exp.errors import ConfigError, SnapshotMetadataError
-from ares_exp.llms.message_edit import MessageEdit
+from ares_exp.llms.request import MessageEdit
 from ares_exp.records.validation import explain_validation
 
 if TYPE_CHECKING:

@@ -213,7 +213,7 @@ def _state_of(host: AgentHost) -> Mapping[str, Any] | None:
     Raises:
         SnapshotUnsupportedError: It fails to, or what it gives could not be read again.
     """
-    from ares_exp.snapshots.checked_json import check_json
+    from ares_exp.snapshots.document import check_json
 
     if not isinstance(host.agent, StatefulAgent):
         return None

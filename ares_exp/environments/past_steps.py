@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ares_exp.agents.runtime.journal import CallEntry, DoneEntry, Journal, StepEntry, UnheardEntry
 from ares_exp.containers.activity import Activity
 from ares_exp.environment import PastStep, restart, transition
-from ares_exp.llms.message_edit import edited
-from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.request import LLMRequest, edited
 from ares_exp.llms.response import LLMResponse
 
 if TYPE_CHECKING:

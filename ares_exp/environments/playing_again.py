@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ares_exp.environment import PastStep, TimeStep
 from ares_exp.errors import DivergenceError, SnapshotMismatchError
-from ares_exp.llms.message_edit import MessageEdit
-from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.request import LLMRequest, MessageEdit
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.terminal_text import count_of
 from ares_exp.tasks.task_contract import Task
-from ares_exp.trajectories.normalisers import with_own
 from ares_exp.trajectories.recorded_responses import Exchange, RecordedResponses
 from ares_exp.trajectories.records import serialize_llm_request
+from ares_exp.trajectories.request_diff import with_own
 
 if TYPE_CHECKING:
     from ares_exp.environments.code_environment import CodeEnvironment

@@ -27,8 +27,7 @@ from ares_exp.errors import (
     SnapshotMismatchError,
     SnapshotUnsupportedError,
 )
-from ares_exp.llms.message_edit import MessageEdit
-from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.request import LLMRequest, MessageEdit
 from ares_exp.records.results import EpisodeUsage
 from ares_exp.tasks.task_contract import Task
 

@@ -11,7 +11,7 @@ carry is a `WireFormatError` that names it, or with `strict=False` left out with
 | `tool_calls` | `tool_use`; arguments that are no JSON object as `{"invalid_arguments": TEXT}` |
 | messages of role tool | `tool_result` blocks at the start of a user message |
 | reasoning with a signature | `thinking`; redacted: `redacted_thinking`. Without one it gets a seal of ours in \
-answers (see `sealed_reasoning`), and is not sent to the provider |
+answers (see `reasoning.seal`), and is not sent to the provider |
 | images | `image`, of base64 data or a URL |
 | files | `document`, of base64 data; documents of text are text |
 | `tools` | `tools` with an `input_schema`; tools of the provider's own have no counterpart |
@@ -33,7 +33,7 @@ from typing import Any
 from ares_exp.errors import MalformedAnswerError, UnsendableRequestError
 from ares_exp.llms.chat_messages import (
     arguments_object,
-    call_part,
+    assistant_message,
     content_of,
     data_url,
     function_tool,
@@ -42,15 +42,16 @@ from ares_exp.llms.chat_messages import (
     text_part,
     tool_name,
 )
-from ares_exp.llms.reasoning import reasoning_of_message, reasoning_to_message
+from ares_exp.llms.reasoning import reasoning_of_message, seal, unsealed
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Piece, TextData, ThinkingData, ToolCallData, Usage
-from ares_exp.llms.sealed_reasoning import seal, unsealed
+from ares_exp.llms.streamed_answer import StreamedAnswer
 from ares_exp.llms.wire import (
     Report,
     WireFormatError,
     check_keys,
     count_of,
+    errors_as,
     list_of,
     on_loss,
     optional,
@@ -132,12 +133,31 @@ def request_to_body(
         UnsendableRequestError: `request` has what the wire format cannot carry, and `strict`; or is malformed.
     """
     lose = on_loss(strict, report, UnsendableRequestError)
-    try:
-        return _request_body(request, model, max_tokens, lose)
-    except UnsendableRequestError:
-        raise
-    except WireFormatError as error:
-        raise UnsendableRequestError(str(error)) from None
+    with errors_as(UnsendableRequestError):
+        system, messages = _split_system(request)
+        body: dict[str, Any] = {
+            "model": model,
+            "max_tokens": max_tokens if request.max_output_tokens is None else request.max_output_tokens,
+            "messages": _wire_messages(messages, lose),
+        }
+        if system:
+            body["system"] = system
+        if request.tools:
+            body["tools"] = [_wire_tool(tool, lose) for tool in request.tools]
+            if (choice := request.tool_choice) is not None:
+                named = {"type": "any" if choice == "required" else choice}
+                body["tool_choice"] = named if isinstance(choice, str) else {"type": "tool", "name": tool_name(choice)}
+        for name in ("temperature", "top_p", "top_k", "service_tier"):
+            if (value := getattr(request, name)) is not None:
+                body[name] = value
+        if request.stop_sequences:
+            body["stop_sequences"] = list(request.stop_sequences)
+        if request.stream:
+            body["stream"] = True
+        check_keys(request.metadata or {}, {"user_id"}, "metadata", lose)
+        if isinstance(user := (request.metadata or {}).get("user_id"), str):
+            body["metadata"] = {"user_id": user}
+        return body
 
 
 def response_to_body(response: LLMResponse, *, model: str | None = None, response_id: str = "msg_0") -> dict[str, Any]:
@@ -162,10 +182,18 @@ def response_from_body(body: Any, *, strict: bool = True, report: Report | None 
     Raises:
         MalformedAnswerError: `body` is no message, or has a field that an `LLMResponse` cannot carry and `strict`.
     """
-    try:
-        return _response(typed(body, "the answer", Mapping), on_loss(strict, report))
-    except WireFormatError as error:
-        raise MalformedAnswerError(str(error)) from None
+    lose = on_loss(strict, report)
+    with errors_as(MalformedAnswerError):
+        body = typed(body, "the answer", Mapping)
+        blocks = _blocks(required(body, "content", list))
+        check_keys(body, _ANSWER_KEYS, "answer", lose)
+        reason = optional(body, "stop_reason", str)
+        return LLMResponse(
+            data=[piece for block in blocks if (piece := _piece_of_block(block, lose)) is not None],
+            usage=_usage(optional(body, "usage", Mapping) or {}),
+            finish_reason=_FINISH_REASONS.get(reason, reason) if reason else None,
+            model=optional(body, "model", str) or None,
+        )
 
 
 def stop_reason(response: LLMResponse) -> str:
@@ -203,7 +231,8 @@ def _messages(message: Mapping[str, Any], lose: Report) -> Iterator[dict[str, An
     content = required(message, "content", str, list)
     check_keys(message, {"role", "content", "id", "type"}, "message", lose)
     if role == "assistant":
-        yield _assistant_message(_blocks(content), lose)
+        pieces = [piece for block in _blocks(content) if (piece := _piece_of_block(block, lose)) is not None]
+        yield assistant_message(pieces)
     elif role in ("user", "system"):
         blocks = _blocks(content)
         yield from (_tool_message(block, lose) for block in blocks if block["type"] == "tool_result")
@@ -221,15 +250,6 @@ def _blocks(content: Any) -> list[Mapping[str, Any]]:
     for block in blocks:
         required(block, "type", str)
     return blocks
-
-
-def _assistant_message(blocks: Sequence[Mapping[str, Any]], lose: Report) -> dict[str, Any]:
-    pieces = [piece for block in blocks if (piece := _piece_of_block(block, lose)) is not None]
-    texts = [piece.content for piece in pieces if isinstance(piece, TextData)]
-    calls = [call_part(piece.id, piece.name, piece.arguments) for piece in pieces if isinstance(piece, ToolCallData)]
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or not calls else None}
-    message |= reasoning_to_message([piece for piece in pieces if isinstance(piece, ThinkingData)])
-    return message | ({"tool_calls": calls} if calls else {})
 
 
 def _tool_message(block: Mapping[str, Any], lose: Report) -> dict[str, Any]:
@@ -308,32 +328,6 @@ def _tool_choice(body: Mapping[str, Any], lose: Report) -> str | dict[str, Any] 
 # Requests, to the wire
 
 
-def _request_body(request: LLMRequest, model: str, max_tokens: int, lose: Report) -> dict[str, Any]:
-    system, messages = _split_system(request)
-    body: dict[str, Any] = {
-        "model": model,
-        "max_tokens": max_tokens if request.max_output_tokens is None else request.max_output_tokens,
-        "messages": _wire_messages(messages, lose),
-    }
-    if system:
-        body["system"] = system
-    if request.tools:
-        body["tools"] = [_wire_tool(tool, lose) for tool in request.tools]
-        if request.tool_choice is not None:
-            body["tool_choice"] = _wire_tool_choice(request.tool_choice)
-    for name in ("temperature", "top_p", "top_k", "service_tier"):
-        if (value := getattr(request, name)) is not None:
-            body[name] = value
-    if request.stop_sequences:
-        body["stop_sequences"] = list(request.stop_sequences)
-    if request.stream:
-        body["stream"] = True
-    check_keys(request.metadata or {}, {"user_id"}, "metadata", lose)
-    if isinstance(user := (request.metadata or {}).get("user_id"), str):
-        body["metadata"] = {"user_id": user}
-    return body
-
-
 def _split_system(request: LLMRequest) -> tuple[str, list[Mapping[str, Any]]]:
     """Returns the system text, with that of the first messages, and the other messages."""
     texts = [request.system_prompt or ""]
@@ -356,7 +350,10 @@ def _wire_messages(messages: Sequence[Mapping[str, Any]], lose: Report) -> list[
         if role == "assistant":
             wired, blocks = "assistant", _wire_assistant(message, lose)
         elif role == "tool":
-            wired, blocks = "user", [_wire_result(message, lose)]
+            content = message.get("content")
+            given = content if isinstance(content, str) else _wire_blocks(content, lose)
+            answered = required(message, "tool_call_id", str)
+            wired, blocks = "user", [{"type": "tool_result", "tool_use_id": answered, "content": given}]
         else:
             wired = "system" if role in ("system", "developer") else "user"
             blocks = _wire_blocks(message.get("content"), lose)
@@ -385,12 +382,6 @@ def _wire_assistant(message: Mapping[str, Any], lose: Report) -> list[dict[str, 
         name, call_id = required(function, "name", str), required(call, "id", str)
         blocks.append({"type": "tool_use", "id": call_id, "name": name, "input": given})
     return blocks
-
-
-def _wire_result(message: Mapping[str, Any], lose: Report) -> dict[str, Any]:
-    content = message.get("content")
-    wired = content if isinstance(content, str) else _wire_blocks(content, lose)
-    return {"type": "tool_result", "tool_use_id": required(message, "tool_call_id", str), "content": wired}
 
 
 def _wire_blocks(content: Any, lose: Report) -> list[dict[str, Any]]:
@@ -440,12 +431,6 @@ def _wire_tool(tool: Mapping[str, Any], lose: Report) -> dict[str, Any]:
     return {key: value for key, value in wired.items() if value is not None}
 
 
-def _wire_tool_choice(choice: str | Mapping[str, Any]) -> dict[str, Any]:
-    if isinstance(choice, str):
-        return {"type": "any" if choice == "required" else choice}
-    return {"type": "tool", "name": required(required(choice, "function", Mapping), "name", str)}
-
-
 # Pieces of answers, both ways
 
 
@@ -456,8 +441,10 @@ def _piece_of_block(block: Mapping[str, Any], lose: Report) -> Piece | None:
         return TextData(required(block, "text", str))
     if kind == "tool_use":
         check_keys(block, {"type", "id", "name", "input", "caller"}, "tool use", lose)
-        given = _arguments(required(block, "input", Mapping))
-        return ToolCallData(required(block, "id", str), required(block, "name", str), given)
+        given = required(block, "input", Mapping)
+        text = given.get(INVALID_ARGUMENTS) if set(given) == {INVALID_ARGUMENTS} else None
+        arguments = text if isinstance(text, str) else json.dumps(given, ensure_ascii=False)
+        return ToolCallData(required(block, "id", str), required(block, "name", str), arguments)
     if kind == "thinking":
         text, signature = required(block, "thinking", str), optional(block, "signature", str) or None
         return unsealed(signature or "", text) or ThinkingData(text, signature)
@@ -482,30 +469,9 @@ def _thinking_block(piece: ThinkingData) -> dict[str, Any]:
     return {"type": "thinking", "thinking": piece.content, "signature": piece.signature or seal(piece)}
 
 
-def _arguments(given: Mapping[str, Any]) -> str:
-    if set(given) == {INVALID_ARGUMENTS} and isinstance(text := given[INVALID_ARGUMENTS], str):
-        return text
-    return json.dumps(given, ensure_ascii=False)
-
-
 def _wire_input(arguments: str) -> dict[str, Any]:
     given = arguments_object(arguments)
     return {INVALID_ARGUMENTS: arguments} if given is None else given
-
-
-# Answers, from the wire
-
-
-def _response(body: Mapping[str, Any], lose: Report) -> LLMResponse:
-    blocks = _blocks(required(body, "content", list))
-    check_keys(body, _ANSWER_KEYS, "answer", lose)
-    reason = optional(body, "stop_reason", str)
-    return LLMResponse(
-        data=[piece for block in blocks if (piece := _piece_of_block(block, lose)) is not None],
-        usage=_usage(optional(body, "usage", Mapping) or {}),
-        finish_reason=_FINISH_REASONS.get(reason, reason) if reason else None,
-        model=optional(body, "model", str) or None,
-    )
 
 
 def _usage(usage: Mapping[str, Any]) -> Usage:
@@ -518,3 +484,86 @@ def _usage(usage: Mapping[str, Any]) -> Usage:
         cache_write_tokens=written,
         reasoning_tokens=count_of(details, "thinking_tokens") if isinstance(details, Mapping) else 0,
     )
+
+
+_JOINED = {
+    "text_delta": "text",
+    "thinking_delta": "thinking",
+    "signature_delta": "signature",
+    "input_json_delta": "partial_json",
+}
+"""The field of a delta that is joined, by the type of the delta."""
+
+
+class StreamedMessage(StreamedAnswer):
+    """The events of a `message`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._message: dict[str, Any] = {}
+        self._blocks: dict[int, _Block] = {}
+
+    @property
+    def may_end(self) -> bool:
+        """Only behind `message_stop`."""
+        return self.is_complete and bool(self._message or self._error)
+
+    def read(self, event: Mapping[str, Any]) -> None:
+        """Reads an event."""
+        kind = required(event, "type", str)
+        if kind == "error":
+            self.fail(event.get("error") or "no reason given")
+        elif kind == "message_start":
+            self._message = dict(required(event, "message", Mapping))
+        elif kind == "content_block_start":
+            self._blocks[required(event, "index", int)] = _Block(required(event, "content_block", Mapping))
+        elif kind == "content_block_delta":
+            index = required(event, "index", int)
+            self._blocks.setdefault(index, _Block({})).read(required(event, "delta", Mapping))
+        elif kind == "message_delta":
+            self._end(event)
+        elif kind == "message_stop":
+            self.is_complete = True
+
+    def assembled(self) -> dict[str, Any]:
+        """Returns the message."""
+        return {**self._message, "content": [block.assembled() for _, block in sorted(self._blocks.items())]}
+
+    def _end(self, event: Mapping[str, Any]) -> None:
+        self._message |= optional(event, "delta", Mapping) or {}
+        counts = optional(event, "usage", Mapping) or {}
+        known = optional(self._message, "usage", Mapping) or {}
+        self._message["usage"] = {**known, **{key: count for key, count in counts.items() if count is not None}}
+
+
+class _Block:
+    """One block of the content."""
+
+    def __init__(self, start: Mapping[str, Any]) -> None:
+        self._start = start
+        self._joined: dict[str, list[str]] = {}
+        self._others: dict[str, list[Any]] = {}
+
+    def read(self, delta: Mapping[str, Any]) -> None:
+        kind = required(delta, "type", str)
+        if (field := _JOINED.get(kind)) is not None:
+            self._joined.setdefault(field, []).append(required(delta, field, str))
+        else:
+            self._others.setdefault(kind, []).append(delta)
+
+    def assembled(self) -> dict[str, Any]:
+        joined = {field: "".join(parts) for field, parts in self._joined.items()}
+        given = joined.pop("partial_json", "")
+        block = {**self._start, **self._others}
+        for field, text in joined.items():
+            block[field] = f"{self._start.get(field) or ''}{text}"
+        return {**block, "input": _input(given)} if given else block
+
+
+def _input(text: str) -> dict[str, Any]:
+    """Reads arguments; those that are no JSON object, because a bound cut them off, say, are kept as they are."""
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError):
+        given = None
+    return given if isinstance(given, dict) else {INVALID_ARGUMENTS: text}

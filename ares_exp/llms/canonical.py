@@ -24,8 +24,7 @@ from hashlib import blake2b
 from itertools import takewhile
 from typing import Any
 
-from ares_exp.llms.reasoning import REASONING_FIELDS
-from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.request import REASONING_FIELDS, LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
 
 Normalise = Callable[[Any], Any]

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ares_exp.errors import WireFormatError
+from ares_exp.llms.reasoning import reasoning_to_message
+from ares_exp.llms.response import Piece, TextData, ThinkingData, ToolCallData
 from ares_exp.llms.wire import optional, required, shorten, typed
 
 _ROLES = ("system", "developer", "user", "assistant", "function")
@@ -84,6 +86,15 @@ def image_part(url: str, **more: Any) -> dict[str, Any]:
 def call_part(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     """Makes an entry of `tool_calls`."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def assistant_message(pieces: Sequence[Piece]) -> dict[str, Any]:
+    """Makes the message that repeats an answer. Its `content` is `None` for calls of tools without a text."""
+    texts = [piece.content for piece in pieces if isinstance(piece, TextData)]
+    calls = [call_part(piece.id, piece.name, piece.arguments) for piece in pieces if isinstance(piece, ToolCallData)]
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or not calls else None}
+    message |= reasoning_to_message([piece for piece in pieces if isinstance(piece, ThinkingData)])
+    return message | ({"tool_calls": calls} if calls else {})
 
 
 def data_url(media_type: str, data: str) -> str:

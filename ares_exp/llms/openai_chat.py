@@ -32,14 +32,16 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from ares_exp.errors import MalformedAnswerError, UnsendableRequestError
-from ares_exp.llms.reasoning import REASONING_FIELDS, reasoning_of_message, reasoning_of_part, reasoning_to_message
-from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.chat_messages import call_part
+from ares_exp.llms.reasoning import reasoning_of_message, reasoning_of_part, reasoning_to_message
+from ares_exp.llms.request import REASONING_FIELDS, LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
 from ares_exp.llms.wire import MAX_COUNT as MAX_COUNT
 from ares_exp.llms.wire import (
     Report,
     WireFormatError,
     check_keys,
+    errors_as,
     list_of,
     on_loss,
     optional,
@@ -61,7 +63,7 @@ _SAME_NAME: dict[str, tuple[type, ...]] = {
     "service_tier": (str,),
 }
 _REQUEST_KEYS = {*_SAME_NAME, "model", "messages", "max_completion_tokens", "max_tokens", "stop", "stream", "top_k"}
-_OWN_KEYS = {"latency_sec", "sampling", "policy_version", "activations"}
+_OWN_KEYS = ("latency_sec", "sampling", "policy_version", "activations")
 _ANSWER_KEYS = {"choices", "model", "usage", "prompt_token_ids", *_OWN_KEYS}
 _ENVELOPE_KEYS = {"id", "object", "created", "system_fingerprint", "service_tier"}
 _CHOICE_KEYS = {"index", "message", "finish_reason", "logprobs", "token_ids"}
@@ -95,7 +97,10 @@ def request_to_body(
     if request.top_k is not None:
         lose("`top_k`, which the chat-completions form does not have (an engine may: put it in `extra_body`)")
     if "metadata" in body:
-        body["metadata"] = _string_values(body["metadata"], lose)
+        for key, value in body["metadata"].items():
+            if not isinstance(value, str):
+                lose(f"`metadata.{key}`, a {type(value).__name__}: metadata on the wire is text only")
+        body["metadata"] = {key: value for key, value in body["metadata"].items() if isinstance(value, str)}
     return body
 
 
@@ -111,12 +116,13 @@ def request_from_body(body: Mapping[str, Any], *, strict: bool = True, report: R
     ]
     for message in messages:
         required(message, "role", str)
-    system, messages = _split_system(messages)
+    first = messages[0] if messages else {}
+    is_system = set(first) == {"role", "content"} and first["role"] == "system" and isinstance(first["content"], str)
     known = _REQUEST_KEYS | ({"n"} if body.get("n") == 1 else set())
     check_keys(body, known, "request", on_loss(strict, report))
     return LLMRequest(
-        messages=messages,
-        system_prompt=system,
+        messages=messages[1:] if is_system else messages,
+        system_prompt=first["content"] if is_system else None,
         max_output_tokens=_max_tokens(body),
         stop_sequences=[body["stop"]] if isinstance(body.get("stop"), str) else list_of(body, "stop", str),
         stream=bool(optional(body, "stream", bool)),
@@ -148,14 +154,9 @@ def response_to_body(
     body |= {"choices": [choice], "usage": _usage_to_wire(response)}
     if response.prompt_token_ids is not None:
         body["prompt_token_ids"] = list(response.prompt_token_ids)
-    if response.latency_sec is not None:
-        body["latency_sec"] = response.latency_sec
-    if response.sampling is not None:
-        body["sampling"] = response.sampling
-    if response.policy_version is not None:
-        body["policy_version"] = response.policy_version
-    if response.activations is not None:
-        body["activations"] = response.activations
+    for name in _OWN_KEYS:
+        if (value := getattr(response, name)) is not None:
+            body[name] = value
     return body
 
 
@@ -166,54 +167,50 @@ def response_from_body(body: Any, *, strict: bool = True, report: Report | None 
         MalformedAnswerError: `body` is no chat completion, or has a field that an `LLMResponse` cannot carry and
             `strict`.
     """
-    try:
-        return _response(body, on_loss(strict, report))
-    except WireFormatError as error:
-        raise MalformedAnswerError(str(error)) from None
-
-
-def _response(body: Any, lose: Report) -> LLMResponse:
-    choices = required(typed(body, "the answer", Mapping), "choices", list)
-    if not choices:
-        raise WireFormatError(f"Expected at least one choice in the answer, got none: {shorten(body)}")
-    if len(choices) > 1:
-        lose(f"all but the first of {len(choices)} choices")
-    choice = typed(choices[0], "choices[0]", Mapping)
-    message = required(choice, "message", Mapping)
-    check_keys(body, _ANSWER_KEYS | _ENVELOPE_KEYS, "answer", lose)
-    check_keys(choice, _CHOICE_KEYS, "answer's choice", lose)
-    check_keys(message, _MESSAGE_KEYS, "answer's message", lose)
-    refusal = optional(message, "refusal", str)
-    texts = _texts(message, lose) + ([TextData(refusal)] if refusal else [])
-    usage = optional(body, "usage", Mapping) or {}
-    return LLMResponse(
-        data=[
-            *reasoning_of_message(message, lose),
-            *texts,
-            *(_call_from_wire(call) for call in optional(message, "tool_calls", list) or ()),
-        ],
-        cost=float(optional(usage, "cost", *_NUMBER) or 0.0),
-        usage=_usage(usage),
-        prompt_token_ids=list_of(body, "prompt_token_ids", int),
-        completion_token_ids=list_of(choice, "token_ids", int),
-        logprobs=_logprobs(choice, lose),
-        finish_reason="refusal" if refusal else optional(choice, "finish_reason", str),
-        model=optional(body, "model", str) or None,
-        latency_sec=optional(body, "latency_sec", *_NUMBER),
-        sampling=optional(body, "sampling", Mapping),
-        policy_version=optional(body, "policy_version", str),
-        activations=optional(body, "activations", Mapping),
-    )
+    lose = on_loss(strict, report)
+    with errors_as(MalformedAnswerError):
+        choices = required(typed(body, "the answer", Mapping), "choices", list)
+        if not choices:
+            raise WireFormatError(f"Expected at least one choice in the answer, got none: {shorten(body)}")
+        if len(choices) > 1:
+            lose(f"all but the first of {len(choices)} choices")
+        choice = typed(choices[0], "choices[0]", Mapping)
+        message = required(choice, "message", Mapping)
+        check_keys(body, _ANSWER_KEYS | _ENVELOPE_KEYS, "answer", lose)
+        check_keys(choice, _CHOICE_KEYS, "answer's choice", lose)
+        check_keys(message, _MESSAGE_KEYS, "answer's message", lose)
+        refusal = optional(message, "refusal", str)
+        texts = _texts(message, lose) + ([TextData(refusal)] if refusal else [])
+        calls = []
+        for call in optional(message, "tool_calls", list) or ():
+            function = required(typed(call, "tool_calls[]", Mapping), "function", Mapping)
+            name, arguments = required(function, "name", str), required(function, "arguments", str)
+            calls.append(ToolCallData(required(call, "id", str), name, arguments))
+        usage = optional(body, "usage", Mapping) or {}
+        return LLMResponse(
+            data=[
+                *reasoning_of_message(message, lose),
+                *texts,
+                *calls,
+            ],
+            cost=float(optional(usage, "cost", *_NUMBER) or 0.0),
+            usage=_usage(usage),
+            prompt_token_ids=list_of(body, "prompt_token_ids", int),
+            completion_token_ids=list_of(choice, "token_ids", int),
+            logprobs=_logprobs(choice, lose),
+            finish_reason="refusal" if refusal else optional(choice, "finish_reason", str),
+            model=optional(body, "model", str) or None,
+            latency_sec=optional(body, "latency_sec", *_NUMBER),
+            sampling=optional(body, "sampling", Mapping),
+            policy_version=optional(body, "policy_version", str),
+            activations=optional(body, "activations", Mapping),
+        )
 
 
 def _message_to_wire(response: LLMResponse, lose: Report) -> dict[str, Any]:
     thinking, said = response.thinking, response.data[len(response.thinking) :]
     texts = [piece.content for piece in response.data if isinstance(piece, TextData)]
-    calls = [
-        {"id": piece.id, "type": "function", "function": {"name": piece.name, "arguments": piece.arguments}}
-        for piece in response.data
-        if isinstance(piece, ToolCallData)
-    ]
+    calls = [call_part(one.id, one.name, one.arguments) for one in response.data if isinstance(one, ToolCallData)]
     is_mixed = any(isinstance(piece, ThinkingData) for piece in said)
     if is_mixed or len(texts) > 1 or (texts and not isinstance(said[0], TextData)):
         lose("the order and borders of several pieces (the form has reasoning, one text, then tool calls)")
@@ -248,13 +245,6 @@ def _logprobs(choice: Mapping[str, Any], lose: Report) -> list[float] | None:
     return [float(required(entry, "logprob", *_NUMBER)) for entry in entries]
 
 
-def _call_from_wire(call: Any) -> ToolCallData:
-    function = required(typed(call, "tool_calls[]", Mapping), "function", Mapping)
-    return ToolCallData(
-        required(call, "id", str), required(function, "name", str), required(function, "arguments", str)
-    )
-
-
 def _usage(usage: Mapping[str, Any]) -> Usage:
     prompt, generated = optional(usage, "prompt_tokens", int) or 0, optional(usage, "completion_tokens", int) or 0
     reasoning = _detail(usage, "completion_tokens_details", "reasoning_tokens")
@@ -286,23 +276,9 @@ def _usage_to_wire(response: LLMResponse) -> dict[str, Any]:
     return counts | {"total_tokens": usage.total_tokens} | ({"cost": response.cost} if response.cost else {})
 
 
-def _split_system(messages: list[Mapping[str, Any]]) -> tuple[str | None, list[Mapping[str, Any]]]:
-    first = messages[0] if messages else {}
-    if set(first) == {"role", "content"} and first["role"] == "system" and isinstance(first["content"], str):
-        return first["content"], messages[1:]
-    return None, messages
-
-
 def _max_tokens(body: Mapping[str, Any]) -> int | None:
     new: int | None = optional(body, "max_completion_tokens", int)
     old: int | None = optional(body, "max_tokens", int)
     if new is not None and old is not None and new != old:
         raise WireFormatError(f"Expected one bound on output tokens, got max_completion_tokens={new}, max_tokens={old}")
     return old if new is None else new
-
-
-def _string_values(metadata: Mapping[str, Any], lose: Report) -> dict[str, str]:
-    for key, value in metadata.items():
-        if not isinstance(value, str):
-            lose(f"`metadata.{key}`, a {type(value).__name__}: metadata on the wire is text only")
-    return {key: value for key, value in metadata.items() if isinstance(value, str)}

@@ -11,7 +11,7 @@ one side cannot carry is a `WireFormatError` that names it, or with `strict=Fals
 | `tool_calls` | `function_call`, `custom_tool_call`, `local_shell_call` (see `responses_tools`) |
 | messages of role tool | `function_call_output` and the like |
 | reasoning | `reasoning`: the text as its summary (read from its content, too), the signature or the redacted form as \
-`encrypted_content`, sealed by us where there is none in an answer (see `sealed_reasoning`) |
+`encrypted_content`, sealed by us where there is none in an answer (see `reasoning.seal`) |
 | images, files | `input_image`, `input_file` with their bytes, or with a URL |
 | `tools`, `tool_choice` | see `responses_tools` |
 | `max_output_tokens` | the same; `stop_sequences` and `top_k` have no counterpart |
@@ -30,24 +30,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ares_exp.errors import MalformedAnswerError, UnsendableRequestError
-from ares_exp.llms.chat_messages import call_part, content_of, image_part, text_part
-from ares_exp.llms.reasoning import reasoning_of_message, reasoning_to_message
+from ares_exp.llms.chat_messages import assistant_message, content_of, image_part, text_part, tool_name
+from ares_exp.llms.reasoning import reasoning_of_message, seal, unsealed
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Piece, TextData, ThinkingData, ToolCallData, Usage
 from ares_exp.llms.responses_tools import (
+    ToolForm,
     call_from_item,
     call_item,
     tool_choice_from_wire,
     tool_to_wire,
     tools_from_wire,
 )
-from ares_exp.llms.sealed_reasoning import seal, unsealed
-from ares_exp.llms.tool_forms import ToolForm
+from ares_exp.llms.streamed_answer import StreamedAnswer
 from ares_exp.llms.wire import (
     Report,
     WireFormatError,
     check_keys,
     count_of,
+    errors_as,
     list_of,
     on_loss,
     optional,
@@ -126,12 +127,28 @@ def request_to_body(
         UnsendableRequestError: `request` has what the wire format cannot carry, and `strict`; or is malformed.
     """
     lose = on_loss(strict, report, UnsendableRequestError)
-    try:
-        return _request_body(request, model, lose)
-    except UnsendableRequestError:
-        raise
-    except WireFormatError as error:
-        raise UnsendableRequestError(str(error)) from None
+    with errors_as(UnsendableRequestError):
+        items = [item for message in request.messages for item in _items_of_message(message, lose)]
+        body: dict[str, Any] = {"model": model, "input": items, "store": False, "include": [_INCLUDED]}
+        if request.system_prompt is not None:
+            body["instructions"] = request.system_prompt
+        if request.tools:
+            body["tools"] = [tool_to_wire(tool, lose) for tool in request.tools]
+            if (choice := request.tool_choice) is not None:
+                body["tool_choice"] = (
+                    choice if isinstance(choice, str) else {"type": "function", "name": tool_name(choice)}
+                )
+        for name in ("max_output_tokens", "temperature", "top_p", "service_tier"):
+            if (value := getattr(request, name)) is not None:
+                body[name] = value
+        for name in ("top_k", "stop_sequences"):
+            if getattr(request, name) not in (None, ()):
+                lose(f"`{name}`, which the Responses form does not have")
+        if request.stream:
+            body["stream"] = True
+        texts = {key: value for key, value in (request.metadata or {}).items() if isinstance(value, str)}
+        check_keys(request.metadata or {}, texts, "metadata", lose)
+        return body | ({"metadata": texts} if texts else {})
 
 
 def response_to_body(
@@ -154,9 +171,9 @@ def response_to_body(
     pieces = [one for one in response.data if not isinstance(one, ThinkingData) or one.content or one.signature]
     tail = response_id.removeprefix("resp_")
     items = [_item_of_piece(piece, f"{tail}_{number}", forms or {}) for number, piece in enumerate(pieces)]
-    status, reason = _status(response)
+    reason = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(response.finish_reason or "")
     return empty_response(model or response.model or "", response_id, created) | {
-        "status": status,
+        "status": "completed" if reason is None else "incomplete",
         "incomplete_details": None if reason is None else {"reason": reason},
         "output": items,
         "usage": usage_to_wire(response.usage),
@@ -199,10 +216,31 @@ def response_from_body(body: Any, *, strict: bool = True, report: Report | None 
         MalformedAnswerError: `body` is no response, one that failed, or has a field that an `LLMResponse` cannot carry
             and `strict`.
     """
-    try:
-        return _response(typed(body, "the answer", Mapping), on_loss(strict, report))
-    except WireFormatError as error:
-        raise MalformedAnswerError(str(error)) from None
+    lose = on_loss(strict, report)
+    with errors_as(MalformedAnswerError):
+        typed(body, "the answer", Mapping)
+        status = optional(body, "status", str)
+        if status in ("failed", "cancelled"):
+            raise WireFormatError(
+                f"Expected an answer that is complete, got one that {status}: {shorten(body.get('error'))}"
+            )
+        data: list[Piece] = []
+        refused = False
+        for item in required(body, "output", list):
+            kind = required(typed(item, "output[]", Mapping), "type", str)
+            pieces = _pieces_of_item(item, kind, lose)
+            if pieces is None:
+                lose(f"`output[{kind}]`, an item that has no counterpart here")
+                continue
+            data += pieces
+            content = item.get("content")
+            refused |= isinstance(content, list) and any(part.get("type") == "refusal" for part in content)
+        return LLMResponse(
+            data=data,
+            usage=_usage(optional(body, "usage", Mapping) or {}),
+            finish_reason="refusal" if refused else _finish_reason(body, status, data),
+            model=optional(body, "model", str) or None,
+        )
 
 
 def usage_to_wire(usage: Usage) -> dict[str, Any]:
@@ -227,20 +265,12 @@ def _messages(items: Sequence[Mapping[str, Any]], lose: Report) -> Iterator[dict
         if (pieces := _pieces_of_item(item, kind, lose)) is not None:
             said += pieces
         elif (message := _message(item, kind, lose)) is not None:
-            yield from _assistant_messages(said)
+            if said:
+                yield assistant_message(said)
             said = []
             yield message
-    yield from _assistant_messages(said)
-
-
-def _assistant_messages(pieces: Sequence[Piece]) -> Iterator[dict[str, Any]]:
-    if not pieces:
-        return
-    texts = [piece.content for piece in pieces if isinstance(piece, TextData)]
-    calls = [call_part(piece.id, piece.name, piece.arguments) for piece in pieces if isinstance(piece, ToolCallData)]
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or not calls else None}
-    message |= reasoning_to_message([piece for piece in pieces if isinstance(piece, ThinkingData)])
-    yield message | ({"tool_calls": calls} if calls else {})
+    if said:
+        yield assistant_message(said)
 
 
 def _pieces_of_item(item: Mapping[str, Any], kind: str, lose: Report) -> list[Piece] | None:
@@ -252,15 +282,10 @@ def _pieces_of_item(item: Mapping[str, Any], kind: str, lose: Report) -> list[Pi
     if kind == "message" and required(item, "role", str) == "assistant":
         check_keys(item, _MESSAGE_KEYS, "message", lose)
         parts = _parts(required(item, "content", str, list), lose)
-        return [TextData(part["text"]) for part in _texts_alone(parts)]
+        if others := [part for part in parts if part["type"] != "text"]:
+            raise WireFormatError(f"Expected text in a message of the assistant's `content`, got {shorten(others[0])}")
+        return [TextData(part["text"]) for part in parts]
     return None
-
-
-def _texts_alone(parts: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    for part in parts:
-        if part["type"] != "text":
-            raise WireFormatError(f"Expected text in a message of the assistant's `content`, got {shorten(part)}")
-    return parts
 
 
 def _message(item: Mapping[str, Any], kind: str, lose: Report) -> dict[str, Any] | None:
@@ -327,28 +352,6 @@ def _reasoning_texts(item: Mapping[str, Any], name: str) -> list[str]:
 # Requests, to the wire
 
 
-def _request_body(request: LLMRequest, model: str, lose: Report) -> dict[str, Any]:
-    items = [item for message in request.messages for item in _items_of_message(message, lose)]
-    body: dict[str, Any] = {"model": model, "input": items, "store": False, "include": [_INCLUDED]}
-    if request.system_prompt is not None:
-        body["instructions"] = request.system_prompt
-    if request.tools:
-        body["tools"] = [tool_to_wire(tool, lose) for tool in request.tools]
-        if request.tool_choice is not None:
-            body["tool_choice"] = _wire_tool_choice(request.tool_choice)
-    for name in ("max_output_tokens", "temperature", "top_p", "service_tier"):
-        if (value := getattr(request, name)) is not None:
-            body[name] = value
-    for name in ("top_k", "stop_sequences"):
-        if getattr(request, name) not in (None, ()):
-            lose(f"`{name}`, which the Responses form does not have")
-    if request.stream:
-        body["stream"] = True
-    texts = {key: value for key, value in (request.metadata or {}).items() if isinstance(value, str)}
-    check_keys(request.metadata or {}, texts, "metadata", lose)
-    return body | ({"metadata": texts} if texts else {})
-
-
 def _items_of_message(message: Mapping[str, Any], lose: Report) -> list[dict[str, Any]]:
     role = required(message, "role", str)
     content = message.get("content")
@@ -390,12 +393,6 @@ def _wire_parts(content: Any, text_type: str, lose: Report) -> list[dict[str, An
     return parts
 
 
-def _wire_tool_choice(choice: str | Mapping[str, Any]) -> str | dict[str, Any]:
-    if isinstance(choice, str):
-        return choice
-    return {"type": "function", "name": required(required(choice, "function", Mapping), "name", str)}
-
-
 def _reasoning_item(piece: ThinkingData) -> dict[str, Any]:
     """Returns reasoning as its own endpoint wants it back; only endpoints that seal nothing look at the text."""
     if piece.redacted:
@@ -416,56 +413,15 @@ def _item_of_piece(piece: Piece, tail: str, forms: Mapping[str, ToolForm]) -> di
         return call_item(piece, prefix + tail, form)
     if isinstance(piece, ThinkingData):
         summary = [] if piece.redacted else _summary(piece)
-        return {"id": f"rs_{tail}", "type": "reasoning", "summary": summary, "encrypted_content": _opaque(piece)}
+        # What stands for a piece beside its text is its own seal, if a reader finds out all from that.
+        own = (piece.content if not piece.signature else None) if piece.redacted else piece.content and piece.signature
+        return {"id": f"rs_{tail}", "type": "reasoning", "summary": summary, "encrypted_content": own or seal(piece)}
     text = {"type": "output_text", "text": piece.content, "annotations": [], "logprobs": []}
     return {"id": f"msg_{tail}", "type": "message", "status": "completed", "role": "assistant", "content": [text]}
 
 
 def _summary(piece: ThinkingData) -> list[dict[str, Any]]:
     return [{"type": "summary_text", "text": piece.content}] if piece.content else []
-
-
-def _opaque(piece: ThinkingData) -> str:
-    """Returns what stands for a piece beside its text: its own seal where a reader finds out all from that."""
-    if piece.redacted:
-        return seal(piece) if piece.signature else piece.content
-    return piece.signature if piece.signature and piece.content else seal(piece)
-
-
-def _status(response: LLMResponse) -> tuple[str, str | None]:
-    if response.finish_reason == "length":
-        return "incomplete", "max_output_tokens"
-    if response.finish_reason == "content_filter":
-        return "incomplete", "content_filter"
-    return "completed", None
-
-
-# Answers, from the wire
-
-
-def _response(body: Mapping[str, Any], lose: Report) -> LLMResponse:
-    status = optional(body, "status", str)
-    if status in ("failed", "cancelled"):
-        raise WireFormatError(
-            f"Expected an answer that is complete, got one that {status}: {shorten(body.get('error'))}"
-        )
-    data: list[Piece] = []
-    refused = False
-    for item in required(body, "output", list):
-        kind = required(typed(item, "output[]", Mapping), "type", str)
-        pieces = _pieces_of_item(item, kind, lose)
-        if pieces is None:
-            lose(f"`output[{kind}]`, an item that has no counterpart here")
-            continue
-        data += pieces
-        content = item.get("content")
-        refused |= isinstance(content, list) and any(part.get("type") == "refusal" for part in content)
-    return LLMResponse(
-        data=data,
-        usage=_usage(optional(body, "usage", Mapping) or {}),
-        finish_reason="refusal" if refused else _finish_reason(body, status, data),
-        model=optional(body, "model", str) or None,
-    )
 
 
 def _finish_reason(body: Mapping[str, Any], status: str | None, data: Sequence[Piece]) -> str | None:
@@ -487,3 +443,38 @@ def _usage(usage: Mapping[str, Any]) -> Usage:
         cache_write_tokens=count_of(given, "cache_write_tokens"),
         reasoning_tokens=count_of(made, "reasoning_tokens"),
     )
+
+
+_LAST = ("response.completed", "response.incomplete", "response.failed")
+
+
+class StreamedResponse(StreamedAnswer):
+    """The events of a `response`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._items: dict[int, Mapping[str, Any]] = {}
+        self._response: Mapping[str, Any] = {}
+
+    @property
+    def may_end(self) -> bool:
+        """Only with the event that has the response."""
+        return self.is_complete and bool(self._response or self._error)
+
+    def read(self, event: Mapping[str, Any]) -> None:
+        """Reads an event."""
+        kind = required(event, "type", str)
+        if kind == "error":
+            nested = event.get("error")
+            self.fail(nested if nested else {key: event.get(key) for key in ("code", "message", "param")})
+        elif kind == "response.output_item.done":
+            place = optional(event, "output_index", int)
+            self._items[len(self._items) if place is None else place] = required(event, "item", Mapping)
+        elif kind in _LAST:
+            self._response = required(event, "response", Mapping)
+            self.is_complete = True
+
+    def assembled(self) -> dict[str, Any]:
+        """Returns the response."""
+        items = [item for _, item in sorted(self._items.items())]
+        return {**self._response, "output": self._response.get("output") or items}

@@ -17,15 +17,14 @@ finds the answer that a message repeats.
 from __future__ import annotations
 
 import json
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from ares_exp.llms.request import REASONING_FIELDS
 from ares_exp.llms.response import LLMResponse, ThinkingData, ToolCallData
 from ares_exp.llms.wire import Report, shorten
-
-REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details")
-"""Fields of an assistant message that hold reasoning."""
 
 ReasoningField = Literal["reasoning_content", "reasoning", "reasoning_details"]
 
@@ -172,3 +171,26 @@ def _said(message: Mapping[str, Any]) -> tuple[str, list[tuple[Any, Any, Any]]]:
 
 def _key(text: str, calls: Sequence[tuple[Any, Any, Any]]) -> str:
     return json.dumps([text, calls], default=str)
+
+
+_PREFIX = "ares-exp."
+
+
+def seal(piece: ThinkingData) -> str:
+    """Makes an opaque text from which `unsealed` gets what is not readable of the piece."""
+    said = {"signature": piece.signature, "redacted": piece.content if piece.redacted else None}
+    return _PREFIX + urlsafe_b64encode(json.dumps(said).encode()).decode()
+
+
+def unsealed(opaque: str, text: str) -> ThinkingData | None:
+    """Returns the piece that was sealed, with the text that could be read of it; `None` of another's seal."""
+    if not opaque.startswith(_PREFIX):
+        return None
+    try:
+        said = json.loads(urlsafe_b64decode(opaque[len(_PREFIX) :].encode()))
+        signature, redacted = said["signature"], said["redacted"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    if not (isinstance(signature, str | None) and isinstance(redacted, str | None)):
+        return None
+    return ThinkingData(text if redacted is None else redacted, signature, redacted is not None)

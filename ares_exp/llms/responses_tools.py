@@ -16,12 +16,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from ares_exp.llms.chat_messages import arguments_object, function_tool, tool_name
 from ares_exp.llms.response import ToolCallData
-from ares_exp.llms.tool_forms import ToolForm
 from ares_exp.llms.wire import Report, WireFormatError, check_keys, list_of, optional, plain, required, shorten
+
+
+@dataclass(frozen=True, slots=True)
+class ToolForm:
+    """How the calls of one tool are written.
+
+    Attributes:
+        kind: `"function"`: arguments are JSON; `"custom"`: they are free text, which a policy sees as a function with
+            one argument `input`; `"local_shell"`: they are an action.
+        name: Its name on the wire.
+        namespace: The group that it belongs to on the wire, or `None`.
+    """
+
+    kind: Literal["function", "custom", "local_shell"]
+    name: str
+    namespace: str | None = None
+
 
 CUSTOM_ARGUMENT = "input"
 LOCAL_SHELL = "local_shell"

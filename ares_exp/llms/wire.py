@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from ares_exp.errors import WireFormatError as WireFormatError
@@ -33,6 +34,17 @@ def on_loss(strict: bool, report: Report | None, error: type[WireFormatError] = 
         report(message) if report else warnings.warn(message, UserWarning, stacklevel=3)
 
     return lose
+
+
+@contextmanager
+def errors_as(kind: type[WireFormatError]) -> Iterator[None]:
+    """Raises errors of the form as `kind`, so that a caller can tell requests and answers from each other."""
+    try:
+        yield
+    except WireFormatError as error:
+        if isinstance(error, kind):
+            raise
+        raise kind(str(error)) from None
 
 
 def required(mapping: Mapping[str, Any], key: str, *types: type) -> Any:

@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
-from typing import Protocol
 
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import Piece, TextData, ToolCallData
@@ -14,23 +13,7 @@ from ares_exp.llms.response import Piece, TextData, ToolCallData
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n"
 
 
-class ReplyForm(Protocol):
-    """How an agent is told what to do."""
-
-    def run(self, thought: str, command: str) -> list[Piece]:
-        """Returns a reply that runs a command, given as lines of source text."""
-        ...
-
-    def finish(self, thought: str) -> list[Piece]:
-        """Returns a reply that ends the work."""
-        ...
-
-    def wait(self, request: LLMRequest) -> list[Piece]:
-        """Returns a reply that waits for the end of the command; none if the request shows that it has ended."""
-        ...
-
-
-def form_of(request: LLMRequest) -> ReplyForm:
+def form_of(request: LLMRequest) -> BashBlock:
     """Returns the form that the agent wants.
 
     That is calls of tools if it offers `bash` or `submit`, keystrokes if its first message tells of them, else a bash
@@ -47,22 +30,22 @@ def form_of(request: LLMRequest) -> ReplyForm:
 
 
 class BashBlock:
-    """One fenced bash block."""
+    """One fenced bash block. Other forms override it."""
 
     def run(self, thought: str, command: str) -> list[Piece]:
-        """As `ReplyForm.run`."""
+        """Returns a reply that runs a command, given as lines of source text."""
         return [TextData(f"{thought}\n\n```bash\n{command}```\n")]
 
     def finish(self, thought: str) -> list[Piece]:
-        """As `ReplyForm.finish`."""
+        """Returns a reply that ends the work."""
         return self.run(thought, SUBMIT)
 
     def wait(self, request: LLMRequest) -> list[Piece]:
-        """As `ReplyForm.wait`: the request shows its output."""
+        """Returns a reply that waits for the end of the command. By default the request shows that it has ended."""
         return []
 
 
-class ToolCalls:
+class ToolCalls(BashBlock):
     """One call of a tool."""
 
     def __init__(self, offered: Sequence[str]) -> None:
@@ -70,34 +53,29 @@ class ToolCalls:
         self._offered = offered
 
     def run(self, thought: str, command: str) -> list[Piece]:
-        """As `ReplyForm.run`."""
-        return self._calling(thought, "bash", command=command)
+        """Calls `bash`."""
+        return [TextData(thought), ToolCallData("call_bash", "bash", json.dumps({"command": command}))]
 
     def finish(self, thought: str) -> list[Piece]:
-        """As `ReplyForm.finish`."""
-        return self._calling(thought, "submit") if "submit" in self._offered else self.run(thought, SUBMIT)
-
-    def _calling(self, thought: str, name: str, **arguments: str) -> list[Piece]:
-        return [TextData(thought), ToolCallData(f"call_{name}", name, json.dumps(arguments))]
-
-    def wait(self, request: LLMRequest) -> list[Piece]:
-        """As `ReplyForm.wait`: the request shows its output."""
-        return []
+        """Calls `submit` if it is offered."""
+        if "submit" not in self._offered:
+            return super().finish(thought)
+        return [TextData(thought), ToolCallData("call_submit", "submit", "{}")]
 
 
-class Keystrokes:
+class Keystrokes(BashBlock):
     """JSON of keystrokes for a terminal."""
 
     def run(self, thought: str, command: str) -> list[Piece]:
-        """As `ReplyForm.run`. At the end the terminal says so."""
+        """Types the command. At the end the terminal says so."""
         return self._typing(thought, f'sh -c {shlex.quote(command)}; echo "[ended with $?]"\n', 0.5)
 
     def finish(self, thought: str) -> list[Piece]:
-        """As `ReplyForm.finish`; the agent asks once more."""
+        """Declares the task complete; the agent asks once more."""
         return [TextData(json.dumps({"analysis": thought, "plan": "None.", "commands": [], "task_complete": True}))]
 
     def wait(self, request: LLMRequest) -> list[Piece]:
-        """As `ReplyForm.wait`."""
+        """Waits longer each time until the terminal says so."""
         if any(_ENDED.search(str(message["content"])) for message in request.messages):
             return []
         waited = sum(message["role"] == "assistant" for message in request.messages)
@@ -112,7 +90,7 @@ class XmlKeystrokes(Keystrokes):
     """Keystrokes for a terminal in tags, as they are."""
 
     def finish(self, thought: str) -> list[Piece]:
-        """As `ReplyForm.finish`; the agent asks once more."""
+        """Declares the task complete; the agent asks once more."""
         done = "<commands></commands>\n<task_complete>true</task_complete>"
         return [TextData(f"<response>\n<analysis>{thought}</analysis>\n<plan>None.</plan>\n{done}\n</response>")]
 

@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field
 
-from ares_exp.llms.anthropic_messages import request_to_body, response_from_body
-from ares_exp.llms.anthropic_stream import StreamedMessage
+from ares_exp.llms.anthropic_messages import StreamedMessage, request_to_body, response_from_body
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.llms.wire import Report

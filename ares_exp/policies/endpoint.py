@@ -27,10 +27,9 @@ from ares_exp.errors import (
     UnsendableRequestError,
     WireFormatError,
 )
-from ares_exp.llms.server_sent_events import EventReader
-from ares_exp.llms.streamed_answer import StreamedAnswer
+from ares_exp.llms.streamed_answer import EventReader, StreamedAnswer
 from ares_exp.policies.endpoint_errors import refused, status_of
-from ares_exp.policies.request_slots import RequestSlots
+from ares_exp.policies.waiting import RequestSlots
 from ares_exp.records.secrets import LEAST_CHARS, MASK
 
 if TYPE_CHECKING:

@@ -8,16 +8,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import random
 import time
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import pydantic
 from pydantic import AfterValidator, Field
 
+from ares_exp.backoff import backoff_sec
 from ares_exp.errors import ConfigError, EndpointError, MalformedAnswerError, PreflightError, RefusalError
 from ares_exp.llms.reasoning import KnownReasoning, reasoning_to_message
 from ares_exp.llms.request import LLMClient, LLMRequest
@@ -25,7 +27,6 @@ from ares_exp.llms.response import LLMResponse, ThinkingData, Usage
 from ares_exp.llms.wire import Report, shorten
 from ares_exp.policies.endpoint import Endpoint, EndpointWire
 from ares_exp.policies.policy import EpisodeSpec, Policy
-from ares_exp.policies.retry import Backoff
 from ares_exp.policies.waiting import OnWait, nobody_waits
 
 logger = logging.getLogger(__name__)
@@ -191,10 +192,6 @@ class EndpointPolicy(Policy):
     def wire(self) -> EndpointWire:
         """Where and how requests are posted."""
 
-    @property
-    def _backoff(self) -> Backoff:
-        return Backoff(max_retries=self.max_retries, base_sec=self.retry_base_sec, max_wait_sec=self.max_retry_wait_sec)
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}(model={self.model!r}, base_url={self._endpoint.base_url!r})"
 
@@ -292,7 +289,11 @@ class EndpointPolicy(Policy):
         """
         if reasoning is not None:
             request = replace(request, messages=reasoning.put_into(request.messages, self.with_reasoning))
-        return await self.answer_to(self._body(request, episode), episode=episode, on_wait=on_wait)
+        if self.model is None:
+            raise PreflightError("preflight() comes first: it refuses a policy without a model.")
+        body = self.body_of(self._with_own_settings(request), self.model, episode) | self._extra_body
+        body |= self.wire.stream_fields if self.stream else {}
+        return await self.answer_to(body, episode=episode, on_wait=on_wait)
 
     async def answer_to(
         self, body: Mapping[str, Any], *, episode: EpisodeSpec | None = None, on_wait: OnWait = nobody_waits
@@ -318,19 +319,20 @@ class EndpointPolicy(Policy):
                     "(`limits.tokens`, `budget.tokens`) and none on the cost that prices make of them holds."
                 )
             if self.on_refusal == "error" and response.finish_reason in REFUSED:
-                raise self._refusal(response)
+                refusal = RefusalError(
+                    f"The model refuses to answer ({response.finish_reason}): "
+                    f"{self._endpoint.scrub(shorten(response.text))}. "
+                    "policy.on_refusal=answer lets the agent see that and go on.",
+                    code=response.finish_reason,
+                )
+                refusal.answer = response
+                raise refusal
             return response
         raise MalformedAnswerError(malformed)
 
     async def close(self) -> None:
         """Closes the connections. Idempotent."""
         await self._endpoint.close()
-
-    def _body(self, request: LLMRequest, episode: EpisodeSpec | None) -> dict[str, Any]:
-        if self.model is None:
-            raise PreflightError("preflight() comes first: it refuses a policy without a model.")
-        body = self.body_of(self._with_own_settings(request), self.model, episode) | self._extra_body
-        return {**body, **self.wire.stream_fields} if self.stream else body
 
     def _with_own_settings(self, request: LLMRequest) -> LLMRequest:
         """Returns the request with the policy's sampling; whether it is streamed is the policy's affair."""
@@ -353,23 +355,16 @@ class EndpointPolicy(Policy):
                     answer = await self._endpoint.post(body, timeout_sec=self.timeout_sec)
                 return answer, time.perf_counter() - started
             except EndpointError as error:
-                wait_sec = self._backoff.wait_sec(tries, error)
+                backoff = Backoff(
+                    max_retries=self.max_retries, base_sec=self.retry_base_sec, max_wait_sec=self.max_retry_wait_sec
+                )
+                wait_sec = backoff.wait_sec(tries, error)
                 if error.retry_after_sec is not None:
                     slots.pause(wait_sec)
                 logger.info("%s Trying again in %.1f s (try %d failed).", error, wait_sec, tries)
             on_wait(wait_sec)
             await asyncio.sleep(wait_sec)
         raise AssertionError("unreachable: the backoff ends the loop")
-
-    def _refusal(self, response: LLMResponse) -> RefusalError:
-        said = self._endpoint.scrub(shorten(response.text))
-        error = RefusalError(
-            f"The model refuses to answer ({response.finish_reason}): {said}. "
-            "policy.on_refusal=answer lets the agent see that and go on.",
-            code=response.finish_reason,
-        )
-        error.answer = response
-        return error
 
     def _cost(self, response: LLMResponse) -> float:
         prices = self.prices or {}
@@ -407,3 +402,46 @@ class _Bound:
     def advance(self, request: LLMRequest, answer: LLMResponse | None) -> None:
         if self.reasoning is not None and answer is not None:
             self.reasoning.add(answer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backoff:
+    """Exponential backoff with jitter that honours Retry-After.
+
+    Attributes:
+        max_retries: Tries after the first one.
+        base_sec: Wait before the first retry, doubled for each further one; each wait is shortened by up to half.
+        max_wait_sec: Longest wait; a server that asks for more is not tried again.
+        rng: Source of the jitter. Timing only: no result depends on it.
+    """
+
+    max_retries: int
+    base_sec: float
+    max_wait_sec: float
+    rng: random.Random = field(default_factory=random.Random, repr=False)
+
+    def wait_sec(self, tries: int, error: EndpointError) -> float:
+        """Seconds to wait after the `tries`-th try (from 1) failed with `error`.
+
+        Raises:
+            EndpointError: There is to be no further try.
+        """
+        if not error.retryable:
+            raise error
+        if tries > self.max_retries:
+            count = "1 try" if tries == 1 else f"{tries} tries"
+            raise _final(error, f"Gave up after {count} (policy.max_retries={self.max_retries}).")
+        if error.retry_after_sec is None:
+            return backoff_sec(tries, base_sec=self.base_sec, max_sec=self.max_wait_sec, rng=self.rng)
+        if error.retry_after_sec > self.max_wait_sec:
+            raise _final(
+                error,
+                f"The server asks to wait {error.retry_after_sec:.0f} s, "
+                f"more than policy.max_retry_wait_sec={self.max_wait_sec:g}.",
+            )
+        # Never earlier than asked; the jitter keeps those who were refused together from coming back together.
+        return min(self.max_wait_sec, error.retry_after_sec + self.base_sec * self.rng.uniform(0.0, 0.5))
+
+
+def _final(error: EndpointError, why: str) -> EndpointError:
+    return type(error)(f"{error} {why}", status=error.status, code=error.code, retry_after_sec=error.retry_after_sec)

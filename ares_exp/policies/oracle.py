@@ -39,3 +39,16 @@ class OraclePolicy(Policy):
         waiting = form.wait(request) if said else form.run(SOLVING, SOLVE)
         pieces = waiting or form.finish("The solution has run.")
         return LLMResponse(pieces, model=ORACLE_MODEL, finish_reason="stop")
+
+
+NOOP_MODEL = "noop"
+
+
+class NoopPolicy(Policy):
+    """Answers every request with the submit command."""
+
+    model_name = NOOP_MODEL
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        """Submits."""
+        return LLMResponse(form_of(request).finish("I do nothing."), model=NOOP_MODEL, finish_reason="stop")

@@ -9,14 +9,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, validate_call
 
 from ares_exp.errors import PreflightError, ReplayDivergenceError, TrajectoryFormatError, UnansweredError
-from ares_exp.llms.message_edit import edited, recorded_edits
-from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.llms.request import LLMClient, LLMRequest, edited, recorded_edits
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec, Policy
 from ares_exp.policies.replay_report import ENDED_BY_ITSELF, ReplayedEpisode, ReplayReport
 from ares_exp.records.results import EpisodeResult, Outcome, final_results
 from ares_exp.records.run_dir import RunDir
-from ares_exp.trajectories.normalisers import Normaliser, UserNormaliser, compiled, make_normalisers
 from ares_exp.trajectories.recorded_responses import (
     Exchange,
     RecordedResponses,
@@ -31,9 +29,13 @@ from ares_exp.trajectories.records import (
 from ares_exp.trajectories.request_diff import (
     Difference,
     Match,
+    Normaliser,
     StepComparison,
+    UserNormaliser,
     apart,
+    compiled,
     first_difference,
+    make_normalisers,
 )
 from ares_exp.trajectories.stored_episodes import StoredEpisode, load
 
@@ -70,7 +72,7 @@ class ReplayPolicy(Policy):
                 the same. `"normalised"`: whether it differs after normalising.
             normalise: What does not count when requests are compared: names of built-in normalisers, and the user's own
                 as `{pattern, replacement}`, applied in this order, after those of the agent. Empty: everything counts.
-                See `normalisers`.
+                See `ares_exp.trajectories.request_diff`.
         """
         self._path = trajectory
         self._episode_id = episode
@@ -230,11 +232,9 @@ class _Replayed:
 
     def _next_background_request(self, asked: Mapping[str, Any]) -> LLMResponse | None:
         """Takes the response to the next recorded background request of a conversation."""
-        recorded = self._background.next_for(asked)
-        if recorded is None:
-            return None
-        self._background.use(asked)
-        return recorded.answer
+        if (recorded := self._background.next_for(asked)) is not None:
+            self._background.use(asked)
+        return None if recorded is None else recorded.answer
 
     def _compare(self, request: LLMRequest) -> tuple[Exchange | None, Mapping[str, Any]]:
         """Notes how the next request compares; returns the recorded one, if there is one, and what is asked now."""

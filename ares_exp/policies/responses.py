@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import pydantic
 from pydantic import Field
 
-from ares_exp.llms.openai_responses import request_to_body, response_from_body
-from ares_exp.llms.openai_responses_stream import StreamedResponse
+from ares_exp.llms.openai_responses import StreamedResponse, request_to_body, response_from_body
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.llms.wire import Report

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -165,7 +165,19 @@ class TokenEndpointPolicy(OpenAIPolicy):
         template = await self._chat()
         request = self._with_own_settings(request)
         prompt = await in_thread(lambda: prompt_of(template, request, episode.conversations, self._warn_once))
-        body = self._completion_body(request, prompt, episode.spec) | self._extra_body
+        seed = episode.spec.seed % 2**31 if self.seed == "episode" else self.seed
+        body = {
+            "model": self.model,
+            "prompt": list(prompt),
+            "max_tokens": request.max_output_tokens or DEFAULT_MAX_OUTPUT_TOKENS,  # theirs is 16
+            "return_token_ids": True,
+            "logprobs": 1,
+            "skip_special_tokens": False,  # with some models, calls of tools are marked by them
+            **_sampling_of(request),
+            **({"stop": list(request.stop_sequences)} if request.stop_sequences else {}),
+            **({} if seed is None else {"seed": seed}),
+            **self._extra_body,
+        }
         answer = await self.answer_to(body, episode=episode.spec, on_wait=episode.on_wait)
         if answer.prompt_token_ids is not None and list(answer.prompt_token_ids) != prompt:
             raise MalformedAnswerError(
@@ -183,22 +195,6 @@ class TokenEndpointPolicy(OpenAIPolicy):
         answer = replace(answer, data=tuple(pieces), finish_reason="tool_calls" if has_calls else answer.finish_reason)
         episode.conversations.add(request, answer)
         return answer
-
-    def _completion_body(self, request: LLMRequest, prompt: Sequence[int], episode: EpisodeSpec) -> dict[str, Any]:
-        given = {
-            "stop": list(request.stop_sequences or ()) or None,
-            "seed": episode.seed % 2**31 if self.seed == "episode" else self.seed,
-        }
-        return {
-            "model": self.model,
-            "prompt": list(prompt),
-            "max_tokens": request.max_output_tokens or DEFAULT_MAX_OUTPUT_TOKENS,  # theirs is 16
-            "return_token_ids": True,
-            "logprobs": 1,
-            "skip_special_tokens": False,  # with some models, calls of tools are marked by them
-            **_sampling_of(request),
-            **{name: value for name, value in given.items() if value is not None},
-        }
 
     async def _chat(self) -> ChatTemplate:
         """Returns the chat template, which is loaded once."""
@@ -276,22 +272,17 @@ def _completion(body: Any) -> LLMResponse:
     choices = required(typed(body, "the answer", Mapping), "choices", list)
     choice = typed(choices[0] if choices else None, "choices[0]", Mapping)
     usage = optional(body, "usage", Mapping) or {}
-    logprobs = optional(choice, "logprobs", Mapping) or {}
+    values: list[Any] | None = optional(optional(choice, "logprobs", Mapping) or {}, "token_logprobs", list)
     return LLMResponse.from_text(
         required(choice, "text", str),
         usage=Usage(optional(usage, "prompt_tokens", int) or 0, optional(usage, "completion_tokens", int) or 0),
         prompt_token_ids=list_of(choice, "prompt_token_ids", int),
         completion_token_ids=list_of(choice, "token_ids", int),
-        logprobs=_numbers(logprobs),
+        logprobs=None if values is None else [float(typed(one, "token_logprobs[]", float, int)) for one in values],
         finish_reason=optional(choice, "finish_reason", str),
         model=optional(body, "model", str) or None,
         policy_version=_version_of(body),
     )
-
-
-def _numbers(logprobs: Mapping[str, Any]) -> list[float] | None:
-    values: list[Any] | None = optional(logprobs, "token_logprobs", list)
-    return None if values is None else [float(typed(value, "token_logprobs[]", float, int)) for value in values]
 
 
 def _version_of(body: Any) -> str | None:
@@ -306,3 +297,30 @@ def _version_of(body: Any) -> str | None:
     names = [span.get("version") for span in spans if isinstance(span, Mapping)] if isinstance(spans, list) else []
     found = list(dict.fromkeys(name for name in names or [metadata.get("weight_version")] if isinstance(name, str)))
     return None if found == ["default"] else "+".join(found) or None
+
+
+class VllmPolicy(TokenEndpointPolicy):
+    """Answers by a vLLM server. With a temperature other than 1, start it with `--logprobs-mode processed_logprobs`."""
+
+    option: ClassVar[str] = "vllm"
+
+
+class SglangPolicy(TokenEndpointPolicy):
+    """Answers by an SGLang server, and has it load weights that `update` names by their directory."""
+
+    option: ClassVar[str] = "sglang"
+
+    async def send_weights(self, version: str, weights: Weights) -> None:
+        """As `TokenEndpointPolicy.send_weights`: a directory that the server can read, too."""
+        if not isinstance(weights, Path):
+            raise ConfigError(
+                "policy=sglang takes new weights as a directory of a saved model that its server can read, got "
+                f"{type(weights).__name__}."
+            )
+        wire = EndpointWire(self.option, "update_weights_from_disk", "success", StreamedCompletion)
+        server = self._endpoint.beside(wire, base_url=self._endpoint.base_url.removesuffix("/v1"))
+        try:
+            body = {"model_path": str(weights), "weight_version": version}
+            await server.post(body, timeout_sec=self.timeout_sec)
+        finally:
+            await server.close()

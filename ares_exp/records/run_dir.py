@@ -28,6 +28,9 @@ SWEEP_RECORD = "multirun.yaml"
 """Hydra's record of a sweep: where it is, there is a sweep."""
 STOP = "stop"
 """Name of the file in a sweep's folder that ends its jobs. A user may create it with `touch`."""
+RUN_FOLDERS = ("trajectories",)
+RUN_FILES = ("trajectories.jsonl", "trajectories.jsonl.zst")
+"""Where the collectors write in a run directory (see `conf/collector`)."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False, default=str)
 _appending = threading.Lock()
 USED = (
@@ -317,6 +320,11 @@ def lock(descriptor: int, path: Path, *, what: str = "run") -> None:
         ) from None
     except OSError:  # a file system without such locks
         return
+
+
+def is_run(folder: Path) -> bool:
+    """Returns whether a folder is a run directory."""
+    return any((folder / name).exists() for name in (EPISODES, *RUN_FOLDERS, *RUN_FILES))
 
 
 class RunDir:

@@ -19,7 +19,7 @@ from ares_exp.trajectories.episode_printer import (
     piece_text,
 )
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, command_to_dict, conversation_of
-from ares_exp.trajectories.request_change import is_request, request_change
+from ares_exp.trajectories.request_diff import is_request, request_change
 
 NOT_SHOWN = ("origin", "metadata")
 """Fields of a request that are no settings."""

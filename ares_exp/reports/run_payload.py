@@ -20,14 +20,13 @@ from ares_exp.errors import ConfigError, TrajectoryFormatError
 from ares_exp.records.record_files import read_yaml
 from ares_exp.records.recorded_results import read_object, recorded_summary
 from ares_exp.records.results import EpisodeResult
-from ares_exp.records.run_dir import RunDir, open_regular
+from ares_exp.records.run_dir import RunDir, is_run, open_regular
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.statistics.estimate import mean_over_attempts
 from ares_exp.records.statistics.run_statistics import json_ready, results_document
 from ares_exp.reports.episode_files import episode_files, file_changes
 from ares_exp.reports.episode_payload import episode_payload
-from ares_exp.trajectories.episode_places import is_run
-from ares_exp.trajectories.files.writer_lock import has_writer
+from ares_exp.trajectories.files.line_file import has_writer
 from ares_exp.trajectories.stored_episodes import HeaderCache, StoredEpisode, StoredEpisodes, load
 
 SCHEMA_VERSION = 1

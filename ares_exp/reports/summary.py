@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from ares_exp.records.results import HOST_IMAGE, UNFINISHED, EpisodeResult, count_outcomes, reward_names
-from ares_exp.records.run_dir import RunDir
+from ares_exp.records.run_dir import RUN_FILES, RUN_FOLDERS, RunDir
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.statistics.estimate import Estimate
 from ares_exp.records.statistics.run_statistics import RunStatistics
 from ares_exp.records.statistics.task_statistics import PassRate
 from ares_exp.records.terminal_text import count_of, draw, encodable, format_duration, format_number, write
-from ares_exp.trajectories.episode_places import RUN_FILES, RUN_FOLDERS
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ares_exp.agents.code_agent import AgentFactoryBase
 from ares_exp.agents.runtime.encoding import decode_journal
@@ -28,17 +28,18 @@ from ares_exp.errors import (
     TrajectoryFormatError,
     UserError,
 )
-from ares_exp.llms.message_edit import MessageEdit, recorded_edits
-from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.llms.request import LLMClient, LLMRequest, MessageEdit, recorded_edits
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.asked_ahead import concurrency_of
 from ares_exp.policies.policy import AdvancingClient, EpisodeSpec, Policy
 from ares_exp.records.run_dir import RunDir
 from ares_exp.runs.resume.recorded_run import EpisodeRef
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
-from ares_exp.snapshots.store import SnapshotStore
 from ares_exp.trajectories.recorded_responses import answers, recorded_exchanges
 from ares_exp.trajectories.records import EpisodeTrajectory
+
+if TYPE_CHECKING:
+    from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
 Report = Callable[[str], None]
 
@@ -193,6 +194,8 @@ class Branching:
 
     def _nearest(self, made: Path) -> EnvironmentSnapshot | None:
         """Returns the recorded snapshot of the step, one made from it, or the last earlier one. Blocking."""
+        from ares_exp.snapshots.store import SnapshotStore
+
         found = SnapshotStore(self._run_dir.snapshots).nearest(self._episode.episode_id, self.step)
         if found is not None and found.step_count == self.step:
             return found

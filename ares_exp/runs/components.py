@@ -23,8 +23,7 @@ from ares_exp.snapshots.schedule import NoSnapshots, SnapshotSchedule
 from ares_exp.tasks.verification.time_limits import TimeLimits
 from ares_exp.trackers.several import SeveralTrackers
 from ares_exp.trackers.tracker import TrackerBase
-from ares_exp.trajectories.collector import CollectorBase
-from ares_exp.trajectories.collector_guard import as_collector
+from ares_exp.trajectories.collector import CollectorBase, as_collector
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -17,10 +17,9 @@ from ares_exp.environments.limited_environment import limited
 from ares_exp.environments.source import EpisodeParts
 from ares_exp.errors import SnapshotError
 from ares_exp.llms.request import LLMClient
-from ares_exp.policies.asked_ahead import counted_when_awaited
-from ares_exp.policies.background_client import BackgroundClient, PaidBackgroundRequests
-from ares_exp.policies.gate import Gate
+from ares_exp.policies.asked_ahead import BackgroundClient, PaidBackgroundRequests, counted_when_awaited
 from ares_exp.policies.policy import EpisodeSpec
+from ares_exp.policies.waiting import Gate
 from ares_exp.records.environment_answers import copy_answers
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_storage import RunStorage
@@ -29,11 +28,10 @@ from ares_exp.runs.components import Components, Settings
 from ares_exp.runs.resume.resumable_policy import ResumablePolicy
 from ares_exp.runs.running_episode import RunningEpisode
 from ares_exp.runs.scheduler import PlannedEpisode
-from ares_exp.snapshots.store import SnapshotStore
 from ares_exp.trajectories.answer_log import AnswerLog, LoggedEpisode
 from ares_exp.trajectories.collecting_environment import EpisodeEnds, TrajectoryCollectingEnvironment
-from ares_exp.trajectories.normalisers import Normaliser, with_own
 from ares_exp.trajectories.recorded_responses import answers
+from ares_exp.trajectories.request_diff import Normaliser, with_own
 
 if TYPE_CHECKING:
     from ares_exp.environments.playing_again import EpisodeStart
@@ -227,6 +225,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
     def _start(self, episode: RunningEpisode) -> EpisodeStart | None:
         """Returns the start: a snapshot of the earlier try, or the branching point; `None` for the start."""
         from ares_exp.environments.restoring import Continuation
+        from ares_exp.snapshots.store import SnapshotStore
 
         planned, branching = episode.planned, self._parts.branching
         start = branching.start(planned.attempt) if branching is not None else None

@@ -20,7 +20,7 @@ from ares_exp.errors import (
     SnapshotError,
     StorageError,
 )
-from ares_exp.policies.gate import Gate
+from ares_exp.policies.waiting import Gate
 from ares_exp.records.results import UNFINISHED, EpisodeResult, final_results
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_storage import RunStorage
@@ -38,7 +38,7 @@ from ares_exp.runs.recorder import Recorder
 from ares_exp.runs.resume.session import PreviousSessions
 from ares_exp.runs.running_episode import RunningEpisode
 from ares_exp.runs.scheduler import PlannedEpisode, Retry, Scheduler, episode_seed
-from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
+from ares_exp.runs.trainer import PlayedOnRequest, Trainer
 from ares_exp.trackers.tracker import RunInfo
 
 if TYPE_CHECKING:
@@ -320,6 +320,8 @@ class Experiment:
         """Has a snapshot taken of every running episode, as soon as it waits for the policy."""
         if self._parts.snapshots.output_dir is None:
             logger.warning("This run takes no snapshots: snapshot=manual, and the others but none, let it take them.")
+        from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
+
         for episode in self._running.values():
             if isinstance(episode.environment, SnapshottingEnvironment):
                 episode.environment.request_snapshot()

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from hydra.conf import HydraConf
     from omegaconf import DictConfig
 
+    from ares_exp.policies.replay_report import ReplayReport
+
 SHOWN_TASKS = 10
 
 logger = logging.getLogger(__name__)

@@ -18,9 +18,8 @@ from ares_exp.runs.executors.executor import LocalExecutor, Place
 from ares_exp.runs.resume.resumable_policy import GivenAgain
 from ares_exp.runs.scheduler import PlannedEpisode, Retry
 from ares_exp.trajectories.answer_log import AnswerLog
-from ares_exp.trajectories.ending import ending
 from ares_exp.trajectories.recorded_responses import answers
-from ares_exp.trajectories.records import EpisodeTrajectory
+from ares_exp.trajectories.records import EpisodeTrajectory, ending
 
 if TYPE_CHECKING:
     from ares_exp.runs.experiment import Experiment

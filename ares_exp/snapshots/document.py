@@ -1,23 +1,163 @@
-"""The fields of snapshot.json: the type and the bounds of each."""
+"""snapshot.json as untrusted data: its reading, its checksum, and the types of its fields."""
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import json
+import math
 import os
+import stat
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, Field, GetPydanticSchema
+from typing_extensions import TypedDict
 
-from ares_exp.errors import SnapshotMetadataError
-from ares_exp.records.validation import Table, Text, explain_validation
+from ares_exp.errors import SnapshotCorruptError, SnapshotMetadataError, SnapshotNotFoundError
+from ares_exp.records.validation import Flag, Number, Table, Text, briefly
 
-Count = Annotated[int, Field(ge=0, lt=2**63)]
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-"""The sha256 of an object's content: its name."""
-Digests = Annotated[tuple[Digest, ...], Field(strict=False)]
-Texts = Annotated[tuple[Text, ...], Field(strict=False)]
+MAX_FILE_BYTES = 8 * 1024 * 1024
+MAX_DEPTH = 64
+MAX_INTEGER_BITS = 1000
+"""What fits into a float; the states of random generators have long integers."""
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Reads the JSON object in a plain file, not a link, of at most `MAX_FILE_BYTES`.
+
+    Raises:
+        SnapshotNotFoundError: There is no such file.
+        SnapshotMetadataError: It cannot be read, or holds something else.
+    """
+    text = _read(path)
+    try:
+        data = json.loads(text, parse_constant=_refuse_constant)
+        check_json(data, str(path))
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise SnapshotMetadataError(f"{path}: expected JSON, but at {where}: {error.msg}.") from None
+    except SnapshotMetadataError:
+        raise
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, NaN, bytes that are no text, …
+        what = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise SnapshotMetadataError(f"{path}: expected JSON, but {what}.") from None
+    if not isinstance(data, dict):
+        raise SnapshotMetadataError(f"{path}: expected a JSON object, got {briefly(data)}.")
+    return data
+
+
+def _read(path: Path) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise SnapshotMetadataError(f"{path}: expected a file, got a directory, a pipe or a device.")
+            with open(descriptor, "rb", closefd=False) as file:
+                text = file.read(MAX_FILE_BYTES + 1)
+        finally:
+            os.close(descriptor)
+    except (FileNotFoundError, NotADirectoryError):
+        raise SnapshotNotFoundError(f"Expected a snapshot at {path}: there is no such file.") from None
+    except OSError as error:
+        reason = "it is a link" if error.errno == errno.ELOOP else error.strerror
+        raise SnapshotMetadataError(f"Cannot read {path}: {reason}.") from None
+    except ValueError as error:  # a path with a null byte
+        raise SnapshotMetadataError(f"Cannot read {str(path)!r}: {error}.") from None
+    if len(text) > MAX_FILE_BYTES:
+        raise SnapshotMetadataError(f"{path}: expected at most {MAX_FILE_BYTES:,} bytes, got more.")
+    return text
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
+def check_json(data: Any, where: str) -> None:
+    """Refuses what JSON cannot say, numbers that nothing could be computed with, and what is nested deeply.
+
+    Raises:
+        SnapshotMetadataError: With where in `data` that is.
+    """
+    level: list[tuple[str, Any]] = [("", data)]
+    for _ in range(MAX_DEPTH):
+        below: list[tuple[str, Any]] = []
+        for name, value in level:
+            if isinstance(value, dict):
+                for key, item in value.items():
+                    if type(key) is not str:
+                        raise SnapshotMetadataError(
+                            f"{where}: expected keys to be texts, got {briefly(key)}{_in(name)}."
+                        )
+                    below.append((name or key, item))
+            elif isinstance(value, list | tuple):
+                below += [(name, item) for item in value]
+            elif not _is_plain(value):
+                raise SnapshotMetadataError(f"{where}: expected plain JSON, got {briefly(value)}{_in(name)}.")
+        if not below:
+            return
+        level = below
+    raise SnapshotMetadataError(f"{where}: expected at most {MAX_DEPTH} levels, got more{_in(level[0][0])}.")
+
+
+def _in(name: str) -> str:
+    return f" in `{briefly(name)[1:-1]}`" if name else ""
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, int):
+        return value.bit_length() <= MAX_INTEGER_BITS
+    return value is None or isinstance(value, str)
+
+
+CHECKSUM = "checksum"
+_NOT_INCLUDED = (CHECKSUM, "snapshot_dir")
+
+
+def digest_of(content: Mapping[str, Any]) -> str:
+    """Returns `sha256:…` of the canonical JSON text of `content`."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=str)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def with_checksum(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a document with the checksum of its content."""
+    return {**data, CHECKSUM: _checksum_of(data)}
+
+
+def check_checksum(data: Mapping[str, Any], where: str) -> None:
+    """Checks that the content of a document matches its checksum.
+
+    Raises:
+        SnapshotCorruptError: It says something else.
+        SnapshotMetadataError: It has none, or none of this form.
+    """
+    found = data.get(CHECKSUM)
+    if not isinstance(found, str) or not found.startswith("sha256:"):
+        raise SnapshotMetadataError(f"{where}: expected `{CHECKSUM}` to be sha256:…, got {briefly(found)}.")
+    if found != _checksum_of(data):
+        raise SnapshotCorruptError(
+            f"{where}: its content is not the one of its `{CHECKSUM}`: it was changed or damaged after it was written. "
+            "Use another snapshot, or an undamaged copy of this one."
+        )
+
+
+def _checksum_of(data: Mapping[str, Any]) -> str:
+    return digest_of({name: value for name, value in data.items() if name not in _NOT_INCLUDED})
+
+
+def absolute(path: Any) -> Path:
+    """Returns the path of a directory as a copy of its snapshot.json has it. Raises `ValueError` if it is none."""
+    try:
+        if isinstance(path, str) and os.fsencode(path).startswith(b"/") and "\0" not in path:
+            return Path(path)
+    except UnicodeError:
+        pass
+    raise ValueError(f"expected `snapshot_dir` to be an absolute path, got {briefly(path)}")
 
 
 def _in_utc(time: str) -> str:
@@ -29,111 +169,64 @@ def _in_utc(time: str) -> str:
     raise ValueError("expected a time in UTC with its offset, such as 2026-01-31T12:00:00+00:00")
 
 
-def _absolute(path: str) -> str:
-    try:
-        if os.fsencode(path).startswith(b"/") and "\0" not in path:
-            return path
-    except UnicodeError:
-        pass
-    raise ValueError("expected an absolute path")
-
-
 def _false(value: bool) -> bool:
     if value:
         raise ValueError("expected false")
     return value
 
 
-class _Fields(BaseModel):
-    model_config = ConfigDict(strict=True)
+Count = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", strict=True)]
+"""The sha256 of an object's content: its name."""
+UtcTime = Annotated[str, Field(strict=True), AfterValidator(_in_utc)]
+NoFlag = Annotated[Flag, AfterValidator(_false)]
 
 
-class _TimeStep(_Fields):
+class _TimeStep(TypedDict):
+    """The pending time step."""
+
     step_type: Literal["FIRST", "MID"]
-    reward: float | None
-    discount: float | None
+    reward: Number | None
+    discount: Number | None
 
 
-class _Container(_Fields):
+class _Container(TypedDict, total=False):
     """Facts of the container; a missing one is not known."""
 
-    options: Table = Field(default_factory=dict)
-    workdir: Text | None = None
-    env_names: Texts = ()
-    processes: Annotated[tuple[Any, ...], Field(strict=False)] = ()
-    not_captured: Texts = ()
+    options: Table
+    workdir: Text | None
+    env_names: list[Text]
+    processes: list[Any]
+    not_captured: list[Text]
 
 
-class _Agent(_Fields):
+class _Agent(TypedDict, total=False):
     """Facts of the agent; a missing one is not known."""
 
-    factory: Text = ""
-    options: Table = Field(default_factory=dict)
-    source_digest: Text | None = None
-    state: Digest | None = None
-    state_version: Count | None = None
+    factory: Text
+    options: Table
+    source_digest: Text | None
+    state: Digest | None
+    state_version: Count | None
 
 
-class _PastStage(_Fields):
-    journal: Digests
+class _PastStage(TypedDict):
+    """A finished stage of the task."""
+
+    journal: list[Digest]
 
 
-class _Episode(_Fields):
+class _Episode(TypedDict, total=False):
     """Finished stages name objects; other facts are checked where they are used (`EpisodeFacts`)."""
 
-    past_stages: Annotated[tuple[_PastStage, ...], Field(strict=False)] = ()
+    past_stages: list[_PastStage]
 
 
-class _Document(_Fields):
-    """As in `EnvironmentSnapshot`."""
-
-    snapshot_id: Text
-    created_at: Annotated[str, AfterValidator(_in_utc)]
-    step_count: Count
-    step_limit: Count | None
-    task_type: Text
-    task_data: Table
-    container_type: Text
-    container_image: Text | None
-    container_dockerfile_path: Text | None
-    container_resources: dict[str, float | None]
-    time_step: _TimeStep
-    message_objects: Digests
-    journal: Digests
-    journal_entries: Count
-    filesystem: Digests
-    filesystem_base: Text
-    filesystem_entries: Count
-    filesystem_bytes: Count
-    container: _Container
-    agent: _Agent
-    episode: _Episode
-    lineage: Table
-    writer: Table
-    requires_reset: Annotated[bool, AfterValidator(_false)]
+def _like(kind: Any) -> GetPydanticSchema:
+    return GetPydanticSchema(lambda _, handler: handler.generate_schema(kind))
 
 
-class _Place(_Fields):
-    snapshot_dir: Annotated[str, AfterValidator(_absolute)]
-
-
-def check_document(data: Mapping[str, Any], where: str) -> None:
-    """Checks the fields of a snapshot.json.
-
-    Raises:
-        SnapshotMetadataError: One is missing, has another type, or is out of its bounds.
-    """
-    _check(_Document, data, where)
-
-
-def place_of(data: Mapping[str, Any], where: str) -> Path:
-    """Returns the snapshot's directory as a copy of its snapshot.json says it. Raises as `check_document` does."""
-    _check(_Place, data, where)
-    return Path(data["snapshot_dir"])
-
-
-def _check(model: type[BaseModel], data: Mapping[str, Any], where: str) -> None:
-    try:
-        model.model_validate(data)
-    except ValidationError as error:
-        raise SnapshotMetadataError(f"{where}: {explain_validation(error)}.") from None
+TimeStepFields = Annotated[Mapping[str, Any], _like(_TimeStep)]
+ContainerFields = Annotated[Mapping[str, Any], _like(_Container)]
+AgentFields = Annotated[Mapping[str, Any], _like(_Agent)]
+EpisodeFields = Annotated[Mapping[str, Any], _like(_Episode)]

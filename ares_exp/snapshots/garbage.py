@@ -10,10 +10,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ares_exp.errors import SnapshotError, SnapshotMetadataError
-from ares_exp.snapshots import store_lock
 
 if TYPE_CHECKING:
     from ares_exp.snapshots.store import SnapshotStore
+
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 GRACE_SEC = 3600.0
 TEMPORARY = ".tmp-"
@@ -56,7 +62,7 @@ def collect(
     """
     if not store.path.is_dir():
         return RemovedObjects()
-    with store_lock.exclusive(store.path) as alone:
+    with exclusive_lock(store.path) as alone:
         if not alone:
             return RemovedObjects(
                 skipped=f"Nothing was removed from {store.path}: a snapshot is being written. Try again later."
@@ -107,3 +113,61 @@ def _remove_temporary(store: SnapshotStore, grace_sec: float, *, dry_run: bool) 
         else:
             path.unlink()
     return len(found)
+
+
+LOCK_FILE = ".lock"
+WRITER_WAITS_SEC = 120.0
+"""Longer than a collection takes."""
+COLLECTOR_WAITS_SEC = 1.0
+_PAUSE_SEC = 0.005
+
+
+@contextmanager
+def shared_lock(store: Path) -> Iterator[None]:
+    """Holds the lock of writers: any number of them at once, also within each other.
+
+    A file system without such locks has no holders, and allows no collection.
+
+    Raises:
+        SnapshotError: Garbage is being collected, and that did not end in time.
+    """
+    with _held(store, fcntl.LOCK_SH, WRITER_WAITS_SEC) as held:
+        if not held:
+            raise SnapshotError(
+                f"Cannot write in {store}: garbage is being collected in it for {WRITER_WAITS_SEC:g} s."
+            )
+        yield
+
+
+@contextmanager
+def exclusive_lock(store: Path) -> Iterator[bool]:
+    """Holds the lock of the garbage collector; yields whether it was free of writers."""
+    with _held(store, fcntl.LOCK_EX, COLLECTOR_WAITS_SEC) as held:
+        yield held
+
+
+@contextmanager
+def _held(store: Path, kind: int, wait_sec: float) -> Iterator[bool]:
+    path = store / LOCK_FILE
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    try:
+        yield _lock(descriptor, kind, wait_sec)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, kind: int, wait_sec: float) -> bool:
+    give_up = time.monotonic() + wait_sec
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:  # the only error that waiting can help against
+            if time.monotonic() > give_up:
+                return False
+            time.sleep(_PAUSE_SEC)
+        except OSError:
+            if kind == fcntl.LOCK_EX:
+                raise
+            return True
+        else:
+            return True

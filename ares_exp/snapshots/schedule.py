@@ -9,8 +9,6 @@ from typing import Annotated
 from pydantic import Field, validate_call
 
 from ares_exp.environment import EnvironmentBase
-from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
-from ares_exp.snapshots.store import SnapshotStore
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +59,8 @@ class SnapshotSchedule:
             gc: Whether what deleted snapshots leave in the store is removed at the end of the run; `False` where
                 several runs write to one store.
         """
+        from ares_exp.snapshots.store import SnapshotStore
+
         self.output_dir = output_dir
         self.timeout_sec = timeout_sec
         self.is_only_to_continue = every is not None and success_reward is None
@@ -74,6 +74,8 @@ class SnapshotSchedule:
 
     def around(self, env: EnvironmentBase, *, episode_id: str) -> EnvironmentBase:
         """`env` with snapshots."""
+        from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
+
         return SnapshottingEnvironment(env, self, episode_id=episode_id)
 
     def due(self, step_count: int) -> bool:

@@ -4,17 +4,38 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
-from ares_exp.errors import SnapshotCorruptError, SnapshotError, SnapshotNotFoundError, SnapshotVersionError
+from ares_exp.errors import (
+    SnapshotCorruptError,
+    SnapshotError,
+    SnapshotMetadataError,
+    SnapshotNotFoundError,
+    SnapshotVersionError,
+)
 from ares_exp.records.run_dir import atomic_file, dump_json
-from ares_exp.records.validation import briefly
-from ares_exp.snapshots.checked_json import MAX_FILE_BYTES, check_json, read_json_object
-from ares_exp.snapshots.checksum import CHECKSUM, check_checksum, digest_of, with_checksum
-from ares_exp.snapshots.document import check_document, place_of
+from ares_exp.records.validation import Number, Table, Text, briefly, validated
+from ares_exp.snapshots.document import (
+    CHECKSUM,
+    MAX_FILE_BYTES,
+    AgentFields,
+    ContainerFields,
+    Count,
+    Digest,
+    EpisodeFields,
+    NoFlag,
+    TimeStepFields,
+    UtcTime,
+    absolute,
+    check_checksum,
+    check_json,
+    digest_of,
+    read_json_object,
+    with_checksum,
+)
 from ares_exp.snapshots.snapshot_id import check_id
 
 SCHEMA = (1, 1)
@@ -22,7 +43,6 @@ SCHEMA = (1, 1)
 SNAPSHOT_FILE = "snapshot.json"
 OBJECTS = "objects"
 MAX_MESSAGES_BYTES = 256 * 2**20
-_LISTS = ("schema", "message_objects", "journal", "filesystem")
 _NOT_IN_DIGEST = ("snapshot_id", "created_at", "lineage", CHECKSUM)
 
 
@@ -62,31 +82,31 @@ class EnvironmentSnapshot:
         schema: The schema version of the JSON.
     """
 
-    snapshot_id: str
-    created_at: str
+    snapshot_id: Text
+    created_at: UtcTime
     snapshot_dir: Path
-    step_count: int
-    step_limit: int | None
-    task_type: str
-    task_data: Mapping[str, Any]
-    container_type: str
-    container_image: str | None
-    container_dockerfile_path: str | None
-    container_resources: Mapping[str, Any]
-    time_step: Mapping[str, Any]
-    message_objects: tuple[str, ...]
-    journal: tuple[str, ...]
-    journal_entries: int
-    filesystem: tuple[str, ...]
-    filesystem_base: str
-    filesystem_entries: int
-    filesystem_bytes: int
-    container: Mapping[str, Any] = field(default_factory=dict)
-    agent: Mapping[str, Any] = field(default_factory=dict)
-    episode: Mapping[str, Any] = field(default_factory=dict)
-    lineage: Mapping[str, Any] = field(default_factory=dict)
-    writer: Mapping[str, Any] = field(default_factory=dict)
-    requires_reset: bool = False
+    step_count: Count
+    step_limit: Count | None
+    task_type: Text
+    task_data: Table
+    container_type: Text
+    container_image: Text | None
+    container_dockerfile_path: Text | None
+    container_resources: Mapping[str, Number | None]
+    time_step: TimeStepFields
+    message_objects: tuple[Digest, ...]
+    journal: tuple[Digest, ...]
+    journal_entries: Count
+    filesystem: tuple[Digest, ...]
+    filesystem_base: Text
+    filesystem_entries: Count
+    filesystem_bytes: Count
+    container: ContainerFields = field(default_factory=dict)
+    agent: AgentFields = field(default_factory=dict)
+    episode: EpisodeFields = field(default_factory=dict)
+    lineage: Table = field(default_factory=dict)
+    writer: Table = field(default_factory=dict)
+    requires_reset: NoFlag = False
     schema: tuple[int, int] = SCHEMA
 
     def to_dict(self) -> dict[str, Any]:
@@ -114,11 +134,18 @@ class EnvironmentSnapshot:
                 f"{where}: expected `schema` {list(SCHEMA)}, got {briefly(schema)}. Use the version of ares_exp that "
                 "wrote this snapshot."
             )
-        check_document(data, where)
-        check_id(data["snapshot_id"], where)
+        if missing := [name for name in _KEYS if name not in data]:
+            raise SnapshotMetadataError(f"{where}: expected `{missing[0]}`, but it is missing.")
+        try:
+            directory = snapshot_dir or absolute(data.get("snapshot_dir"))
+            checked = validated(cls, {**data, "snapshot_dir": directory})
+        except ValueError as error:
+            raise SnapshotMetadataError(f"{where}: {error}.") from None
+        check_id(checked.snapshot_id, where)
         check_checksum(data, where)
-        values: dict[str, Any] = {name: tuple(data[name]) if name in _LISTS else data[name] for name in _KEYS}
-        return cls(**values, snapshot_dir=snapshot_dir or place_of(data, where))
+        # Pydantic has converted numbers, and left out fields that it does not know.
+        tables = {name: data[name] for name in _KEYS if isinstance(data[name], Mapping)}
+        return replace(checked, **tables)
 
     def save_to_file(self, path: str | Path) -> None:
         """Writes the JSON, whole or not at all. In another place than its own it says where its objects are.

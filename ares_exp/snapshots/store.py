@@ -23,9 +23,9 @@ from pathlib import Path
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.errors import SnapshotError, SnapshotMetadataError, SnapshotNotFoundError
 from ares_exp.records.run_dir import sync_to_disk
-from ares_exp.snapshots import garbage, store_lock
+from ares_exp.snapshots import garbage
 from ares_exp.snapshots import snapshot_checks as verification
-from ares_exp.snapshots.checked_json import read_json_object
+from ares_exp.snapshots.document import read_json_object
 from ares_exp.snapshots.snapshot import OBJECTS, SNAPSHOT_FILE, EnvironmentSnapshot, encode
 from ares_exp.snapshots.snapshot_id import check_id, is_id, new_id, step_of
 
@@ -56,7 +56,7 @@ class SnapshotStore:
         with ExitStack() as held:
             with _told(self.path, "write in"):
                 self.path.mkdir(parents=True, exist_ok=True)
-                held.enter_context(store_lock.shared(self.path))
+                held.enter_context(garbage.shared_lock(self.path))
             yield
 
     def commit(self, snapshot: EnvironmentSnapshot, *, sync: bool = False) -> EnvironmentSnapshot:
@@ -180,7 +180,7 @@ class SnapshotStore:
         )
         if not os.path.lexists(directory):
             raise SnapshotNotFoundError(self.not_found(snapshot_id))
-        with _told(directory, "remove"), store_lock.shared(self.path):  # `gc` must not find it half gone
+        with _told(directory, "remove"), garbage.shared_lock(self.path):  # `gc` must not find it half gone
             directory.rename(background_request)
             if background_request.is_symlink():
                 background_request.unlink()

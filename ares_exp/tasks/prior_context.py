@@ -23,9 +23,9 @@ def read_prior_context(path: Path) -> tuple[Mapping[str, Any], ...]:
     """
     if not path.is_file():
         return ()
-    from ares_exp.trajectories.checks import BROKEN, what_broke
     from ares_exp.trajectories.exports.atif_schema import validate_atif
     from ares_exp.trajectories.files.line_file import read_lines, read_rest
+    from ares_exp.trajectories.records import BROKEN, what_broke
 
     try:
         with read_lines(path) as lines:

@@ -12,8 +12,7 @@ import pytest
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import ErrorInfo, Outcome
-from ares_exp.trajectories.collector import CollectorBase, TrajectoryCollector
-from ares_exp.trajectories.collector_guard import as_collector
+from ares_exp.trajectories.collector import CollectorBase, TrajectoryCollector, as_collector
 from ares_exp.trajectories.records import StepRecord, serialize_llm_request, serialize_llm_response
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ares_exp.records.results import EpisodeResult
+from ares_exp.records.run_dir import is_run
 from ares_exp.trackers import wandb_artifacts as artifacts
 from ares_exp.trackers.episodes_table import EpisodePages, EpisodesTable
 from ares_exp.trackers.upload_record import UploadRecord, prepared_folder, report_of
-from ares_exp.trajectories.episode_places import is_run
 
 if TYPE_CHECKING:
     import wandb

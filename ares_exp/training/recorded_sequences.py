@@ -23,7 +23,7 @@ from ares_exp.errors import UntrainableError, UserError
 from ares_exp.records.run_dir import RunDir
 from ares_exp.training.sequences import SequenceCounts, SequenceReport, sequences_of
 from ares_exp.trajectories.exports.training_conversations import left_out_sentences
-from ares_exp.trajectories.files.writer_lock import has_writer
+from ares_exp.trajectories.files.line_file import has_writer
 from ares_exp.trajectories.records import EpisodeTrajectory
 from ares_exp.trajectories.stored_episodes import HeaderCache, load
 

@@ -2,11 +2,11 @@
 
 One file per episode in the run directory, independent of collectors: `kill -9` loses no answer that was paid for. It
 is deleted when the attempt has its result; a resumed run continues with those that remain. Each line is a JSON object:
-the first identifies the episode (`LoggedEpisode`), every other one is an encoded step (`step_encoding`) with a
-request as its observation and the answer as its action: `null` if there was no answer before the environment's time
-was up. In a task with several stages, `stage` is the number of finished ones, if any. After the end of the
-episode, a last line has its result (`{"result": …}`), which becomes its row if its process dies before the row is
-written.
+the first identifies the episode (`LoggedEpisode`), every other one is an exchange, encoded like a step
+(`step_encoding`): its request is the `observation`, and its answer the `action`, which is `null` if there was no answer
+before the environment's time was up. In a task with several stages, `stage` is the number of finished ones, if any.
+After the end of the episode, a last line has its result (`{"result": …}`), which becomes its row if its process dies
+before the row is written.
 
 An answer that was asked for ahead of its turn has a line of its own when it comes, which numbers it (`"ahead": 3`);
 `{"applied": 3}` stands where its turn came. One whose turn never came is in `ahead`, also when this log starts with it
@@ -27,7 +27,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ares_exp.errors import ConfigError, StorageError
-from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.request import LLMRequest, freeze
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.recorded_results import MAX_COUNT, checked_result, is_countable
 from ares_exp.records.results import ANSWERS_USED_UP, EpisodeResult
@@ -38,7 +38,6 @@ from ares_exp.trajectories.files.line_file import read_lines
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
 from ares_exp.trajectories.recorded_responses import Exchange
 from ares_exp.trajectories.records import (
-    StepRecord,
     deserialize_llm_response,
     serialize_llm_request,
     serialize_llm_response,
@@ -175,7 +174,6 @@ class AnswerLog:
         self._exists = False
         self._episode = episode
         self._encoder = StepEncoder()
-        self._count = 0
         self._ahead = 0
         self._discarded = False
         self._failure: StorageError | None = None
@@ -195,7 +193,7 @@ class AnswerLog:
         Raises:
             StorageError: The file could not be written.
         """
-        self._encoder, self._count, self._ahead, self._failure = StepEncoder(), 0, len(ahead), None
+        self._encoder, self._ahead, self._failure = StepEncoder(), len(ahead), None
         head = {name: getattr(self._episode, name) for name in _HEAD_FIELDS}
         head |= {"taken_over": len(taken_over), "schema_version": SCHEMA_VERSION}
         lines = [dump_json(head), *map(self._line, taken_over)]
@@ -287,18 +285,9 @@ class AnswerLog:
             raise
 
     def _line(self, exchange: Exchange, **more: int) -> str:
-        record = StepRecord(
-            step_index=self._count,
-            step_type="MID",
-            observation=exchange.request,
-            action=serialize_llm_response(exchange.answer) if exchange.answer is not None else None,
-            reward=None,
-            discount=None,
-            timestamp=0.0,
-        )
-        self._count += 1
+        action = serialize_llm_response(exchange.answer) if exchange.answer is not None else None
         stage = {"stage": exchange.stage} if exchange.stage else {}
-        return dump_json({**self._encoder.encode(record)[1], **stage, **more})
+        return dump_json({**self._encoder.pack(exchange.request, action)[1], **stage, **more})
 
 
 def logged_episodes(folder: Path) -> list[LoggedEpisode]:
@@ -314,13 +303,13 @@ def logged_episodes(folder: Path) -> list[LoggedEpisode]:
 
 def _exchange(data: dict[str, Any], decoder: StepDecoder) -> Exchange:
     """Reads one line; its numbers must add up, as the file may come from anybody."""
-    record, stage = decoder.decode(data), data.get("stage", 0)
-    answer = deserialize_llm_response(record.action) if record.action is not None else None
-    if not isinstance(record.observation, Mapping) or type(stage) is not int or not 0 <= stage < MAX_COUNT:
+    (request, action), stage = decoder.unpack(data), data.get("stage", 0)
+    answer = deserialize_llm_response(freeze(action)) if action is not None else None
+    if not isinstance(request, Mapping) or type(stage) is not int or not 0 <= stage < MAX_COUNT:
         raise ValueError("expected a request and the number of a stage")
     if answer is not None and not is_countable(answer):
         raise ValueError("expected numbers of tokens and a cost")
-    return Exchange(record.observation, answer, stage)
+    return Exchange(freeze(request), answer, stage)
 
 
 def _result(data: Any, head: Mapping[str, Any]) -> EpisodeResult:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, is_dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
+from ares_exp.containers.activity import Activity
 from ares_exp.environment import (
     EnvironmentWrapper,
     EpisodeReport,
@@ -24,13 +25,13 @@ from ares_exp.llms.request import LLMRequest, freeze
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import Outcome
 from ares_exp.records.run_dir import GatheredCalls, syncing_together
-from ares_exp.trajectories.collector import TrajectoryCollector
-from ares_exp.trajectories.collector_guard import CollectorGuard
-from ares_exp.trajectories.ending import Ending, ending
+from ares_exp.trajectories.collector import CollectorGuard, TrajectoryCollector
 from ares_exp.trajectories.records import (
     BackgroundRecord,
+    Ending,
     EpisodeTrajectory,
     StepRecord,
+    ending,
     serialize_llm_request,
     serialize_llm_response,
 )
@@ -174,13 +175,13 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
             time_step = await super().reset(seed=seed, options=options)
         except BaseException as error:
             self._start(start_time)
-            await self._end(ending(None, error), self._record_of(_Unfinished("FIRST"), None, None, started))
+            await self._end(ending(None, error), self._record_now(_Unfinished("FIRST"), None, None, started))
             raise
         self._start(start_time)
         if len(past := self.past_steps) > 1:  # it goes on from somewhere
             self._record_past(past)
         else:
-            self._record(self._record_of(time_step, None, None, started))
+            self._record(self._record_now(time_step, None, None, started))
         return time_step
 
     async def step(self, action: Any) -> TimeStep[Any]:
@@ -194,9 +195,9 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         except EpisodeStateError:
             raise  # a call that made no sense: it changed nothing
         except BaseException as error:
-            await self._end(ending(None, error), self._record_of(_Unfinished("MID"), action, policy_sec, started))
+            await self._end(ending(None, error), self._record_now(_Unfinished("MID"), action, policy_sec, started))
             raise
-        self._record(self._record_of(time_step, action, policy_sec, started))
+        self._record(self._record_now(time_step, action, policy_sec, started))
         if time_step.step_type == "LAST":
             await self._end_at(time_step)
         return time_step
@@ -210,10 +211,10 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         except EpisodeStateError:
             raise
         except BaseException as error:
-            await self._end(ending(None, error), self._record_of(_Unfinished("MID"), None, None, started))
+            await self._end(ending(None, error), self._record_now(_Unfinished("MID"), None, None, started))
             raise
         if last is not None:
-            self._record(self._record_of(last, None, None, started))
+            self._record(self._record_now(last, None, None, started))
             await self._end_at(last)
         return last
 
@@ -243,22 +244,8 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
     def _record_past(self, past: Sequence[PastStep]) -> None:
         """Records the time steps that an environment has behind it, the pending one last."""
         for one in past:
-            self._record(
-                StepRecord(
-                    step_index=self._step_index,
-                    step_type=one.time_step.step_type,
-                    observation=_serialize(one.time_step.observation),
-                    action=_serialize(one.action),
-                    reward=_number(one.time_step.reward),
-                    discount=_number(one.time_step.discount),
-                    timestamp=one.timestamp,
-                    policy_sec=one.policy_sec,
-                    environment_sec=one.environment_sec,
-                    container_sec=one.activity.container_sec,
-                    commands=tuple(one.activity.commands),
-                    background_requests=tuple(map(BackgroundRecord.of, one.activity.background_requests)),
-                )
-            )
+            spent = one.policy_sec, one.environment_sec
+            self._record(self._record_of(one.time_step, one.action, spent, one.activity, one.timestamp))
 
     def _start(self, start_time: float) -> None:
         """Opens an episode: after the environment's reset, which is what chooses the task."""
@@ -278,11 +265,21 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
                 | ({"edits": freeze([edit.to_dict() for edit in edits])} if edits else {}),
             )
 
-    def _record_of(
+    def _record_now(
         self, time_step: TimeStep[Any] | _Unfinished, action: Any, policy_sec: float | None, started: float
     ) -> StepRecord:
-        """What is kept of a time step; it may be of another package's class with the same fields."""
-        seen = self.activity
+        spent = policy_sec, time.perf_counter() - started
+        return self._record_of(time_step, action, spent, self.activity, self._clock())
+
+    def _record_of(
+        self,
+        time_step: TimeStep[Any] | _Unfinished,
+        action: Any,
+        spent: tuple[float | None, float],
+        seen: Activity | None,
+        timestamp: float,
+    ) -> StepRecord:
+        """Makes the record of a time step, which may be of another package's class with the same fields."""
         return StepRecord(
             step_index=self._step_index,
             step_type=time_step.step_type,
@@ -290,9 +287,9 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
             action=_serialize(action),
             reward=_number(time_step.reward),
             discount=_number(time_step.discount),
-            timestamp=self._clock(),
-            policy_sec=policy_sec,
-            environment_sec=time.perf_counter() - started,
+            timestamp=timestamp,
+            policy_sec=spent[0],
+            environment_sec=spent[1],
             container_sec=None if seen is None else seen.container_sec,
             commands=() if seen is None else tuple(seen.commands),
             background_requests=() if seen is None else tuple(map(BackgroundRecord.of, seen.background_requests)),

@@ -18,8 +18,7 @@ from ares_exp.containers.activity import CommandRecord
 from ares_exp.records.terminal_text import count_of
 from ares_exp.trajectories.episode_printer import is_text, is_thinking, piece_text
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
-from ares_exp.trajectories.request_change import is_request
-from ares_exp.trajectories.request_diff import Difference, compared_messages, first_difference
+from ares_exp.trajectories.request_diff import Difference, compared_messages, first_difference, is_request
 
 MEASURED = frozenset(
     {
@@ -90,13 +89,13 @@ class _Marks:
     def of_request(self, request: Mapping[str, Any]) -> str:
         """Returns the mark of a request whose messages come from one `_CallNames`."""
         rest = {name: value for name, value in request.items() if name not in ("messages", "origin")}
-        return _mark([[self._of_message(message) for message in request["messages"]], rest])
-
-    def _of_message(self, message: Any) -> str:
-        if (found := self._messages.get(id(message))) is None:
-            (counts,) = compared_messages({"messages": [message]})
-            found = self._messages[id(message)] = message, _mark(counts)
-        return found[1]
+        marks = []
+        for message in request["messages"]:
+            if (found := self._messages.get(id(message))) is None:
+                (counts,) = compared_messages({"messages": [message]})
+                found = self._messages[id(message)] = message, _mark(counts)
+            marks.append(found[1])
+        return _mark([marks, rest])
 
 
 _ENDS: dict[str, Callable[[EpisodeTrajectory], Any]] = {
@@ -109,8 +108,11 @@ _ENDS: dict[str, Callable[[EpisodeTrajectory], Any]] = {
 
 def _between(was: StepRecord, has: StepRecord, old_names: _CallNames, new_names: _CallNames) -> Difference | None:
     """Compares two steps in the order of events: reply, commands, outcome."""
-    if (difference := _between_actions(_said(old_names, was), _said(new_names, has))) is not None:
-        return difference
+    said, says = _said(old_names, was), _said(new_names, has)
+    if said != says:
+        replies = _reply(said), _reply(says)
+        whole = None in replies or replies[0] == replies[1]
+        return Difference("reply", *((_text(said), _text(says)) if whole else replies))
     for index, (ran, runs) in enumerate(zip_longest(was.commands, has.commands)):
         if (old := _command(ran)) != (new := _command(runs)):
             return Difference(f"command {index}", old, new)
@@ -131,15 +133,6 @@ def _said(names: _CallNames, step: StepRecord) -> Any:
     if isinstance(pieces := said.get("data"), tuple):
         said["data"] = tuple(piece for piece in pieces if not is_thinking(piece))
     return names.plain(said)
-
-
-def _between_actions(was: Any, has: Any) -> Difference | None:
-    if was == has:
-        return None
-    replies = _reply(was), _reply(has)
-    if None in replies or replies[0] == replies[1]:
-        return Difference("reply", _text(was), _text(has))
-    return Difference("reply", *replies)
 
 
 def _reply(action: Any) -> str | None:
@@ -175,17 +168,12 @@ class _CallNames:
         if not isinstance(value, Mapping):
             return value
         if (known := self._plain.get(id(value))) is None:  # the same message is in many requests
-            known = self._plain[id(value)] = value, self._without_ids(value)
+            is_call = isinstance(value.get("function"), Mapping) or value.keys() == {"id", "name", "arguments"}
+            plain = {
+                key: self._names.setdefault(item, f"call {len(self._names)}")
+                if isinstance(item, str) and (key == "tool_call_id" or (is_call and key == "id"))
+                else self.plain(item)
+                for key, item in value.items()
+            }
+            known = self._plain[id(value)] = value, plain
         return known[1]
-
-    def _without_ids(self, value: Mapping[str, Any]) -> dict[str, Any]:
-        is_call = isinstance(value.get("function"), Mapping) or value.keys() == {"id", "name", "arguments"}
-        return {
-            key: self._name(item)
-            if isinstance(item, str) and (key == "tool_call_id" or (is_call and key == "id"))
-            else self.plain(item)
-            for key, item in value.items()
-        }
-
-    def _name(self, call_id: str) -> str:
-        return self._names.setdefault(call_id, f"call {len(self._names)}")

@@ -12,9 +12,8 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from ares_exp.llms.response import LLMResponse
-from ares_exp.trajectories.normalisers import Normaliser
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, conversation_of, deserialize_llm_response
-from ares_exp.trajectories.request_diff import RequestComparison, StepComparison
+from ares_exp.trajectories.request_diff import Normaliser, RequestComparison, StepComparison
 
 
 class Exchange(NamedTuple):

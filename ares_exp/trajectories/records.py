@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from ares_exp.containers.activity import BackgroundRequest, CommandRecord
 from ares_exp.environment import MAIN_CONVERSATION, StepType
@@ -265,7 +266,7 @@ class EpisodeTrajectory:
         Raises:
             TrajectoryFormatError: A field is missing or has the wrong form.
         """
-        from ares_exp.trajectories.files.schema_versions import episode_from_dict
+        from ares_exp.trajectories.files.episode_file import episode_from_dict
 
         return episode_from_dict(data)
 
@@ -291,3 +292,65 @@ def total_reward(steps: Sequence[StepRecord]) -> float | None:
         return None
     rewards = [step.reward for step in steps if step.reward is not None]
     return sum(rewards) if steps[-1].reward is not None or any(rewards) else None
+
+
+BROKEN = (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError)
+"""Errors of reading a broken or hostile record; they become a `TrajectoryFormatError`."""
+
+
+def what_broke(error: BaseException) -> str:
+    """Describes one of `BROKEN`."""
+    if isinstance(error, KeyError):
+        return f"the field {error} is missing"
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
+def is_number(value: object) -> bool:
+    """Returns whether a value from a file is a number to compute with."""
+    is_integer = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 2**1000
+    return is_integer or isinstance(value, float)
+
+
+class LastStep(Protocol):
+    """The LAST time step of an episode, or its record; it may be of another package's class."""
+
+    @property
+    def reward(self) -> Any: ...  # noqa: D102
+    @property
+    def discount(self) -> Any: ...  # noqa: D102
+
+
+class Ending(NamedTuple):
+    """How an episode ended.
+
+    Attributes:
+        outcome: The outcome.
+        error: What went wrong, or the limit that truncated it; `None` when it was completed.
+        reward: The reward of its LAST step; `None` when there is none.
+    """
+
+    outcome: Outcome
+    error: ErrorInfo | None = None
+    reward: float | None = None
+
+
+def ending(
+    last: LastStep | None, failure: BaseException | None = None, *, limit: str | None = None, note: str | None = None
+) -> Ending:
+    """Decides how an episode ended. A LAST step that was reached counts, whatever came after it.
+
+    Args:
+        last: The LAST step; `None` when none was reached.
+        failure: The exception that ended the episode, if one did.
+        limit: The limit that cut it short, where that is known.
+        note: More about that limit.
+    """
+    if last is None:
+        ended = failure or RuntimeError("the episode ended without a LAST step")
+        return Ending(Outcome.of(ended), ErrorInfo.of(ended))
+    reward = None if last.reward is None else float(last.reward)
+    if reward is not None and not math.isfinite(reward):
+        return Ending(Outcome.ERRORED, ErrorInfo("ValueError", f"the environment's reward is {reward}"))
+    if last.discount:
+        return Ending(Outcome.TRUNCATED, ErrorInfo.of_limit(limit, note), reward)
+    return Ending(Outcome.COMPLETED, reward=reward)

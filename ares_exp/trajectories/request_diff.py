@@ -1,7 +1,7 @@
 """Comparison of two requests of an agent: whether they are the same, and where they differ first.
 
 One rule for resume, replay, branches and `ares-exp compare`: requests are compared message by message, setting by
-setting, and each part is equal, equal after normalising (see `normalisers`; known secrets are masked, as they are in
+setting, and each part is equal, equal after normalising (see `BUILT_IN`; known secrets are masked, as they are in
 what was recorded), or different. Resume and branches normalise what the clock, the kernel and random generators make; a
 replay what its config says; `ares-exp compare` nothing. An agent that is run again against its journal is compared by
 digests of the same parts (`agents.runtime.call_identity`), exactly: it is shown the recorded times.
@@ -19,17 +19,148 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import unified_diff
+from difflib import SequenceMatcher, unified_diff
 from enum import StrEnum
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
-from ares_exp.llms.canonical import fingerprint
-from ares_exp.llms.reasoning import REASONING_FIELDS
-from ares_exp.trajectories.normalisers import BUILT_IN, Normaliser, make_normalisers, normalise
-from ares_exp.trajectories.records import deserialize_llm_request
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from ares_exp.llms.request import REASONING_FIELDS
+from ares_exp.records.secrets import mask_known_secrets
+from ares_exp.trajectories.records import StepRecord, conversation_of, deserialize_llm_request
+
+MAX_CHARS = 1_000_000
+
+_DAY = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)"
+_MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
+_CLOCK = r"[0-2]\d:[0-5]\d(?::[0-6]\d(?:[.,]\d{1,9})?)?"
+_ZONE = r"(?:Z|[+-]\d{2}:?\d{2}| UTC| GMT)"
+
+BUILT_IN: dict[str, tuple[str, str]] = {
+    # 2026-01-31T12:00:00.123Z, 2026-01-31 12:00; Sat Jan 31 12:00:00 UTC 2026;
+    # Sat, 31 Jan 2026 12:00:00 +0000; Jan 31 12:00
+    "timestamps": (
+        rf"\b\d{{4}}-\d{{2}}-\d{{2}}[T ]{_CLOCK}(?: ?{_ZONE}\b)?"
+        rf"|\b(?:{_DAY},? )?\d{{1,2}} {_MONTH} \d{{4}} {_CLOCK}(?: [AP]M)?(?: ?(?:[+-]\d{{4}}|[A-Z]{{3,5}}))?\b"
+        rf"|\b(?:{_DAY} )?{_MONTH} {{1,2}}\d{{1,2}} {_CLOCK}(?: [AP]M)?(?: [A-Z]{{3,5}})?(?: \d{{4}})?\b",
+        "<timestamp>",
+    ),
+    # 0.12s, 1.5 seconds, 340 ms, 0m0.012s; not whole seconds and longer, which may be what was asked for
+    "durations": (
+        r"\b(?:\d+m ?)?\d+\.\d+ ?(?:s|sec|secs|seconds?|mins?|minutes?|hours?)\b"
+        r"|\b\d+(?:\.\d+)? ?(?:ms|msecs?|milliseconds?|us|µs|microseconds?|ns|nanoseconds?)\b",
+        "<duration>",
+    ),
+    # 0x7f3a5c0d1e20
+    "memory_addresses": (r"\b0x[0-9a-fA-F]{8,16}\b", "<address>"),
+    # pid 4711, PID=4711, line 1: 4711 Killed
+    "pids": (
+        r"(?i:\b(pid)(s?[ =:#]{1,3}))\d+\b|(?<=: )\s*\d+(?= (?:Killed|Terminated|Aborted|Segmentation fault)\b)",
+        r"\1\2<pid>",
+    ),
+    # what mktemp and Python's tempfile make: /tmp/tmp.Xa81bQz0Lw, /tmp/tmpab12_xyz
+    "temp_paths": (r"(?<=/)tmp(?:\.[A-Za-z0-9]{6,12}|[a-z0-9_]{8})\b", "<temp>"),
+    # twelve hexadecimal digits, as Docker names a container's host
+    "container_ids": (r"\b(?=[0-9a-f]{0,11}[a-f])(?=[a-f]{0,11}\d)[0-9a-f]{12}\b", "<container>"),
+    # 2026-01-31, 31 Jan 2026, Jan 31, 2026
+    "dates": (
+        rf"\b\d{{4}}-\d{{2}}-\d{{2}}\b|\b\d{{1,2}} {_MONTH} \d{{4}}\b|\b{_MONTH} {{1,2}}\d{{1,2}},? \d{{4}}\b",
+        "<date>",
+    ),
+    # 12:00:00, 12:00:00.123
+    "times": (r"\b[0-2]?\d:[0-5]\d:[0-6]\d(?:[.,]\d{1,9})?\b", "<time>"),
+    # seconds, milliseconds or nanoseconds since 1970, from 2017 to 2033
+    "epochs": (r"\b1[5-9]\d{8}(?:\.\d{1,9}|\d{3}|\d{6}|\d{9})?\b", "<epoch>"),
+    "uuids": (r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b", "<uuid>"),
+}  # fmt: skip
+
+
+class UserNormaliser(BaseModel):
+    """One of the user's own: `{pattern: 'port [0-9]+', replacement: 'port <n>'}`.
+
+    Attributes:
+        pattern: A regular expression as Python's `re` takes it. One that takes exponential time takes it.
+        replacement: What its matches become; a backslash and 1 are its first group.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    pattern: Annotated[str, Field(min_length=1, max_length=1000)]
+    replacement: Annotated[str, Field(max_length=200)] = "<normalised>"
+
+    @model_validator(mode="after")
+    def _compiles(self) -> Self:
+        try:
+            re.compile(self.pattern).sub(self.replacement, "")
+        except (re.error, IndexError, OverflowError, RecursionError) as error:
+            raise ValueError(
+                f"expected a regular expression and its replacement, got {self.pattern!r}: {error}"
+            ) from None
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Normaliser:
+    """One of them, compiled. `name` is its own, or the pattern of one that has none."""
+
+    name: str
+    pattern: re.Pattern[str]
+    replacement: str
+
+    def __call__(self, text: str) -> str:
+        """Returns the normalised text."""
+        return self.pattern.sub(self.replacement, text) if len(text) < MAX_CHARS else text
+
+
+def make_normalisers(declared: Sequence[str | UserNormaliser]) -> tuple[Normaliser, ...]:
+    """Compiles them, in order.
+
+    Raises:
+        ValueError: There is no built-in one of some name.
+    """
+    made = []
+    for one in declared:
+        if isinstance(one, UserNormaliser):
+            made.append(Normaliser(one.pattern, re.compile(one.pattern), one.replacement))
+        elif one in BUILT_IN:
+            made.append(Normaliser(one, re.compile(BUILT_IN[one][0]), BUILT_IN[one][1]))
+        else:
+            raise ValueError(f"there is no normaliser {one!r}; there are: {', '.join(BUILT_IN)}")
+    return tuple(made)
+
+
+def with_own(own: Mapping[str, tuple[str, str]]) -> tuple[Normaliser, ...]:
+    """Compiles the built-in ones, and those of an agent."""
+    return (*compiled(own), *make_normalisers(list(BUILT_IN)))
+
+
+def compiled(own: Mapping[str, tuple[str, str]]) -> tuple[Normaliser, ...]:
+    """Compiles those of an agent: name → pattern and replacement."""
+    return tuple(Normaliser(name, re.compile(pattern), replacement) for name, (pattern, replacement) in own.items())
+
+
+def normalise(value: Any, normalisers: Iterable[Normaliser], used: set[str]) -> Any:
+    """Normalises every text in JSON-like `value`; `used` takes the names of normalisers that changed one.
+
+    Known secrets are masked: in the recorded text they are.
+    """
+    if isinstance(value, str):
+        value = mask_known_secrets(value)
+        for normaliser in normalisers:
+            if (changed := normaliser(value)) != value:
+                used.add(normaliser.name)
+                value = changed
+        return value
+    if isinstance(value, Mapping):
+        return {key: normalise(item, normalisers, used) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [normalise(item, normalisers, used) for item in value]
+    return value
+
 
 SPELLING = "spelling"
 """Stands among the normalisers for what is the same in canonical form."""
@@ -118,11 +249,13 @@ class RequestComparison:
         """Whether two requests that came over HTTP have the same canonical form, normalised."""
         if "origin" not in recorded or "origin" not in asked:
             return False
-        old, new = (fingerprint(deserialize_llm_request(one), self._normalise) for one in (recorded, asked))
-        return old == new
+        from ares_exp.llms.canonical import fingerprint
 
-    def _normalise(self, message: Any) -> Any:
-        return normalise(message, self._normalisers, set())
+        def normalised(message: Any) -> Any:
+            return normalise(message, self._normalisers, set())
+
+        old, new = (fingerprint(deserialize_llm_request(one), normalised) for one in (recorded, asked))
+        return old == new
 
 
 class Difference(NamedTuple):
@@ -229,3 +362,80 @@ def _window(line: str, at: int = 0) -> str:
     start = max(0, at - LINE_CHARS // 4) if len(line) >= LINE_CHARS else 0
     shown = line[start : start + LINE_CHARS - 2]
     return f"{'…' if start else ''}{shown}{'…' if len(line) > start + len(shown) else ''}"
+
+
+MAX_COMPARISONS = 4_000_000
+"""Rewritten histories longer than this (removed times added messages) are shown as replaced altogether."""
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestChange:
+    """How the request of a step came from an earlier one.
+
+    Attributes:
+        base: The step whose conversation is continued; `None` for the first request of its conversation.
+        is_previous: Whether that is the request before this one.
+        kept: How many messages at the start stayed.
+        edits: What follows in order: `("-", message)` is gone, `("+", message)` new, `(" ", message)` stayed.
+        settings: Name, value before and value now of the settings that changed; `None` for one that is not there.
+    """
+
+    base: int | None
+    is_previous: bool
+    kept: int
+    edits: list[tuple[str, Message]]
+    settings: list[tuple[str, Any, Any]]
+
+    @property
+    def is_rewrite(self) -> bool:
+        """Whether something was removed."""
+        return any(sign == "-" for sign, _ in self.edits)
+
+
+def is_request(observation: Any) -> bool:
+    """Returns whether an observation is a code agent's request, and not another environment's."""
+    messages = observation.get("messages") if isinstance(observation, Mapping) else None
+    return isinstance(messages, tuple) and all(isinstance(message, Mapping) for message in messages)
+
+
+def request_change(steps: Sequence[StepRecord], number: int) -> RequestChange:
+    """Finds what is new in the request of step `number`, which must have one (`is_request`)."""
+    request = steps[number].observation or {}
+    asked = [index for index in reversed(range(number)) if is_request(steps[index].observation)]
+    last = (steps[asked[0]].observation or {}) if asked else {}
+    names = [name for name in {**request, **last} if name != "messages" and last.get(name) != request.get(name)]
+    settings = [(name, last.get(name), request.get(name)) for name in names]
+    in_conversation = [
+        index for index in asked if conversation_of(steps[index].observation or {}) == conversation_of(request)
+    ]
+    if not in_conversation:
+        return RequestChange(None, False, 0, [("+", message) for message in request["messages"]], settings)
+    base = in_conversation[0]
+    for index in in_conversation:
+        earlier = (steps[index].observation or {})["messages"]
+        if earlier and request["messages"][: len(earlier)] == earlier:  # it goes on
+            base = index
+            break
+    before = steps[base].observation or {}
+    kept, edits = _edits(before["messages"], request["messages"])
+    return RequestChange(base, base == asked[0], kept, edits, settings)
+
+
+def _edits(before: Sequence[Message], now: Sequence[Message]) -> tuple[int, list[tuple[str, Message]]]:
+    kept = 0
+    while kept < min(len(before), len(now)) and before[kept] == now[kept]:
+        kept += 1
+    old, new = before[kept:], now[kept:]
+    if len(old) * len(new) > MAX_COMPARISONS or not old or not new:
+        return kept, [*(("-", message) for message in old), *(("+", message) for message in new)]
+    edits: list[tuple[str, Message]] = []
+    matcher = SequenceMatcher(None, [json.dumps(one) for one in old], [json.dumps(one) for one in new], autojunk=False)
+    for tag, old_from, old_to, new_from, new_to in matcher.get_opcodes():
+        if tag == "equal":
+            edits += [(" ", message) for message in new[new_from:new_to]]
+        else:
+            edits += [("-", message) for message in old[old_from:old_to]]
+            edits += [("+", message) for message in new[new_from:new_to]]
+    return kept, edits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -11,12 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
-from ares_exp.errors import TrajectoryFormatError
+from ares_exp.errors import TrajectoryFormatError, UserError
+from ares_exp.records.latest_run import MEANING
 from ares_exp.records.results import ErrorInfo, Outcome
+from ares_exp.records.run_dir import RUN_FILES, RUN_FOLDERS, SWEEP_RECORD, is_run
 from ares_exp.records.terminal_text import count_of
-from ares_exp.trajectories.episode_places import find_files, id_by_name
-from ares_exp.trajectories.files.episode_file import find_episodes, find_headers, is_shared
-from ares_exp.trajectories.files.writer_lock import has_writer
+from ares_exp.trajectories.files.episode_file import SHARED_SUFFIXES, find_episodes, find_headers, is_shared
+from ares_exp.trajectories.files.line_file import ZSTD, has_writer
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 logger = logging.getLogger(__name__)
@@ -108,13 +110,6 @@ def _load(path: Path, offsets: Sequence[int] | None) -> EpisodeTrajectory:
     return found.trajectory
 
 
-def _is_written(place: Path) -> bool:
-    try:
-        return has_writer(place)
-    except OSError as error:
-        raise TrajectoryFormatError(f"{place}: cannot tell whether it is being written: {error.strerror}.") from error
-
-
 def load(
     path: str | Path,
     *,
@@ -167,10 +162,7 @@ class HeaderCache:
 
     def headers(self, path: Path, *, is_written: bool) -> tuple[StoredEpisode, ...]:
         """Returns the episode of a JSON file. Raises as `read_headers` does."""
-        try:
-            found = path.stat()
-        except OSError as error:
-            raise TrajectoryFormatError(f"{path}: {error.strerror}.") from error
+        found = path.stat()
         stamp = found.st_mtime_ns, found.st_size
         if (known := self._known.get(path)) is None or known[0] != stamp:
             known = stamp, tuple(read_headers(path, is_written=is_written, broken=None))
@@ -190,12 +182,13 @@ def _of_one_run(
     found: dict[str, StoredEpisode] = {}
     written: dict[Path, bool] = {}
     for path in files:
-        if (known := found.get(id_by_name(path))) is not None and _has_ended(known):
+        name = path.name.removesuffix(suffix_of(path) or "")  # the id, in a file of one episode
+        if (known := found.get(name)) is not None and _has_ended(known):
             continue  # the same in another format: its file need not be opened
         try:
             locked = path if is_shared(path) else path.parent
             if locked not in written:
-                written[locked] = _is_written(locked)
+                written[locked] = has_writer(locked)
             if cache is not None and not is_shared(path):
                 episodes: Iterable[StoredEpisode] = cache.headers(path, is_written=written[locked])
             else:
@@ -206,9 +199,11 @@ def _of_one_run(
                     left_out.append(f"{path}: episode {episode.episode_id} has not ended.")
                 elif known is None or (_has_ended(episode) and not _has_ended(known)):
                     found[episode.episode_id] = episode
-        except TrajectoryFormatError as error:
+        except (TrajectoryFormatError, OSError) as error:
+            if isinstance(error, OSError):
+                error = TrajectoryFormatError(f"{path}: {error.strerror}.")
             if broken is None:
-                raise
+                raise error
             broken.append(str(error))
     return found.values()
 
@@ -309,3 +304,121 @@ def _outcomes(names: Outcomes) -> frozenset[str]:
     if unknown := sorted(wanted - set(Outcome)):
         raise ValueError(f"Expected an outcome, got {unknown[0]!r}. There are: {', '.join(Outcome)}.")
     return frozenset(wanted)
+
+
+SUFFIXES = (".json", f".json{ZSTD}", *SHARED_SUFFIXES)
+"""Ends of the names of episode files."""
+
+MAX_DEPTH = 4
+"""How far below a folder runs are looked for."""
+
+
+def find_files(path: Path) -> list[list[Path]]:
+    """Finds the episode files at `path`: one list for each run, one for a folder's own.
+
+    The same episode may be in several files of a list. Of those in which it has ended, the first one counts.
+
+    Raises:
+        TrajectoryFormatError: There is no such path, or it cannot be read.
+    """
+    try:
+        if path.is_file():
+            if suffix_of(path) is None:
+                raise TrajectoryFormatError(
+                    f"{path}: expected the name of an episode file to end with one of {', '.join(SUFFIXES)}."
+                )
+            return [[path]]
+        if path.exists() and not path.is_dir():
+            raise TrajectoryFormatError(f"{path}: expected a file or a folder, found a pipe or a device.")
+        if is_run(path):
+            return [_in_run(path)]
+        own = [] if (path / SWEEP_RECORD).is_file() else _in_folder(path)  # a sweep has JSON that is no episodes
+        return [_in_order(own), *(_in_run(run) for run in runs_below(path, MAX_DEPTH))]
+    except OSError as error:
+        raise TrajectoryFormatError(f"{error.filename or path}: {error.strerror}.") from error
+
+
+def suffix_of(path: Path) -> str | None:
+    """Returns the end of a file's name that identifies its format, such as `.json.zst`; `None` for another file."""
+    return next((suffix for suffix in SUFFIXES if path.name.endswith(suffix) and path.name != suffix), None)
+
+
+def runs_below(folder: Path, depth: int, seen: set[Path] | None = None) -> Iterator[Path]:
+    """Yields the run directories below a folder, by name, so many levels deep; none within another, and each once."""
+    seen = set() if seen is None else seen
+    for name in sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != "."):
+        below = (folder / name).resolve()
+        if below in seen:
+            continue
+        seen.add(below)
+        if is_run(below):
+            yield folder / name
+        elif depth > 1:
+            yield from runs_below(folder / name, depth - 1, seen)
+
+
+def _in_run(run: Path) -> list[Path]:
+    files = [path for path in map(run.joinpath, RUN_FILES) if path.is_file()]
+    for folder in map(run.joinpath, RUN_FOLDERS):
+        files += _in_folder(folder) if folder.is_dir() else []
+    return _in_order(files)
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    names = (entry.name for entry in os.scandir(folder) if entry.name[0] != "." and entry.is_file())
+    return [path for path in map(folder.joinpath, names) if suffix_of(path) is not None]
+
+
+def _in_order(files: list[Path]) -> list[Path]:
+    """Sorts files by precedence: JSON before JSON Lines, and compressed files first, because they are complete."""
+    return sorted(files, key=lambda path: (is_shared(path), path.suffix != ZSTD, path))
+
+
+HELP = f"a file, a run directory, or either followed by /ID, where the start of the id is enough; {MEANING}"
+
+
+def chosen_episodes(path: Path) -> StoredEpisodes:
+    """Finds everything at `path`, or, if its last part is no file, the episodes whose id starts with it.
+
+    Raises:
+        TrajectoryFormatError: There is no such path, or a file that was asked for is broken.
+        UserError: No episode's id starts so.
+    """
+    here = path.parent == Path() and not is_run(path.parent)  # a mistyped name is no reason to look through everything
+    if path.exists() or not path.parent.exists() or path.parent == path or here:
+        return load(path, partial=True, skip_broken=path.is_dir())
+    episodes, prefix = load(path.parent, partial=True, skip_broken=True), path.name
+    found = episodes.filter(where=lambda episode: episode.episode_id.startswith(prefix))
+    if len(exact := found.filter(where=lambda episode: episode.episode_id == prefix)) == 1:
+        return exact
+    if not found:
+        broken = next((problem for problem in episodes.left_out if f"/{prefix}" in problem), None)
+        raise UserError(
+            broken
+            or f"Expected {path} to be a file, a folder or an episode's id in {path.parent}: there is no such file, "
+            f"and of {len(episodes)} episodes in {path.parent} none has an id that starts with {prefix!r}."
+        )
+    return found
+
+
+def chosen_episode(path: Path) -> StoredEpisode:
+    """Finds the only episode that `path` means.
+
+    Raises:
+        TrajectoryFormatError, UserError: As above, or there are none or several.
+    """
+    episodes = chosen_episodes(path)
+    if len(episodes) == 1:
+        return episodes[0]
+    if not episodes:
+        left_out = f" Left out: {episodes.left_out[0]}" if episodes.left_out else ""
+        raise UserError(f"Expected an episode, found none in {path}.{left_out}")
+    raise UserError(
+        f"Expected one episode, found {len(episodes)} in {path}: name one, such as {path_of_one(path, episodes)}. "
+        f"`ares-exp show {path}` lists them."
+    )
+
+
+def path_of_one(path: Path, episodes: StoredEpisodes) -> Path:
+    """Returns what to write for the first of several episodes that `path` means: it may end with part of an id."""
+    return (path if path.exists() else path.parent) / episodes[0].episode_id

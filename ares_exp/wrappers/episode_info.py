@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 from ares_exp.environment import EnvironmentBase
 from ares_exp.records.results import EpisodeUsage
-from ares_exp.trajectories.ending import ending
+from ares_exp.trajectories.records import ending
 
 
 class UsageInfo(TypedDict):

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.records.results import ErrorInfo
-from ares_exp.trajectories.files.schema_versions import SCHEMA_VERSION
+from ares_exp.trajectories.files.episode_file import SCHEMA_VERSION
 from ares_exp.trajectories.records import BackgroundRecord, EpisodeTrajectory, StepRecord
 from tests.docs_reference.markdown import documented_fields, plain
 

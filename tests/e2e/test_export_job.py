@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ares_exp.tasks.task_set import SAMPLES
-from ares_exp.trajectories.exports.atif_schema import validate_atif
+from tests.unit.trajectories.atif_schema import validate_atif
 from tests.warm_start import warm_command
 
 HARBOR_CHECK = Path(__file__).parent.parent / "unit" / "harbor_export" / "harbor_check.py"

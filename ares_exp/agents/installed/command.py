@@ -18,7 +18,7 @@ from ares_exp.cancellation import in_thread
 from ares_exp.containers.container import ExecResult, Mount
 from ares_exp.containers.forwarded_port import FORWARDED_PORT
 from ares_exp.errors import AgentExitError, ConfigError, PreflightError
-from ares_exp.trajectories.normalisers import UserNormaliser
+from ares_exp.trajectories.request_diff import UserNormaliser
 
 MOUNT_TARGET = "/opt/ares_exp/agent"
 """Where the directory of `agent.mount` is in the container."""

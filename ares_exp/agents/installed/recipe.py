@@ -73,7 +73,7 @@ class AgentRecipe(Protocol):
         conversation_headers: Names of request headers, lower case, whose values tell the conversations of one run of
             the agent apart. A request without any of them belongs to the main one.
         normalisers: Replacements in compared requests of what differs at every run: name → (pattern, replacement), as
-            in `ares_exp.trajectories.normalisers`.
+            in `ares_exp.trajectories.request_diff`.
         variables: Names of variables or options that tell the program where its LLM is, for messages.
         supports: Names of what of `AgentContext` it can use.
         offers_tools: Whether all that belongs to its work offers tools to its LLM: a call without is a background

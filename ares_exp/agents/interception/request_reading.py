@@ -15,7 +15,7 @@ from ares_exp.agents.interception.served_wire import Asked
 from ares_exp.errors import WireFormatError
 from ares_exp.llms.chat_messages import parts_of, text_of, text_part
 from ares_exp.llms.request import LLMRequest, Origin, freeze
-from ares_exp.llms.tool_forms import ToolForm
+from ares_exp.llms.responses_tools import ToolForm
 from ares_exp.llms.wire import shorten, typed
 
 MAX_DEPTH = 100

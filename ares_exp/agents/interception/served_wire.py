@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.llms.tool_forms import ToolForm
+from ares_exp.llms.responses_tools import ToolForm
 
 
 @dataclass(frozen=True, slots=True)

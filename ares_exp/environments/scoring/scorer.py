@@ -13,7 +13,6 @@ from ares_exp.environments.own_model import OwnModel
 from ares_exp.errors import ConfigError
 from ares_exp.llms.request import Message
 from ares_exp.records.results import EnvironmentUsage, Outcome
-from ares_exp.trajectories.episode_printer import message_text
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, deserialize_llm_response
 
 Scores = float | Mapping[str, float]
@@ -81,6 +80,8 @@ class ScoredEpisode:
     @property
     def instruction(self) -> str:
         """What the task asks for; of an environment that does not say it, the first message of the first request."""
+        from ares_exp.trajectories.episode_printer import message_text
+
         if isinstance(self.task, _Staged):
             stages = [stage.instruction for stage in self.task.stages if isinstance(stage, _Instructed)]
             return "\n\n".join(stages)

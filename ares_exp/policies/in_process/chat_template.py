@@ -18,8 +18,7 @@ from typing import Any
 from ares_exp.errors import PreflightError, UnsendableRequestError
 from ares_exp.llms.canonical import Canonical, canonical
 from ares_exp.llms.chat_messages import arguments_object, text_of
-from ares_exp.llms.reasoning import REASONING_FIELDS
-from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.request import REASONING_FIELDS, LLMRequest
 from ares_exp.llms.response import LLMResponse, Piece, TextData, ToolCallData
 from ares_exp.llms.wire import plain
 from ares_exp.policies.in_process.answer_parsing import pieces_of

@@ -16,8 +16,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from ares_exp.cancellation import finish
 from ares_exp.errors import ConfigError, UserError, close_matches
-from ares_exp.policies.gate import Gate
 from ares_exp.policies.policy import Policy
+from ares_exp.policies.waiting import Gate
 from ares_exp.records.run_dir import STOP, RunDir, append_lines
 from ares_exp.records.terminal_text import count_of, format_duration, one_line
 from ares_exp.records.validation import explain_validation

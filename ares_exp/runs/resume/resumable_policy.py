@@ -18,14 +18,12 @@ from ares_exp.errors import PolicyError, RefusalError, UnansweredError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.asked_ahead import NO_CALL, AskedAhead, concurrency_of
-from ares_exp.policies.checked_answer import checked_answer
 from ares_exp.policies.episode_events import EpisodeEvents
-from ares_exp.policies.policy import AdvancingClient
+from ares_exp.policies.policy import AdvancingClient, checked_answer
 from ares_exp.trajectories.answer_log import AnswerLog
-from ares_exp.trajectories.normalisers import Normaliser
 from ares_exp.trajectories.recorded_responses import Exchange, RecordedResponses, answers
 from ares_exp.trajectories.records import conversation_of, deserialize_llm_request, serialize_llm_request
-from ares_exp.trajectories.request_diff import StepComparison
+from ares_exp.trajectories.request_diff import Normaliser, StepComparison
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +58,7 @@ class _Answered(NamedTuple):
 class ResumablePolicy:
     """Gives the answers of an earlier try again while the requests are the same; then asks the policy.
 
-    Times, process ids and the like may differ (see `normalisers`). The conversations of an agent are conversations,
+    Times, process ids and the like may differ (see `request_diff`). The conversations of an agent are conversations,
     each with an order of its own: a request is compared with the next one of its conversation. Answers that were asked
     ahead are logged when they come; those of the earlier try whose turn never came are given to the requests that they
     answer, in whatever order.

@@ -167,8 +167,8 @@ def _lost(log: LoggedEpisode, end_time: float, used: EnvironmentUsage | None) ->
 
 def _end_lost_trajectories(path: Path) -> None:
     """Ends the trajectories of lost episodes: while this session records, they would seem to be running."""
-    from ares_exp.trajectories.episode_places import find_files
     from ares_exp.trajectories.files.episode_file import end_lost_episodes
+    from ares_exp.trajectories.stored_episodes import find_files
 
     try:
         for file in [file for group in find_files(path) for file in group]:

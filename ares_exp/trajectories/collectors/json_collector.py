@@ -15,8 +15,7 @@ from pydantic import validate_call
 from ares_exp.records.run_dir import append_durably, append_text
 from ares_exp.trajectories.collector import EpisodeCollector, EpisodeHandle
 from ares_exp.trajectories.files.episode_file import dump_episode, end_line, start_line, step_line
-from ares_exp.trajectories.files.line_file import ZSTD, write_lines
-from ares_exp.trajectories.files.writer_lock import WriterLock
+from ares_exp.trajectories.files.line_file import ZSTD, WriterLock, write_lines
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
@@ -70,7 +69,9 @@ class JsonTrajectoryCollector(EpisodeCollector):
                 f"got {episode_id!r}."
             )
         if episode_id is not None:
-            self._refuse_taken(episode_id)
+            path = f"{self.output_dir}/{episode_id}.json{ZSTD}"  # the JSON file is noticed when it is made
+            if os.path.exists(path):  # noqa: PTH110 - a Path for each episode costs more than the look
+                raise _taken(episode_id, path)
         try:
             return super().begin_episode(
                 task_name=task_name, episode_id=episode_id, start_time=start_time, metadata=metadata
@@ -84,19 +85,13 @@ class JsonTrajectoryCollector(EpisodeCollector):
 
     def _started(self, handle: EpisodeHandle) -> None:
         try:
-            self._hold_directory(handle.episode_id)
+            self.output_dir.mkdir(parents=True, exist_ok=True)
+            self._directory.acquire(self.output_dir, handle.episode_id)
             append_text(self._path(handle), start_line(handle), flags=os.O_CREAT | os.O_EXCL)
         except OSError as error:
             if isinstance(error, FileExistsError):
                 raise _taken(handle.episode_id, self._path(handle)) from None
             handle.unwritten = error  # no reason not to collect: there may be room again when the episode ends
-
-    def _hold_directory(self, holder: str) -> None:
-        try:
-            self._directory.acquire(self.output_dir, holder)
-        except FileNotFoundError:
-            self.output_dir.mkdir(parents=True, exist_ok=True)
-            self._directory.acquire(self.output_dir, holder)
 
     def _recorded(self, handle: EpisodeHandle, encoded: Mapping[str, Any]) -> None:
         line = step_line(handle.episode_id, encoded, first=len(handle.steps) == 1)
@@ -118,11 +113,6 @@ class JsonTrajectoryCollector(EpisodeCollector):
 
     def _path(self, handle: EpisodeHandle) -> str:
         return f"{self.output_dir}/{handle.episode_id}.json"
-
-    def _refuse_taken(self, episode_id: str) -> None:
-        path = f"{self.output_dir}/{episode_id}.json{ZSTD}"  # the JSON file is noticed when it is made
-        if os.path.exists(path):  # noqa: PTH110 - a Path for each episode costs more than the look
-            raise _taken(episode_id, path)
 
 
 def _taken(episode_id: str, path: Path | str) -> FileExistsError:

@@ -14,7 +14,7 @@ from pydantic import validate_call
 from ares_exp.records.run_dir import append_durably, append_text
 from ares_exp.trajectories.collector import EpisodeCollector, EpisodeHandle
 from ares_exp.trajectories.files.episode_file import dump_episode, end_line, start_line, step_line
-from ares_exp.trajectories.files.writer_lock import WriterLock
+from ares_exp.trajectories.files.line_file import WriterLock
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 

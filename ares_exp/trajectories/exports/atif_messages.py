@@ -74,11 +74,6 @@ def reply_message(action: Mapping[str, Any]) -> dict[str, Any]:
     return _with_calls({"role": "assistant", "content": text}, action_calls(action["data"]))
 
 
-def action_thinking(pieces: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Returns the pieces of an answer that are reasoning."""
-    return [piece for piece in pieces if "thinking" in piece]
-
-
 def action_calls(pieces: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
     """Returns id, name and arguments of the tool calls among the pieces of an answer."""
     return [(piece["id"], piece["name"], piece["arguments"]) for piece in pieces if "arguments" in piece]

@@ -1,232 +1,83 @@
-"""The Agent Trajectory Interchange Format (ATIF), versions 1.0 to 1.8, as data: what a document may contain.
+"""The parts of a document of the Agent Trajectory Interchange Format (ATIF) 1.0 to 1.8 that are read: its conversation.
 
-One schema serves all versions, as in Harbor, whose rules these are (https://harborframework.com/docs/trajectory-format):
-newer fields may stand under older version strings, and every object refuses keys that it does not know but has `extra`
-for them. Stricter than Harbor's: a number is a number, not a string of digits.
+Other fields are ignored. Documents are written by `atif_writer`.
 """
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ares_exp.errors import TrajectoryFormatError
-from ares_exp.trajectories.checks import BROKEN, what_broke
+from ares_exp.records.validation import explain_validation
+from ares_exp.trajectories.records import BROKEN, what_broke
 
 NEWEST_VERSION = "ATIF-v1.8"
 VERSIONS = tuple(f"ATIF-v1.{minor}" for minor in range(9))
-IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
-AUDIO_TYPES = tuple(f"audio/{name}" for name in ("wav", "mpeg", "mp4", "aac", "ogg", "flac", "webm", "aiff"))
-AUDIO_ALIASES = tuple(f"audio/{name}" for name in ("mp3", "x-wav", "wave", "m4a", "x-m4a", "x-aac", "x-flac", "x-aiff"))
-AGENT_ONLY = ("model_name", "reasoning_effort", "reasoning_content", "tool_calls", "metrics")
-MAX_SHOWN_ERRORS = 3
 
 Extra = dict[str, Any] | None
 
 
 def validate_atif(document: Any) -> None:
-    """Checks a parsed document against the rules of the format.
+    """Checks the conversation in a parsed document.
 
     Raises:
-        TrajectoryFormatError: It breaks one; the message names the place.
+        TrajectoryFormatError: A field that is read is missing or invalid; the message names it.
     """
     try:
-        Trajectory.model_validate(document)
+        _Document.model_validate(document)
     except ValidationError as error:
-        raise TrajectoryFormatError(f"Expected a valid ATIF document, got one with {_told(error)}.") from None
+        raise TrajectoryFormatError(f"Expected a valid ATIF document, but {explain_validation(error)}.") from None
     except BROKEN as error:
-        raise TrajectoryFormatError(
-            f"Expected a valid ATIF document, got one that is broken: {what_broke(error)}."
-        ) from None
+        raise TrajectoryFormatError(f"Expected a valid ATIF document, but {what_broke(error)}.") from None
 
 
-def _told(error: ValidationError) -> str:
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    told = []
-    for item in found[:MAX_SHOWN_ERRORS]:
-        place = ".".join(map(str, item["loc"]))[:200] or "its top level"
-        told.append(f"an error at {place}: {item['msg'].removeprefix('Value error, ')[:300]}")
-    more = f"; and {len(found) - MAX_SHOWN_ERRORS} more" if len(found) > MAX_SHOWN_ERRORS else ""
-    return "; ".join(told) + more
+class _Read(BaseModel):
+    model_config = ConfigDict(strict=True)
 
 
-def _iso_8601(text: str) -> str:
-    datetime.fromisoformat(text)
-    return text
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class ImageSource(_Strict):
-    """Where an image is: a path, relative or absolute, or a URL."""
-
-    media_type: Literal[IMAGE_TYPES]  # type: ignore[valid-type]
+class _Source(_Read):
     path: str
 
 
-class AudioSource(_Strict):
-    """Where a recording is."""
-
-    media_type: Literal[AUDIO_TYPES + AUDIO_ALIASES]  # type: ignore[valid-type]
-    path: str
-    duration_sec: Annotated[float, Field(ge=0)] | None = None
-
-
-class TextPart(_Strict):
-    """Text among other parts."""
-
+class _Text(_Read):
     type: Literal["text"]
     text: str
 
 
-class ImagePart(_Strict):
-    """An image among other parts."""
-
-    type: Literal["image"]
-    source: ImageSource
+class _Media(_Read):
+    type: Literal["image", "audio"]
+    source: _Source
 
 
-class AudioPart(_Strict):
-    """A recording among other parts."""
-
-    type: Literal["audio"]
-    source: AudioSource
+_Content = str | list[Annotated[_Text | _Media, Field(discriminator="type")]]
 
 
-Content = str | list[Annotated[TextPart | ImagePart | AudioPart, Field(discriminator="type")]]
-
-
-class ToolCall(_Strict):
-    """A call of a tool; its arguments are an object, not its text."""
-
+class _ToolCall(_Read):
     tool_call_id: str
     function_name: str
     arguments: dict[str, Any]
     extra: Extra = None
 
 
-class SubagentRef(_Strict):
-    """Which trajectory a tool call started."""
-
-    trajectory_id: str | None = None
-    trajectory_path: str | None = None
-    session_id: str | None = None
-    extra: Extra = None
-
-    @model_validator(mode="after")
-    def _names_one(self) -> Self:
-        if self.trajectory_id is None and self.trajectory_path is None:
-            raise ValueError("expected a `trajectory_id` or a `trajectory_path`")
-        return self
-
-
-class Result(_Strict):
-    """What came of a tool call, or of anything else."""
-
+class _Result(_Read):
     source_call_id: str | None = None
-    content: Content | None = None
-    subagent_trajectory_ref: list[SubagentRef] | None = None
-    extra: Extra = None
+    content: _Content | None = None
 
 
-class Observation(_Strict):
-    """What came of a step."""
-
-    results: list[Result]
+class _Observation(_Read):
+    results: list[_Result]
 
 
-class Metrics(_Strict):
-    """What a step cost."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cached_tokens: int | None = None
-    cost_usd: float | None = None
-    prompt_token_ids: list[int] | None = None
-    completion_token_ids: list[int] | None = None
-    logprobs: list[float] | None = None
-    extra: Extra = None
-
-
-class Step(_Strict):
-    """One step of the system, the user or the agent."""
-
-    step_id: Annotated[int, Field(ge=1)]
+class _Step(_Read):
     source: Literal["system", "user", "agent"]
-    message: Content
-    timestamp: Annotated[str, AfterValidator(_iso_8601)] | None = None
-    observation: Observation | None = None
-    is_copied_context: bool | None = None
-    llm_call_count: Annotated[int, Field(ge=0)] | None = None
-    extra: Extra = None
-    model_name: str | None = None
-    reasoning_effort: str | float | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    metrics: Metrics | None = None
-
-    @model_validator(mode="after")
-    def _is_coherent(self) -> Self:
-        if self.source != "agent":
-            for name in AGENT_ONLY:
-                if getattr(self, name) is not None:
-                    raise ValueError(f"expected `{name}` on agent steps only, got it on a {self.source} step")
-        if self.llm_call_count == 0 and (self.metrics is not None or self.reasoning_content is not None):
-            raise ValueError("expected neither `metrics` nor `reasoning_content` where `llm_call_count` is 0")
-        calls = {call.tool_call_id for call in self.tool_calls or ()}
-        for result in self.observation.results if self.observation else ():
-            if result.source_call_id is not None and result.source_call_id not in calls:
-                raise ValueError(
-                    f"expected a tool call of this step, got `source_call_id` {result.source_call_id!r:.80}"
-                )
-        return self
-
-
-class Agent(_Strict):
-    """Who acted."""
-
-    name: str
-    version: str
-    model_name: str | None = None
-    tool_definitions: list[dict[str, Any]] | None = None
+    message: _Content
+    tool_calls: list[_ToolCall] | None = None
+    observation: _Observation | None = None
     extra: Extra = None
 
 
-class FinalMetrics(_Strict):
-    """Totals."""
-
-    total_prompt_tokens: int | None = None
-    total_completion_tokens: int | None = None
-    total_cached_tokens: int | None = None
-    total_cost_usd: float | None = None
-    total_steps: Annotated[int, Field(ge=0)] | None = None
-    extra: Extra = None
-
-
-class Trajectory(_Strict):
-    """A whole document."""
-
+class _Document(_Read):
     schema_version: Literal[VERSIONS] = NEWEST_VERSION  # type: ignore[valid-type]
-    session_id: str | None = None
-    trajectory_id: str | None = None
-    agent: Agent
-    steps: Annotated[list[Step], Field(min_length=1)]
-    notes: str | None = None
-    final_metrics: FinalMetrics | None = None
-    continued_trajectory_ref: str | None = None
-    subagent_trajectories: list[Trajectory] | None = None
-    extra: Extra = None
-
-    @model_validator(mode="after")
-    def _is_coherent(self) -> Self:
-        for number, step in enumerate(self.steps, 1):
-            if step.step_id != number:
-                raise ValueError(f"expected step ids 1, 2, 3, … in order, got {step.step_id} in place of {number}")
-        ids = [inner.trajectory_id for inner in self.subagent_trajectories or ()]
-        if None in ids or len(set(ids)) != len(ids):
-            raise ValueError("expected every embedded trajectory to have a `trajectory_id` that its siblings have not")
-        return self
+    steps: Annotated[list[_Step], Field(min_length=1)]

@@ -6,7 +6,7 @@
 | a message of the user | a user step, or the result of the command before it: what the LLM was shown of it |
 | a message of a tool | a result of the tool call whose id it has |
 | an action | an agent step: text, tool calls, metrics (tokens, cost, token ids, logprobs), `model_name` |
-| reasoning | `reasoning_content` of the agent step; what is more than one text of it also in `extra.ares_exp` |
+| reasoning | `reasoning_content` of the agent step |
 | an assistant's message of no action | an agent step with `is_copied_context` and without LLM call |
 | a command | a tool call `bash` of the agent step, unless the LLM made tool calls: those are the calls then |
 | `tools` | `agent.tool_definitions` |
@@ -14,9 +14,9 @@
 | a request of another conversation than the one before | a system step with `extra.context_management`, likewise |
 | a history that was rewritten | a system step with `extra.context_management`, its observation what was kept |
 
-What ATIF has no field for is in `extra.ares_exp`: of the document the fields of `EpisodeTrajectory`, of an agent step
-the `record` (reward, discount, seconds), other fields of the `action`, `commands` that are no tool calls, and the
-`settings` of the request if they changed. The document is an export: runs are resumed and replayed from JSON records.
+`extra.ares_exp` has more: of the document the fields of `EpisodeTrajectory`, of an agent step the `record` (reward,
+discount, seconds), other fields of the `action`, and `commands` that are not tool calls. The document is an export:
+runs are resumed and replayed from JSON records.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from typing import Any
 from ares_exp.environment import MAIN_CONVERSATION
 from ares_exp.llms.request import FrozenList, Message
 from ares_exp.llms.wire import plain
+from ares_exp.records.recorded_results import is_countable
 from ares_exp.records.run_dir import dump_json
 from ares_exp.trajectories.exports.atif_messages import (
     BASH,
     OURS,
     action_calls,
-    action_thinking,
     call_to_atif,
     content_to_atif,
     llm_calls,
@@ -46,9 +46,15 @@ from ares_exp.trajectories.exports.atif_messages import (
     step_of_message,
     with_own,
 )
-from ares_exp.trajectories.exports.atif_schema import NEWEST_VERSION, Step, validate_atif
+from ares_exp.trajectories.exports.atif_schema import NEWEST_VERSION
 from ares_exp.trajectories.files.line_file import write_lines
-from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, conversation_of
+from ares_exp.trajectories.records import (
+    BROKEN,
+    EpisodeTrajectory,
+    StepRecord,
+    conversation_of,
+    deserialize_llm_response,
+)
 
 ATIF_SUFFIX = ".atif.json"
 MAX_CONTEXT_CHARS = 10_000
@@ -68,15 +74,13 @@ _IN_METRICS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 
 def to_atif(trajectory: EpisodeTrajectory) -> tuple[dict[str, Any], list[str]]:
-    """Makes the document of a trajectory, JSON-ready and checked.
+    """Makes the document of a trajectory, JSON-ready.
 
     Returns:
         The document, and in a sentence each what it shows in another form than the trajectory; empty for an agent that
         only ever appends to its conversation. The sentences are the document's `notes`, too.
     """
-    document, dropped = _AtifWriter(trajectory).write()
-    validate_atif(document)
-    return document, dropped
+    return _AtifWriter(trajectory).write()
 
 
 def write_atif(path: Path, trajectory: EpisodeTrajectory) -> list[str]:
@@ -103,8 +107,6 @@ class _AtifWriter:
         self._dropped: dict[str, None] = {}
         self._steps: list[dict[str, Any]] = []
         self._tools: dict[str, Any] = {}  # by their JSON text
-        self._settings: dict[str, Any] = {}
-        self._first_settings: dict[str, Any] = {}  # of the first request, which no agent step asks for
         self._prompt: str | None = None
         self._conversation = MAIN_CONVERSATION  # of the request before
         self._timestamp: str | None = None
@@ -143,12 +145,10 @@ class _AtifWriter:
             agent["tool_definitions"] = list(self._tools.values())
         metrics = [step["metrics"] for step in self._steps if "metrics" in step]
         cached = sum(item.get("cached_tokens", 0) for item in metrics)
-        head = {**{name: getattr(trajectory, name) for name in _HEAD}, **self._first_settings}
+        head = {name: getattr(trajectory, name) for name in _HEAD}
         head["error"] = trajectory.error.to_dict() if trajectory.error is not None else None
         if trajectory.rewards:
             head["rewards"] = trajectory.rewards
-        if trajectory.unfinished_step is not None:
-            head["unfinished_step"] = trajectory.unfinished_step.to_dict()
         return {
             "schema_version": NEWEST_VERSION,
             "trajectory_id": trajectory.episode_id,
@@ -167,7 +167,7 @@ class _AtifWriter:
     def _act(self, record: StepRecord) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Shows an action; returns its agent step, and the message that agents keep of it, if it is a reply."""
         commands = [asdict(command) for command in record.commands]
-        ours: dict[str, Any] = {"record": _record_fields(record)}
+        ours: dict[str, Any] = {"record": {name: getattr(record, name) for name in (*_RECORD, *_SECONDS)}}
         if self._conversation != MAIN_CONVERSATION:
             ours["conversation"] = self._conversation
         reply = None
@@ -199,8 +199,8 @@ class _AtifWriter:
             return
         step, reply = acted if acted is not None else (None, None)
         before, self._conversation = self._conversation, conversation_of(observation)
-        if settings := self._changed_settings(observation):
-            (self._first_settings if step is None else step["extra"][OURS])["settings"] = settings
+        for tool in observation.get("tools", ()):
+            self._tools.setdefault(dumps(tool), tool)
         if (prompt := observation.get("system_prompt")) is not None and prompt != self._prompt:
             self._prompt = prompt
             self._emit({"source": "system", "message": prompt})
@@ -227,18 +227,6 @@ class _AtifWriter:
             return messages[length:]
         kept = len(messages) > length and messages[length].get("role") == "assistant"
         return messages[length + 1 :] if kept else None
-
-    def _changed_settings(self, observation: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the settings that ATIF has no field for, if they changed since the previous request."""
-        for tool in observation.get("tools", ()):
-            self._tools.setdefault(dumps(tool), tool)
-        settings = {
-            name: value for name, value in observation.items() if name not in ("messages", "tools", "system_prompt")
-        }
-        if settings == self._settings:
-            return {}
-        self._settings = settings
-        return settings
 
     def _tell_replacing(
         self, messages: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], conversation: str | None
@@ -314,32 +302,18 @@ def _answer_fields(action: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
         if action.get("model") is not None:
             fields["model_name"] = action["model"]
         rest = {key: action[key] for key in action if key not in ("data", "cost", "usage", "model", *_IN_METRICS)}
-        thinking = action_thinking(pieces)
-        if text := "".join(piece["thinking"] for piece in thinking if not piece.get("redacted")):
+        thinking = (piece for piece in pieces if "thinking" in piece and not piece.get("redacted"))
+        if text := "".join(piece["thinking"] for piece in thinking):
             fields["reasoning_content"] = text
-        if thinking not in ([], [{"thinking": text}]):
-            rest["thinking"] = thinking
-        if action["usage"].keys() - {"prompt_tokens", "generated_tokens", "cached_tokens"}:
-            rest["usage"] = action["usage"]
         ids, logprobs = action.get("completion_token_ids"), action.get("logprobs")
         if ids is not None and logprobs is not None and len(ids) != len(logprobs):
             rest["logprobs"] = fields["metrics"].pop("logprobs")
-        fields = plain(fields)
-        Step.model_validate({"step_id": 1, "source": "agent", **fields})
-    except (KeyError, TypeError, ValueError, AttributeError):  # pydantic's errors are `ValueError`s
+        if not is_countable(deserialize_llm_response(action)):
+            return None
+    except BROKEN:
         return None
     else:
-        return fields, rest
-
-
-def _record_fields(record: StepRecord) -> dict[str, Any]:
-    values = {name: getattr(record, name) for name in (*_RECORD, *_SECONDS)}
-    background_requests = (
-        {"background_requests": [background_request.to_dict() for background_request in record.background_requests]}
-        if record.background_requests
-        else {}
-    )
-    return {name: value for name, value in values.items() if name in _RECORD or value is not None} | background_requests
+        return plain(fields), rest
 
 
 def _command_call(call_id: str, command: dict[str, Any]) -> dict[str, Any]:

@@ -42,9 +42,9 @@ from ares_exp.errors import ConfigError, TrajectoryFormatError
 from ares_exp.llms.response import ToolCallData
 from ares_exp.records.run_dir import atomic_file, dump_json
 from ares_exp.records.secrets import mask_known_secrets
-from ares_exp.trajectories.checks import BROKEN
 from ares_exp.trajectories.files.step_encoding import StepEncoder
 from ares_exp.trajectories.records import (
+    BROKEN,
     EpisodeTrajectory,
     StepRecord,
     command_to_dict,

@@ -29,7 +29,7 @@ from ares_exp.trajectories.exports.training_conversations import (
     ToolArguments,
     conversations,
 )
-from ares_exp.trajectories.files.conversations import ConversationWriter
+from ares_exp.trajectories.files.step_encoding import ConversationWriter
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 

@@ -26,7 +26,7 @@ import json
 import os
 import re
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,12 +35,9 @@ from ares_exp.errors import TrajectoryFormatError, TrajectoryVersionError
 from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.records.run_dir import append_durably, dump_json
 from ares_exp.records.validation import validated
-from ares_exp.trajectories.checks import BROKEN, what_broke
-from ares_exp.trajectories.ending import ending
 from ares_exp.trajectories.files.line_file import ZSTD, Line, first_and_last_line, read_lines, read_rest, write_lines
-from ares_exp.trajectories.files.schema_versions import SCHEMA_VERSION, check_version, whole_episode
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
-from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, total_reward
+from ares_exp.trajectories.records import BROKEN, EpisodeTrajectory, StepRecord, ending, total_reward, what_broke
 
 SHARED_SUFFIXES = (".jsonl", f".jsonl{ZSTD}")
 """Ends of the names of JSON Lines files."""
@@ -68,33 +65,6 @@ class StartedEpisode(Protocol):
     def metadata(self) -> Mapping[str, Any]: ...  # noqa: D102
 
 
-def opening_fields(started: StartedEpisode) -> dict[str, Any]:
-    """Returns the fields of an episode that are written when it starts."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "episode_id": started.episode_id,
-        "task_name": started.task_name,
-        "start_time": started.start_time,
-        "metadata": started.metadata,
-    }
-
-
-def closing_fields(trajectory: EpisodeTrajectory) -> dict[str, Any]:
-    """Returns the fields that are written when it ends; `unfinished_step` and `rewards` only if there are any."""
-    unfinished = trajectory.unfinished_step
-    more: dict[str, Any] = {} if unfinished is None else {"unfinished_step": unfinished.to_dict()}
-    more |= {"rewards": trajectory.rewards} if trajectory.rewards else {}
-    return {
-        "end_time": trajectory.end_time,
-        "total_reward": trajectory.total_reward,
-        "num_steps": trajectory.num_steps,
-        "truncated": trajectory.truncated,
-        "outcome": trajectory.outcome,
-        "error": trajectory.error.to_dict() if trajectory.error is not None else None,
-        **more,
-    }
-
-
 def start_line(started: StartedEpisode, *, shared: bool = False) -> str:
     """Returns the line that opens an episode.
 
@@ -102,7 +72,8 @@ def start_line(started: StartedEpisode, *, shared: bool = False) -> str:
         started: The episode.
         shared: Whether the line is for a JSON Lines file. It is the same argument of the following functions.
     """
-    fields = opening_fields(started)
+    fields = {"schema_version": SCHEMA_VERSION}
+    fields |= {name: getattr(started, name) for name in ("episode_id", "task_name", "start_time", "metadata")}
     return _shared_line("start", started.episode_id, fields) if shared else f"{dump_json(fields)[:-1]}, {STEPS}\n"
 
 
@@ -112,8 +83,14 @@ def step_line(episode_id: str, encoded: Mapping[str, Any], *, first: bool, share
 
 
 def end_line(trajectory: EpisodeTrajectory, *, shared: bool = False) -> str:
-    """Returns the line that ends an episode."""
-    fields = closing_fields(trajectory)
+    """Returns the line that ends an episode; `unfinished_step` and `rewards` are in it only if there are any."""
+    names = ("end_time", "total_reward", "num_steps", "truncated", "outcome")
+    fields: dict[str, Any] = {name: getattr(trajectory, name) for name in names}
+    fields["error"] = trajectory.error.to_dict() if trajectory.error is not None else None
+    if trajectory.unfinished_step is not None:
+        fields["unfinished_step"] = trajectory.unfinished_step.to_dict()
+    if trajectory.rewards:
+        fields["rewards"] = trajectory.rewards
     return _shared_line("end", trajectory.episode_id, fields) if shared else f"], {dump_json(fields)[1:]}\n"
 
 
@@ -160,16 +137,16 @@ class FoundEpisode:
         try:
             if kind == "end":
                 data = {**self.head, **json.loads(text)}
-                self.ended = whole_episode(data, self.steps) if with_steps else _header(data)
+                self.ended = (
+                    whole_episode(data, self.steps)
+                    if with_steps
+                    else validated(EpisodeTrajectory, {**data, "steps": ()})
+                )
             elif with_steps:
                 self.steps.append(self._decoder.decode(json.loads(text)))
         except BROKEN:
             self._is_broken = True
             raise
-
-
-def _header(data: Mapping[str, Any]) -> EpisodeTrajectory:
-    return validated(EpisodeTrajectory, {**data, "steps": ()})
 
 
 def _lost(head: Mapping[str, Any], steps: Sequence[StepRecord]) -> EpisodeTrajectory:
@@ -367,3 +344,46 @@ def _object(data: Any) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise TypeError(f"expected a JSON object, got {type(data).__name__}")
     return data
+
+
+SCHEMA_VERSION = 3
+
+
+def episode_from_dict(data: Mapping[str, Any]) -> EpisodeTrajectory:
+    """Makes a trajectory from its JSON form.
+
+    Raises:
+        TrajectoryFormatError: A field is missing or has the wrong form.
+    """
+    try:
+        steps = data["steps"]
+        if (version := data.get("schema_version")) is not None:
+            check_version(version)
+            steps = map(StepDecoder().decode, steps)
+        return whole_episode(data, steps)
+    except BROKEN as error:
+        raise TrajectoryFormatError(f"Expected a trajectory: {what_broke(error)}") from error
+
+
+def whole_episode(data: Mapping[str, Any], steps: Iterable[Any]) -> EpisodeTrajectory:
+    """Makes an episode of its fields and its steps.
+
+    Args:
+        data: The fields in their JSON form.
+        steps: The steps: records, or their JSON form.
+
+    Raises:
+        ValueError: A field is missing or invalid, or the number of steps is not `num_steps`.
+    """
+    episode = validated(EpisodeTrajectory, {**data, "steps": tuple(steps)})
+    if episode.num_steps != len(episode.steps):
+        raise ValueError(f"expected {episode.num_steps} steps, got {len(episode.steps)}")
+    return episode
+
+
+def check_version(version: Any) -> None:
+    """Checks the schema version of a file. Raises `TrajectoryVersionError` if it is not the expected one."""
+    if type(version) is not int or version != SCHEMA_VERSION:
+        is_atif = isinstance(version, str) and version.startswith("ATIF")
+        fix = "use the run that it was exported from" if is_atif else "use the version of ares_exp that wrote the file"
+        raise TrajectoryVersionError(f"expected schema_version {SCHEMA_VERSION}, got {version!r:.80}: {fix}")

@@ -7,8 +7,8 @@ An encoded step is a JSON object with the fields of `StepRecord`, those at their
 - `action`: a text piece that is the content of a message has that message's number, `{"content_of": 7}`, in place of
   the text; `prompt_token_ids` that start like the tokens (prompt and completion) of an earlier step's action are
   `{"step": 3, "keep": 120, "add": […]}`;
-- `adds` has what the step brought: `messages` and `nodes` (see `conversations`; a request's `conversation` is a node,
-  -1 the empty one) and `settings`, each to be appended to what the steps before it brought;
+- `adds` has what the step brought: `messages` and `nodes` (see `ConversationWriter`; a request's `conversation` is a
+  node, -1 the empty one) and `settings`, each to be appended to what the steps before it brought;
 - an observation or action that could be mistaken for one of these is `{"verbatim": …}`.
 
 A step can be read when all steps before it have been.
@@ -19,13 +19,141 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from operator import is_
 from typing import Any
 
-from ares_exp.llms.request import FrozenList, Message
-from ares_exp.trajectories.files.conversations import ConversationReader, ConversationWriter
+from ares_exp.llms.request import FrozenList, Message, freeze
 from ares_exp.trajectories.records import StepRecord, command_to_dict
+
+EMPTY = -1
+"""The node of the conversation without a message, and the parent of first messages."""
+
+MAX_REPEATED_MESSAGES = 100_000_000  # 10,000 steps of two messages each; 0.8 GB
+"""Bound on the messages of all conversations of one file, repetitions counted, when it is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What a conversation needed that was not there yet.
+
+    Attributes:
+        node: The conversation.
+        messages: The same conversation, of the table's own messages: what is equal is the same object.
+        new_messages: Messages not seen before; they go to the end of the table.
+        new_nodes: `(parent, index of the message)` pairs; they go to the end of the nodes.
+    """
+
+    node: int
+    messages: FrozenList
+    new_messages: list[Mapping[str, Any]]
+    new_nodes: list[tuple[int, int]]
+
+
+class ConversationWriter:
+    """Turns conversations into nodes, one after the other.
+
+    Each request of an episode repeats the conversation so far, mostly with a few messages more. So every distinct
+    message is kept once, in a table, and a node is one message after the conversation of its parent. A trajectory then
+    grows linearly with its length, also if the agent has several conversations or drops the oldest messages.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[Mapping[str, Any]] = []
+        self._plain: list[bool] = []
+        self._by_content: dict[object, int] = {}
+        self._children: dict[tuple[int, int], int] = {}
+        self._given: Sequence[Mapping[str, Any]] = ()  # the previous conversation
+        self._previous = FrozenList()  # the same, of the table's messages
+        self._indices: list[int] = []  # of the previous conversation's messages in the table
+        self._nodes: list[int] = []  # of the previous conversation's starts
+
+    def add(self, conversation: Sequence[Mapping[str, Any]]) -> Added:
+        """Returns the node of `conversation`, whose messages must never change."""
+        shared = self._shared_with_previous(conversation)
+        self._given = conversation
+        if shared == len(self._previous) and shared == len(conversation):
+            return Added(self._nodes[-1] if self._nodes else EMPTY, self._previous, [], [])
+        indices, nodes = self._indices[:shared], self._nodes[:shared]
+        known = len(self.messages)
+        node = nodes[-1] if nodes else EMPTY
+        new_nodes: list[tuple[int, int]] = []
+        for message in islice(conversation, shared, None):
+            plain = all(type(value) is str for value in message.values())
+            key = tuple(message.items()) if plain else json.dumps(message)
+            index = self._by_content.setdefault(key, len(self.messages))
+            if index == len(self.messages):
+                self.messages.append(message)
+                self._plain.append(plain)
+            step = (node, index)
+            if step not in self._children:
+                new_nodes.append(step)
+            node = self._children.setdefault(step, len(self._children))
+            indices.append(index)
+            nodes.append(node)
+        messages = FrozenList((*self._previous[:shared], *map(self.messages.__getitem__, indices[shared:])))
+        self._previous, self._indices, self._nodes = messages, indices, nodes
+        return Added(node, messages, self.messages[known:], new_nodes)
+
+    def _shared_with_previous(self, conversation: Sequence[Mapping[str, Any]]) -> int:
+        """Counts the messages that `conversation` shares with the start of the previous one."""
+        if len(conversation) >= len(self._given) and all(map(is_, self._given, conversation)):
+            return len(self._given)  # most agents only ever append to one list
+        count = 0
+        for given, old, index, new in zip(self._given, self._previous, self._indices, conversation, strict=False):
+            # Equality alone would take True for 1; a message of nothing but strings has no such doubts.
+            if new is not given and not (self._plain[index] and old == new):
+                break
+            count += 1
+        return count
+
+
+class ConversationReader:
+    """Turns nodes back into conversations."""
+
+    def __init__(self) -> None:
+        self.messages: list[Mapping[str, Any]] = []
+        self._nodes: list[tuple[int, int]] = []
+        self._read = {EMPTY: FrozenList()}
+        self._repeated = 0
+
+    def extend(self, messages: Sequence[Mapping[str, Any]], nodes: Sequence[Sequence[int]]) -> None:
+        """Takes what a step added.
+
+        Raises:
+            TypeError, ValueError: That is not what a `ConversationWriter` writes.
+        """
+        for message in messages:
+            if not isinstance(message, Mapping):
+                raise TypeError(f"expected a message to be an object, got {message!r:.80}")
+            self.messages.append(freeze(message))
+        for parent, index in nodes:
+            if not (type(parent) is int and EMPTY <= parent < len(self._nodes)):
+                raise ValueError(f"expected the parent of node {len(self._nodes)} to be below it, got {parent!r:.80}")
+            if not (type(index) is int and 0 <= index < len(self.messages)):
+                raise ValueError(f"expected a message below {len(self.messages)}, got {index!r:.80}")
+            self._nodes.append((parent, index))
+
+    def conversation(self, node: int) -> FrozenList:
+        """Returns the messages of `node`.
+
+        Raises:
+            TypeError, ValueError: There is no such node, or the file's conversations are absurdly long.
+        """
+        if type(node) is not int or not EMPTY <= node < len(self._nodes):
+            raise ValueError(f"expected a conversation below {len(self._nodes)}, got {node!r:.80}")
+        at, tail = node, []
+        while (started := self._read.get(at)) is None:
+            at, index = self._nodes[at]
+            tail.append(self.messages[index])
+        messages = FrozenList((*started, *reversed(tail))) if tail else started
+        self._repeated += len(messages)
+        if self._repeated > MAX_REPEATED_MESSAGES:
+            raise ValueError(f"expected at most {MAX_REPEATED_MESSAGES} messages in all requests together, got more")
+        self._read[node] = messages
+        return messages
+
 
 MIN_SHARED_CHARS = 32
 MIN_SHARED_TOKENS = 16
@@ -46,88 +174,86 @@ class StepEncoder:
 
     def encode(self, record: StepRecord) -> tuple[StepRecord, dict[str, Any]]:
         """Encodes a record; also returns it with its messages shared with earlier ones."""
-        adds: dict[str, Any] = {}
-        position = self._count
-        self._count += 1
-        observation, packed = self._pack_observation(record.observation, adds)
+        observation, packed = self.pack(record.observation, record.action)
         if observation is not record.observation:
             record = replace(record, observation=observation)
-        data: dict[str, Any] = {
-            "step_index": record.step_index,
-            "step_type": record.step_type,
-            "observation": packed,
-            "action": self._pack_action(record.action, adds, position),
-            "reward": record.reward,
-            "discount": record.discount,
-            "timestamp": record.timestamp,
-        }
+        adds = packed.pop("adds", None)
+        data = {"step_index": record.step_index, "step_type": record.step_type, **packed}
+        data |= {"reward": record.reward, "discount": record.discount, "timestamp": record.timestamp}
         for name in ("policy_sec", "environment_sec", "container_sec"):
             if (seconds := getattr(record, name)) is not None:
                 data[name] = seconds
         if record.commands:
             data["commands"] = [command_to_dict(command) for command in record.commands]
         if record.background_requests:
-            data["background_requests"] = [
-                background_request.to_dict() for background_request in record.background_requests
-            ]
-        if adds:
+            data["background_requests"] = [request.to_dict() for request in record.background_requests]
+        if adds is not None:
             data["adds"] = adds
         return record, data
 
+    def pack(self, observation: Any, action: Any) -> tuple[Any, dict[str, Any]]:
+        """Encodes the observation and the action of the next step.
+
+        Returns:
+            The observation with its messages shared with earlier ones, and `observation`, `action` and maybe `adds`.
+        """
+        adds: dict[str, Any] = {}
+        shared, packed = self._pack_observation(observation, adds)
+        data = {"observation": packed, "action": self._pack_action(action, adds)}
+        self._count += 1
+        return shared, {**data, "adds": adds} if adds else data
+
     def _pack_observation(self, observation: Any, adds: dict[str, Any]) -> tuple[Any, Any]:
-        if not _is_request(observation):
+        messages = observation.get("messages") if isinstance(observation, Mapping) else None
+        if not isinstance(messages, FrozenList) or not {Message}.issuperset(map(type, messages)):
             return observation, _unmistakable(observation, "conversation")
-        added = self._conversations.add(observation["messages"])
+        added = self._conversations.add(messages)
         packed: dict[str, Any] = {"conversation": added.node}
         if added.new_nodes:
             adds["nodes"] = added.new_nodes
         if added.new_messages:
             adds["messages"] = added.new_messages
         settings = {name: value for name, value in observation.items() if name not in ("messages", "metadata")}
+        last, number = self._last_settings
+        if settings and not ([*last] == [*settings] and all(map(is_, last.values(), settings.values()))):
+            plain = all(type(value) is str for value in settings.values())
+            key = tuple(settings.items()) if plain else json.dumps(settings)
+            if key not in self._settings:
+                adds["settings"] = [settings]
+            number = self._settings.setdefault(key, len(self._settings))
+            self._last_settings = settings, number
         if settings:
-            packed["settings"] = self._pack_settings(settings, adds)
+            packed["settings"] = number
         if "metadata" in observation:
             packed["metadata"] = observation["metadata"]
-        if not all(map(is_, added.messages, observation["messages"])):
+        if not all(map(is_, added.messages, messages)):
             observation = Message({**observation, "messages": added.messages})
         return observation, packed
 
-    def _pack_settings(self, settings: dict[str, Any], adds: dict[str, Any]) -> int:
-        last, number = self._last_settings
-        if [*last] == [*settings] and all(map(is_, last.values(), settings.values())):
-            return number
-        plain = all(type(value) is str for value in settings.values())
-        key = tuple(settings.items()) if plain else json.dumps(settings)
-        if key not in self._settings:
-            adds["settings"] = [settings]
-        number = self._settings.setdefault(key, len(self._settings))
-        self._last_settings = settings, number
-        return number
-
-    def _pack_action(self, action: Any, adds: Mapping[str, Any], position: int) -> Any:
-        if not _is_response(action):
+    def _pack_action(self, action: Any, adds: Mapping[str, Any]) -> Any:
+        pieces: Any = action.get("data") if isinstance(action, Mapping) else None
+        tokens: Any = action.get("prompt_token_ids") if isinstance(action, Mapping) else None
+        is_response = isinstance(pieces, FrozenList) and not isinstance(tokens, Mapping) and "verbatim" not in action
+        if not is_response or any(type(piece) is Message and "content_of" in piece for piece in pieces):
             return _unmistakable(action, "data", "prompt_token_ids")
-        contents = self._new_contents(adds)
-        packed = {**action, "data": [_shared_piece(piece, contents) for piece in action["data"]]}
-        tokens, generated = action.get("prompt_token_ids"), action.get("completion_token_ids")
-        if _are_ids(tokens):
-            packed["prompt_token_ids"] = self._pack_tokens(tokens)
-            self._tokens.append((position, (*tokens, *(generated if _are_ids(generated) else ()))))
-        return packed
-
-    def _new_contents(self, adds: Mapping[str, Any]) -> dict[str, int]:
-        """Returns the texts that this step brought, by the numbers of their messages."""
         new = adds.get("messages", ())
-        first = len(self._conversations.messages) - len(new)
-        texts = ((message.get("content"), number) for number, message in enumerate(new, first))
-        return {text: number for text, number in texts if type(text) is str and len(text) >= MIN_SHARED_CHARS}
-
-    def _pack_tokens(self, tokens: FrozenList) -> Any:
-        best, keep = 0, 0
-        for position, earlier in reversed(self._tokens):
-            if (common := _common_length(earlier, tokens)) > keep:
-                best, keep = position, common
-        return {"step": best, "keep": keep, "add": tokens[keep:]} if keep >= MIN_SHARED_TOKENS else tokens
+        contents = enumerate((message.get("content") for message in new), len(self._conversations.messages) - len(new))
+        texts = {text: number for number, text in contents if type(text) is str and len(text) >= MIN_SHARED_CHARS}
+        packed = {**action, "data": list(pieces)}
+        for place, piece in enumerate(pieces if texts else ()):
+            text = piece["content"] if type(piece) is Message and piece.keys() == {"content"} else None
+            if type(text) is str and text in texts:
+                packed["data"][place] = {"content_of": texts[text]}
+        if tokens is not None and _are_ids(tokens):
+            best, keep = 0, 0
+            for position, earlier in reversed(self._tokens):
+                if (common := _common_length(earlier, tokens)) > keep:
+                    best, keep = position, common
+            if keep >= MIN_SHARED_TOKENS:
+                packed["prompt_token_ids"] = {"step": best, "keep": keep, "add": tokens[keep:]}
+            generated = action.get("completion_token_ids")
+            self._tokens.append((self._count, (*tokens, *(generated if _are_ids(generated) else ()))))
+        return packed
 
 
 class StepDecoder:
@@ -146,12 +272,17 @@ class StepDecoder:
             KeyError, TypeError, ValueError, AttributeError: It is none, or refers to what the steps before did not
                 bring.
         """
+        observation, action = self.unpack(data)
+        return StepRecord.from_dict({**data, "observation": observation, "action": action})
+
+    def unpack(self, data: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Decodes the observation and the action that `StepEncoder.pack` encoded. Raises as `decode` does."""
         adds = data.get("adds", {})
         self._conversations.extend(adds.get("messages", ()), adds.get("nodes", ()))
         self._settings.extend(adds.get("settings", ()))
         observation, action = self._observation(data["observation"]), self._action(data["action"])
         self._actions.append(action)
-        return StepRecord.from_dict({**data, "observation": observation, "action": action})
+        return observation, action
 
     def _observation(self, packed: Any) -> Any:
         if not isinstance(packed, Mapping):
@@ -174,15 +305,17 @@ class StepDecoder:
             return packed["verbatim"]
         if not isinstance(packed.get("data"), list):
             return packed
-        action = {**packed, "data": [self._piece(piece) for piece in packed["data"]]}
+        known = self._conversations.messages
+        pieces = [
+            {"content": _item(known, piece["content_of"], "messages")["content"]}
+            if isinstance(piece, Mapping) and "content_of" in piece
+            else piece
+            for piece in packed["data"]
+        ]
+        action = {**packed, "data": pieces}
         if isinstance(tokens := packed.get("prompt_token_ids"), Mapping):
             action["prompt_token_ids"] = self._tokens(tokens)
         return action
-
-    def _piece(self, piece: Any) -> Any:
-        if not isinstance(piece, Mapping) or "content_of" not in piece:
-            return piece
-        return {"content": _item(self._conversations.messages, piece["content_of"], "messages")["content"]}
 
     def _tokens(self, packed: Mapping[str, Any]) -> list[int]:
         earlier = _item(self._actions, packed["step"], "actions")
@@ -197,27 +330,9 @@ class StepDecoder:
         return tokens
 
 
-def _is_request(observation: Any) -> bool:
-    messages = observation.get("messages") if isinstance(observation, Mapping) else None
-    return isinstance(messages, FrozenList) and {Message}.issuperset(map(type, messages))
-
-
-def _is_response(action: Any) -> bool:
-    """Returns whether unpacking would undo packing."""
-    if not isinstance(action, Mapping) or "verbatim" in action or isinstance(action.get("prompt_token_ids"), Mapping):
-        return False
-    pieces = action.get("data")
-    return isinstance(pieces, FrozenList) and not any(type(p) is Message and "content_of" in p for p in pieces)
-
-
 def _unmistakable(value: Any, *reserved: str) -> Any:
     mistakable = isinstance(value, Mapping) and any(name in value for name in ("verbatim", *reserved))
     return {"verbatim": value} if mistakable else value
-
-
-def _shared_piece(piece: Any, contents: Mapping[str, int]) -> Any:
-    text = piece["content"] if type(piece) is Message and piece.keys() == {"content"} else None
-    return {"content_of": contents[text]} if type(text) is str and text in contents else piece
 
 
 def _are_ids(tokens: Any) -> bool:

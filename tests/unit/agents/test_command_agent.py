@@ -28,7 +28,7 @@ from ares_exp.training.sampled_calls import conversations_of
 from ares_exp.trajectories import load
 from ares_exp.trajectories.answer_log import logged_episodes
 from ares_exp.trajectories.exports.atif_writer import to_atif
-from ares_exp.trajectories.request_change import request_change
+from ares_exp.trajectories.request_diff import request_change
 from tests.conftest import SECRET_FREE
 from tests.leaks import processes, wait_until
 from tests.loopback_endpoint import LoopbackEndpoint, Received, completion

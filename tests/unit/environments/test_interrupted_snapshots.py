@@ -23,11 +23,10 @@ from ares_exp.errors import (
     SnapshotUnsupportedError,
     UnsafeSnapshotError,
 )
-from ares_exp.llms.message_edit import MessageEdit
-from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.request import LLMRequest, MessageEdit
 from ares_exp.llms.response import LLMResponse
-from ares_exp.snapshots import store_lock
-from ares_exp.snapshots.checksum import with_checksum
+from ares_exp.snapshots.document import with_checksum
+from ares_exp.snapshots.garbage import exclusive_lock
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector
@@ -120,7 +119,7 @@ async def test_closing_while_a_snapshot_is_taken_leaves_none(make_environment: A
     env, store = make_environment(agent=slow_to_end), tmp_path / "store"
     await env.reset()
     store.mkdir()
-    with store_lock.exclusive(store) as held:
+    with exclusive_lock(store) as held:
         assert held
         exporting = asyncio.create_task(env.export_state(store, snapshot_id="one"))
         await asyncio.sleep(0)

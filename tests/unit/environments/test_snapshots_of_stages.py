@@ -13,7 +13,7 @@ import pytest
 from ares_exp.containers.filesystem.zstd import zstd
 from ares_exp.environments.episode_facts import EpisodeFacts
 from ares_exp.errors import SnapshotMetadataError
-from ares_exp.snapshots.checksum import with_checksum
+from ares_exp.snapshots.document import with_checksum
 from ares_exp.snapshots.store import SnapshotStore
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector

@@ -9,12 +9,11 @@ import pytest
 
 from ares_exp.errors import WireFormatError
 from ares_exp.llms import anthropic_messages, openai_chat, openai_responses
-from ares_exp.llms.anthropic_stream import StreamedMessage
+from ares_exp.llms.anthropic_messages import StreamedMessage
 from ares_exp.llms.openai_chat_stream import StreamedCompletion
-from ares_exp.llms.openai_responses_stream import StreamedResponse
+from ares_exp.llms.openai_responses import StreamedResponse
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData
-from ares_exp.llms.server_sent_events import EventReader
-from ares_exp.llms.streamed_answer import StreamedAnswer
+from ares_exp.llms.streamed_answer import EventReader, StreamedAnswer
 
 
 def put_together(answer: StreamedAnswer, *events: Any) -> dict[str, Any]:

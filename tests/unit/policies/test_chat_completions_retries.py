@@ -6,25 +6,21 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
-from email.utils import formatdate
 from typing import Any
 
 import pytest
 
 from ares_exp.backoff import retry_after_sec
 from ares_exp.errors import (
-    AuthenticationError,
     EndpointError,
     EndpointTimeoutError,
     EndpointUnreachableError,
-    PolicyError,
-    QuotaError,
     RateLimitError,
     ServerError,
 )
 from ares_exp.llms.request import LLMRequest
 from ares_exp.policies.chat_completions import OpenAIPolicy
-from ares_exp.policies.retry import Backoff
+from ares_exp.policies.endpoint_policy import Backoff
 from tests.closed_port import closed_port
 from tests.loopback_endpoint import Behaviour, LoopbackEndpoint, answer, drop, endless, error, raw, slow
 
@@ -94,55 +90,11 @@ async def test_a_timeout_says_which_limit(endpoint: LoopbackEndpoint, make: Make
     assert raised.value.status is None
 
 
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [
-        (400, EndpointError),
-        (401, AuthenticationError),
-        (403, AuthenticationError),
-        (404, EndpointError),
-        (413, EndpointError),
-        (422, EndpointError),
-    ],
-)
-async def test_other_4xx_are_errors_at_once(
-    endpoint: LoopbackEndpoint, make: Make, status: int, kind: type[EndpointError]
-) -> None:
-    endpoint.otherwise = error(status, "the server's own words", code="its_code")
-    with pytest.raises(EndpointError, match=f"answered {status}: the server's own words") as raised:
-        await make()(HI)
-    assert (raised.value.status, raised.value.code) == (status, "its_code")
-    assert type(raised.value) is kind
-    assert isinstance(raised.value, PolicyError)
-    assert len(endpoint.requests) == 1
-
-
-async def test_no_credit_is_an_error_at_once(endpoint: LoopbackEndpoint, make: Make) -> None:
-    endpoint.otherwise = error(429, "You exceeded your current quota", code="insufficient_quota")
-    with pytest.raises(QuotaError, match=r"exceeded your current quota\. Add credit"):
-        await make()(HI)
-    assert len(endpoint.requests) == 1
-
-
 async def test_a_long_error_is_shortened(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.otherwise = error(400, "x" * 100_000)
     with pytest.raises(EndpointError) as raised:
         await make()(HI)
     assert len(str(raised.value)) < 700
-
-
-async def test_retry_after_in_seconds(endpoint: LoopbackEndpoint, make: Make) -> None:
-    endpoint.then(error(429, headers={"Retry-After": "0.4"}))
-    started = time.perf_counter()
-    await make()(HI)
-    assert 0.4 <= time.perf_counter() - started < 25
-
-
-async def test_retry_after_as_a_date(endpoint: LoopbackEndpoint, make: Make) -> None:
-    endpoint.then(error(503, headers={"Retry-After": formatdate(time.time() + 1.9, usegmt=True)}))
-    started = time.perf_counter()
-    await make()(HI)
-    assert 0.5 < time.perf_counter() - started < 25
 
 
 async def test_retry_after_beyond_the_bound_is_an_error(endpoint: LoopbackEndpoint, make: Make) -> None:

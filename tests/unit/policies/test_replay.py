@@ -10,8 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from ares_exp.errors import PreflightError, ReplayDivergenceError, UnansweredError
-from ares_exp.llms.message_edit import MessageEdit
-from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.llms.request import LLMClient, LLMRequest, MessageEdit
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.policies.replay import ReplayPolicy

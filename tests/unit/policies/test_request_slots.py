@@ -13,7 +13,7 @@ from ares_exp.errors import RateLimitError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.policies.chat_completions import OpenAIPolicy
 from ares_exp.policies.policy import EpisodeSpec
-from ares_exp.policies.request_slots import MAX_PAUSES, RequestSlots
+from ares_exp.policies.waiting import MAX_PAUSES, RequestSlots
 from tests.loopback_endpoint import LoopbackEndpoint, error, slow
 
 HI = LLMRequest([{"role": "user", "content": "hi"}])

@@ -14,9 +14,7 @@ from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
 from ares_exp.policies.in_process.sampling import NEUTRAL_SAMPLING
 from ares_exp.policies.policy import EpisodeSpec, UpdatablePolicy
-from ares_exp.policies.sglang import SglangPolicy
-from ares_exp.policies.token_endpoint import TokenEndpointPolicy
-from ares_exp.policies.vllm import VllmPolicy
+from ares_exp.policies.token_endpoint import SglangPolicy, TokenEndpointPolicy, VllmPolicy
 from ares_exp.testing.policy_contract import PolicyContract
 from tests.loopback_endpoint import LoopbackEndpoint, Received, completion, error, json_body
 

@@ -35,7 +35,7 @@ from ares_exp.errors import (
 )
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage
-from ares_exp.llms.server_sent_events import EventReader
+from ares_exp.llms.streamed_answer import EventReader
 from ares_exp.policies.anthropic import AnthropicPolicy
 from ares_exp.policies.chat_completions import OpenAIPolicy
 from ares_exp.policies.endpoint_policy import EndpointPolicy
@@ -204,6 +204,7 @@ def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         yield Server(wire, endpoint)
 
 
+@pytest.mark.slow
 def test_the_bodies_are_those_of_the_published_schemas() -> None:
     from anthropic.types import Message
     from openai.types.chat import ChatCompletion

@@ -40,7 +40,7 @@ from ares_exp.runs.preparation import bounded_concurrency
 from ares_exp.tasks.verification.time_limits import TimeLimits
 from ares_exp.trackers.null_tracker import NullTracker
 from ares_exp.trackers.tracker import RunInfo
-from ares_exp.trajectories.collector_guard import as_collector
+from ares_exp.trajectories.collector import as_collector
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
 from ares_exp.trajectories.exports.atif_writer import to_atif

@@ -112,7 +112,7 @@ def write_and_remove(path: Path, writer: int) -> None:
 @pytest.mark.once
 def test_writers_and_a_collector_at_the_same_time(store: SnapshotStore) -> None:
     spawn = multiprocessing.get_context("spawn")
-    writers = [spawn.Process(target=write_and_remove, args=(store.path, number)) for number in range(3)]
+    writers = [spawn.Process(target=write_and_remove, args=(store.path, number)) for number in range(2)]
     for process in writers:
         process.start()
     try:
@@ -121,7 +121,7 @@ def test_writers_and_a_collector_at_the_same_time(store: SnapshotStore) -> None:
     finally:
         for process in writers:
             process.join(60)
-    assert [process.exitcode for process in writers] == [0, 0, 0]
+    assert [process.exitcode for process in writers] == [0, 0]
     assert store.gc(grace_sec=0).skipped is None
-    assert [*store.ids()] == [f"{number}@{step}" for number in range(3) for step in (10, 11)]
-    assert [store.verify(name).problems for name in store.ids()] == [()] * 6
+    assert [*store.ids()] == [f"{number}@{step}" for number in range(2) for step in (10, 11)]
+    assert [store.verify(name).problems for name in store.ids()] == [()] * 4

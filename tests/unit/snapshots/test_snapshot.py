@@ -18,8 +18,7 @@ from ares_exp.errors import (
     SnapshotVersionError,
 )
 from ares_exp.records.secrets import protect
-from ares_exp.snapshots.checked_json import MAX_FILE_BYTES
-from ares_exp.snapshots.checksum import with_checksum
+from ares_exp.snapshots.document import MAX_FILE_BYTES, with_checksum
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.snapshots.store import SnapshotStore
 from tests.unit.snapshots.stores import EPISODE, add, make
@@ -138,14 +137,15 @@ def test_any_changed_byte_is_noticed(store: SnapshotStore) -> None:
     path = snapshot.snapshot_dir / "snapshot.json"
     written = path.read_bytes()
     noticed = 0
-    for at in range(len(written)):
+    places = range(0, len(written), 11)
+    for at in places:
         path.write_bytes(written[:at] + bytes([written[at] ^ 1]) + written[at + 1 :])
         try:
             assert EnvironmentSnapshot.load_from_file(path) == snapshot, "only blanks differ"
         except SnapshotMetadataError:
             noticed += 1
             assert not store.verify(snapshot.snapshot_id).ok
-    assert noticed > 0.9 * len(written)
+    assert noticed > 0.9 * len(places)
 
 
 @pytest.mark.parametrize(

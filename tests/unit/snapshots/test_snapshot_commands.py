@@ -243,37 +243,8 @@ def test_help_has_examples(name: str, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_as_a_process(run_dir: Path) -> None:
-    done = command("--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert all(f"  {name} " in done.stdout for name in NAMES)
-    assert command("verify", run_dir).returncode == 0
-    assert command("verify", run_dir / "gone").returncode == 2
     listed = command("list", run_dir, TERM="xterm-256color", PYTHONIOENCODING="ascii")
     assert (listed.returncode, "\x1b" in listed.stdout) == (0, False)
-
-
-def test_the_reader_of_a_pipe_may_leave(tmp_path: Path) -> None:
-    store = SnapshotStore(tmp_path)
-    entries = {f"/{number:05}": Entry("whiteout") for number in range(5000)}
-    add(store, "many", entries=entries)
-    reading, writing = os.pipe()
-    with subprocess.Popen(
-        [sys.executable, "-m", "ares_exp", "snapshots", "show", str(tmp_path / "many"), "--files"],
-        stdout=writing,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        os.close(writing)
-        assert os.read(reading, 13) == b"Snapshot many"
-        os.close(reading)
-        assert process.communicate(timeout=60)[1] == ""
-        assert process.returncode == 141
-
-
-def test_it_starts_with_next_to_nothing() -> None:
-    load = f"import ares_exp.commands.snapshots, sys; print(sorted({set(HEAVY)} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "[]\n"
 
 
 @pytest.mark.parametrize(

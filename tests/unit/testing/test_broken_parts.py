@@ -44,8 +44,7 @@ from ares_exp.testing.source_contract import SourceContract
 from ares_exp.testing.tracker_contract import TrackerContract
 from ares_exp.trackers.several import SeveralTrackers
 from ares_exp.trackers.tracker import RunInfo, TrackerBase
-from ares_exp.trajectories.collector import EpisodeCollector
-from ares_exp.trajectories.collector_guard import as_collector
+from ares_exp.trajectories.collector import EpisodeCollector, as_collector
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
 from tests.agents import careless_agents as careless
 

@@ -1,5 +1,4 @@
 import asyncio
-import logging
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,6 @@ from ares_exp.records.results import Outcome
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import TrajectoryCollector
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
-from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 ANSWER = LLMResponse.from_text("a")
@@ -148,34 +146,6 @@ async def test_cancellation(tmp_path: Path, counting: Any, where: str) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert [episode.outcome for episode in recorded(tmp_path)] == [Outcome.CANCELLED]
-
-
-async def test_one_collector_serves_many_episodes_at_once(tmp_path: Path, counting: Any) -> None:
-    collector = JsonTrajectoryCollector(tmp_path)
-
-    async def one(number: int) -> None:
-        async with TrajectoryCollectingEnvironment(counting(number % 7 + 1, name=f"task-{number}"), collector) as env:
-            await play(env)
-
-    await asyncio.gather(*(one(number) for number in range(300)))
-    episodes = {episode.task_name: episode for episode in recorded(tmp_path)}
-    assert len(episodes) == 300
-    assert all(episodes[f"task-{number}"].num_steps == number % 7 + 2 for number in range(300))
-
-
-class FailingCollector(NullTrajectoryCollector):
-    def record_step(self, record: Any, *, episode: Any = None) -> None:
-        raise OSError(28, "No space left on device")
-
-
-async def test_a_failing_collector_is_counted_and_changes_nothing(
-    counting: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        async with TrajectoryCollectingEnvironment(counting(2), FailingCollector()) as env:
-            await play(env)
-    assert env.collector_failures == 3
-    assert "No space left" in caplog.text
 
 
 async def test_an_episode_that_could_not_start_touches_no_other(tmp_path: Path, counting: Any) -> None:

@@ -17,13 +17,12 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import Outcome
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
-from ares_exp.trajectories.collector import TrajectoryCollector
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryCollector
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
 from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector
 from ares_exp.trajectories.files.episode_file import read_episodes
-from ares_exp.trajectories.files.writer_lock import has_writer
+from ares_exp.trajectories.files.line_file import has_writer
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request, serialize_llm_response
 from tests.unit.trajectories.chats import salvaged
 
@@ -42,20 +41,6 @@ def records(length: int = 4, text: str = "x") -> list[StepRecord]:
         made.append(StepRecord(index, kind, request, action, reward, discount, float(index)))  # type: ignore[arg-type]
         messages.append({"role": "user", "content": f"{index} {text}"})
     return made
-
-
-@pytest.mark.parametrize("kind", [JsonTrajectoryCollector, JsonlTrajectoryCollector, MemoryTrajectoryCollector])
-def test_a_collector_follows_the_protocol(tmp_path: Path, kind: Any) -> None:
-    collector = kind() if kind is MemoryTrajectoryCollector else kind(tmp_path / "t.jsonl")
-    assert isinstance(collector, TrajectoryCollector)
-    assert list(tmp_path.iterdir()) == []
-    collector.begin_episode(task_name="t")
-    for record in records():
-        collector.record_step(record)
-    trajectory = collector.end_episode()
-    assert trajectory.steps == tuple(records())
-    collector.close()
-    collector.close()
 
 
 def test_memory_keeps_episodes_in_the_order_in_which_they_ended() -> None:

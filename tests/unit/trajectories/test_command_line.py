@@ -27,13 +27,6 @@ def test_a_wrong_command_line(arguments: tuple[str, ...], capsys: pytest.Capture
     assert f"usage: ares-exp {arguments[0]}" in capsys.readouterr().err
 
 
-def test_an_error_is_one_paragraph() -> None:
-    done = command("show", "gone/for/good")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
-
-
 def test_the_reader_of_a_pipe_may_leave(tmp_path: Path) -> None:
     path = write(tmp_path / "e.json", chat(length=500))
     reading, writing = os.pipe()
@@ -62,21 +55,13 @@ def test_a_pipe_gets_no_colours_and_any_encoding_will_do(tmp_path: Path) -> None
 
 
 def test_it_starts_with_next_to_nothing() -> None:
-    for name in ("commands.show", "commands.compare"):
+    for name in ("commands.show", "commands.compare", "commands.snapshots"):
         load = f"import ares_exp.{name}, sys"
         done = subprocess.run(
             [sys.executable, "-c", f"{load}; print(sorted({set(HEAVY)} & set(sys.modules)))"],
             capture_output=True, text=True, check=True,
         )  # fmt: skip
         assert done.stdout == "[]\n", name
-
-
-def test_what_is_left_out_is_told_once(tmp_path: Path) -> None:
-    write(tmp_path / "e.json", chat())
-    (tmp_path / "x.json").write_text("{ no trajectory\n")
-    done = command("show", tmp_path)
-    assert done.returncode == 0
-    assert done.stderr.count("x.json") == 1
 
 
 def test_a_name_that_no_file_can_have(capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,6 +70,7 @@ def test_what_is_loaded_equals_what_was_written(tmp_path: Path, name: str, episo
 def test_the_file_is_one_json_object_also_when_it_was_laid_out_anew(episode: EpisodeTrajectory) -> None:
     data = json.loads("".join(dump_episode(episode)))
     assert EpisodeTrajectory.from_dict(data) == episode
+    assert EpisodeTrajectory.from_dict(json.loads(json.dumps(episode.to_dict()))) == episode
 
 
 def test_compressed_is_smaller(tmp_path: Path) -> None:
@@ -85,7 +86,9 @@ def test_file_cut_anywhere_has_its_complete_steps(tmp_path: Path, name: str) -> 
     path = tmp_path / name
     head = data.index(b"\n") + 1
     kept = set()
-    for length in range(len(data) - 1):
+    ends = {at for at, byte in enumerate(data) if byte == ord("\n")}
+    near = {at + offset for at in ends for offset in range(-2, 4)}
+    for length in sorted({*range(0, len(data), 23), *near, head - 2} & {*range(len(data) - 1)}):
         path.write_bytes(data[:length])
         if length < head - 1:
             with pytest.raises(TrajectoryFormatError, match=re.escape(name)):

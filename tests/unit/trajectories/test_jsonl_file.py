@@ -10,7 +10,7 @@ from ares_exp.errors import TrajectoryFormatError
 from ares_exp.records.results import Outcome
 from ares_exp.trajectories import load
 from ares_exp.trajectories.files.episode_file import dump_episode, read_episodes
-from ares_exp.trajectories.records import EpisodeTrajectory
+from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
 from tests.examples import examples
 from tests.unit.trajectories.chats import salvaged
 from tests.unit.trajectories.strategies import trajectories
@@ -69,12 +69,6 @@ def test_a_broken_line_costs_its_episode_the_rest_and_others_nothing(tmp_path: P
     assert len(problems) == 1
 
 
-def test_torn_line_at_the_end_is_ignored(tmp_path: Path) -> None:
-    path, lines, _ = two(tmp_path)
-    path.write_text("".join([*lines[:10], lines[10][:40]]))
-    assert [episode.num_steps for episode in read_episodes(path)] == [4, 3]
-
-
 def test_torn_line_in_the_middle_is_reported(tmp_path: Path) -> None:
     path, lines, _ = two(tmp_path)
     path.write_text("".join([*lines[:8], lines[8][:40], "\n", *lines[:6]]))
@@ -83,6 +77,15 @@ def test_torn_line_in_the_middle_is_reported(tmp_path: Path) -> None:
     episodes, [problem] = salvaged(path)
     assert [one.num_steps for one in episodes] == [4, 4, 1]
     assert "line 9" in problem
+
+
+def test_an_episode_that_lacks_a_step_is_not_read_as_whole(tmp_path: Path) -> None:
+    steps = [StepRecord(number, "MID", {"board": number}, None, 0.0, 1.0, 0.0) for number in range(4)]
+    path = tmp_path / "t.jsonl"
+    lines = list(dump_episode(replace(two(tmp_path)[2], steps=tuple(steps)), shared=True))
+    path.write_text("".join([*lines[:2], *lines[3:]]))
+    with pytest.raises(TrajectoryFormatError, match="expected 4 steps, got 3"):
+        list(read_episodes(path))
 
 
 def test_an_unfinished_episode_starts_over(tmp_path: Path) -> None:

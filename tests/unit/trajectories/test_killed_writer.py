@@ -15,7 +15,7 @@ import pytest
 
 from ares_exp.records.results import Outcome
 from ares_exp.trajectories import load
-from ares_exp.trajectories.files.writer_lock import WriterLock, has_writer
+from ares_exp.trajectories.files.line_file import WriterLock, has_writer
 from tests.unit.trajectories.chats import chat, write
 
 WRITER = """

@@ -13,7 +13,7 @@ from email.utils import format_datetime
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from ares_exp.trajectories.normalisers import BUILT_IN, MAX_CHARS, UserNormaliser, make_normalisers, normalise
+from ares_exp.trajectories.request_diff import BUILT_IN, MAX_CHARS, UserNormaliser, make_normalisers, normalise
 
 NOW = datetime(2026, 1, 31, 12, 0, 7, 123456, UTC)
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from ares_exp.llms.request import LLMRequest
-from ares_exp.trajectories.normalisers import make_normalisers
+from ares_exp.llms.request import LLMRequest, Origin
+from ares_exp.llms.response import LLMResponse
+from ares_exp.trajectories.recorded_responses import Exchange, RecordedResponses
 from ares_exp.trajectories.records import serialize_llm_request
 from ares_exp.trajectories.request_diff import (
     Match,
@@ -15,6 +16,7 @@ from ares_exp.trajectories.request_diff import (
     StepComparison,
     apart,
     first_difference,
+    make_normalisers,
     short_diff,
 )
 
@@ -114,6 +116,30 @@ def test_reasoning_in_messages_does_not_count(comparison: RequestComparison, fie
     step = comparison.compare(1, kept("a", "hm"), kept("b", "well"))
     assert (step.match, step.diff) == (Match.DIFFERENT, ("-a", "+b"))
     assert comparison.compare(2, kept("a", "hm", "user"), kept("a", "well", "user")).match is Match.DIFFERENT
+
+
+@pytest.mark.parametrize("has_origin", [(True, True), (True, False), (False, True), (False, False)])
+def test_another_spelling_is_the_same_only_over_http(
+    comparison: RequestComparison, has_origin: tuple[bool, bool]
+) -> None:
+    origins = [{"origin": Origin("chat_completions")} if has else {} for has in has_origin]
+    spellings = "a", [{"type": "text", "text": "a"}]
+    old, new = (
+        serialize_llm_request(LLMRequest([{"role": "user", "content": content}], **more))
+        for content, more in zip(spellings, origins, strict=True)
+    )
+    assert comparison.compare(0, old, new).is_same == all(has_origin)
+
+
+def test_two_conversations_do_not_share_a_recorded_one() -> None:
+    def asked(conversation: str) -> Any:
+        return request("q", origin=Origin("chat_completions", conversation))
+
+    recorded = RecordedResponses([Exchange(asked("old"), LLMResponse.from_text(text)) for text in "ab"])
+    first = recorded.next_for(asked("one"))
+    assert first is not None
+    assert first.answer == LLMResponse.from_text("a")
+    assert recorded.next_for(asked("two")) is None
 
 
 def test_observations_that_are_no_requests(comparison: RequestComparison) -> None:

@@ -25,7 +25,7 @@ from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.records.terminal_text import collapsed, columns_that_fit, one_line, printable
 from ares_exp.trajectories.files.episode_file import dump_episode
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request
-from ares_exp.trajectories.request_change import request_change
+from ares_exp.trajectories.request_diff import request_change
 from ares_exp.trajectories.stored_episodes import load
 from tests.examples import examples
 from tests.unit.trajectories.chats import chat, said, with_answer, with_step, write

@@ -9,9 +9,16 @@ from hypothesis import given
 from ares_exp.llms.request import LLMRequest, Message
 from ares_exp.llms.response import LLMResponse
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
-from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request, serialize_llm_response
+from ares_exp.trajectories.records import (
+    EpisodeTrajectory,
+    StepRecord,
+    deserialize_llm_request,
+    deserialize_llm_response,
+    serialize_llm_request,
+    serialize_llm_response,
+)
 from tests.examples import examples
-from tests.unit.trajectories.strategies import trajectories
+from tests.unit.trajectories.strategies import rewritten_trajectories, trajectories
 
 
 def encoded(records: list[StepRecord]) -> list[str]:
@@ -38,6 +45,18 @@ def said(text: str, role: str = "user") -> dict[str, str]:
 @given(trajectories())
 def test_what_is_decoded_equals_what_was_encoded(trajectory: EpisodeTrajectory) -> None:
     assert tuple(decoded(encoded(list(trajectory.steps)))) == trajectory.steps
+
+
+@examples(20)
+@given(rewritten_trajectories())
+def test_requests_and_responses_round_trip(trajectory: EpisodeTrajectory) -> None:
+    for step in trajectory.steps:
+        if step.observation is not None:
+            assert serialize_llm_request(deserialize_llm_request(step.observation)) == step.observation
+        if step.action is not None:
+            response = deserialize_llm_response(json.loads(json.dumps(step.action)))
+            assert response == deserialize_llm_response(step.action)
+            assert serialize_llm_response(response) == step.action
 
 
 @examples(15)
@@ -109,6 +128,16 @@ def test_what_is_only_equal_comes_back_as_it_was() -> None:
     back = decoded(encoded(records))
     assert [dict(step.observation or {}) for step in back] == [{"messages": (), **more} for more in settings]
     assert repr([step.action for step in back]) == repr([step.action for step in records])
+
+
+@pytest.mark.parametrize("second", [1, 1.0, True])
+@pytest.mark.parametrize("first", [1, 1.0, True])
+def test_equal_messages_of_other_types_stay_apart(first: Any, second: Any) -> None:
+    back = decoded(encoded([asking(0, [{"role": "user", "n": first}]), asking(1, [{"role": "user", "n": second}])]))
+    assert [type(step.observation["messages"][0]["n"]) for step in back if step.observation] == [
+        type(first),
+        type(second),
+    ]
 
 
 def test_what_only_looks_encoded_comes_back_as_it_was() -> None:

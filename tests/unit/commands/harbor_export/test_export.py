@@ -19,9 +19,9 @@ from ares_exp.records.results import Outcome, StageResult
 from ares_exp.tasks.content_digest import content_digest
 from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.tasks.verification.link_bounds import LinkBounds
-from ares_exp.trajectories.exports.atif_schema import validate_atif
 from ares_exp.trajectories.records import serialize_llm_response
 from tests.unit.commands.harbor_export.recorded_run import CONFIG, SOLVED, TASKS, every_ending, failed, record, tried
+from tests.unit.trajectories.atif_schema import validate_atif
 from tests.unit.trajectories.chats import chat, with_step, write
 
 HERE = Path(__file__).parent

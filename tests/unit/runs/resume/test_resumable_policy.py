@@ -15,9 +15,9 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.episode_events import AnswerDeadline, EpisodeEvents
 from ares_exp.runs.resume.resumable_policy import ResumablePolicy
 from ares_exp.trajectories.answer_log import LoggedEpisode, logged_episodes
-from ares_exp.trajectories.normalisers import UserNormaliser, make_normalisers
 from ares_exp.trajectories.recorded_responses import Exchange, answers
 from ares_exp.trajectories.records import serialize_llm_request
+from ares_exp.trajectories.request_diff import UserNormaliser, make_normalisers
 from tests.unit.runs.resume.logs import log_in
 
 
