@@ -15,9 +15,8 @@ from gymnasium.utils.env_checker import check_env
 from ares_exp.environment import Environment, TimeStep, truncation
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.twenty_questions.environment import TwentyQuestionsEnvironment
-from ares_exp.environments.twenty_questions.facts_oracle import FactsOracle
 from ares_exp.environments.twenty_questions.objects import load_objects
-from ares_exp.environments.twenty_questions.oracle_model import Oracle
+from ares_exp.environments.twenty_questions.oracle import FactsOracle, Oracle
 from ares_exp.errors import ConfigError, EndpointTimeoutError, EpisodeStateError, OracleAnswerError, PreflightError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
@@ -30,8 +29,8 @@ from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnv
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
 from ares_exp.wrappers.wrap import wrap_as_gym
 
-SET = load_objects()
-FACTS = FactsOracle(SET.vocabulary)
+OBJECTS = load_objects()
+FACTS = FactsOracle(OBJECTS)
 CAT = {"task": "cat"}
 
 
@@ -40,7 +39,7 @@ def say(text: str, **more: Any) -> LLMResponse:
 
 
 def game(oracle: Oracle | LLMClient = FACTS, **options: Any) -> TwentyQuestionsEnvironment:
-    return TwentyQuestionsEnvironment(SET.objects, oracle=oracle, **options)
+    return TwentyQuestionsEnvironment(OBJECTS, oracle=oracle, **options)
 
 
 def last_said(time_step: TimeStep[LLMRequest]) -> str:
@@ -408,7 +407,7 @@ async def test_an_oracle_that_is_not_ready() -> None:
 async def test_the_policy_that_plays_solutions_wins() -> None:
     policy = OraclePolicy()
     async with game(provide_solution=True) as env:
-        for index in range(len(SET.objects)):
+        for index in range(len(OBJECTS)):
             first = await env.reset(options={"task": index})
             assert (await env.step(await policy(first.observation))).reward == 1.0
             assert env.step_count == 1
