@@ -44,7 +44,7 @@ Exit codes: 0 listed.
 """
 INSTALL = """\
 Fetches the pinned packages of agents from their vendors into the cache of this user: npm packages from the registry
-that npm is configured for, Python packages by pip or uv. Neither npm nor Node is needed, and no code of a package is
+`npm_config_registry`, Python packages by pip or uv. Neither npm nor Node is needed, and no code of a package is
 run. Every file is checked against a digest, and a package is installed atomically. A run with `agent=NAME` does the
 same at its start. Some of these programs are proprietary: if you install them, you accept their vendors' terms.
 """

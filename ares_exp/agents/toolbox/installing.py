@@ -10,10 +10,9 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ares_exp.agents.toolbox.npm import NpmConfig, fetch_tarball
+from ares_exp.agents.toolbox.fetching import fetch_tarball, fetch_wheels
 from ares_exp.agents.toolbox.package import Build, NpmTarball
 from ares_exp.agents.toolbox.package_store import AgentStore, Installed
-from ares_exp.agents.toolbox.wheels import fetch_wheels
 from ares_exp.cancellation import finish
 from ares_exp.errors import ToolboxError
 from ares_exp.records.terminal_text import format_size
@@ -81,10 +80,9 @@ def _make(build: Build, target: Path, stop: threading.Event) -> None:
     """Fetches every part of a build into `target`."""
     scratch = target.with_name("scratch")
     scratch.mkdir()
-    config = NpmConfig.of_user()
     for part in build.parts:
         if isinstance(part, NpmTarball):
-            fetch_tarball(part, target, scratch, stop=stop, config=config)
+            fetch_tarball(part, target, scratch, stop=stop)
         else:
             fetch_wheels(part, build, target / part.into, scratch, stop=stop)
     shutil.rmtree(scratch)

@@ -36,12 +36,6 @@ class NpmTarball:
     executables: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
 
-    @property
-    def path(self) -> str:
-        """Its path below a registry's address."""
-        base = self.package.rpartition("/")[2]
-        return f"{self.package}/-/{base}-{self.version}.tgz"
-
 
 @dataclass(frozen=True, slots=True)
 class Wheels:
