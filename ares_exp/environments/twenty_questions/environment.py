@@ -271,7 +271,8 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
             try:
                 async with game.deadline.hold():
                     with game.clock.during("oracle"):
-                        answer = await game.oracle.ask(reply.question, request, READING)
+                        heard = await game.oracle.ask(reply.question, request, READING)
+                answer = heard.value
             except DeadlinePassedError:
                 return self._cut_short(game, "time")
         game.messages.append(Message(role="assistant", content=action.text))

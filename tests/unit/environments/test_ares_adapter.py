@@ -20,9 +20,12 @@ from typing import Any
 import pytest
 
 from ares_exp.environment import TimeStep
-from ares_exp.environments.ares.conversion import request_from_ares, response_to_ares
-from ares_exp.environments.ares.environment import AresEnvironment
-from ares_exp.environments.ares.source import AresEnvironments
+from ares_exp.environments.ares_adapter import (
+    AresEnvironment,
+    AresEnvironments,
+    request_from_ares,
+    response_to_ares,
+)
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.limited_environment import LimitedEnvironment
 from ares_exp.errors import EpisodeStateError, PolicyError
@@ -198,7 +201,7 @@ def test_a_limit_of_the_run_and_a_selection(stub: Path) -> None:
 
 REFUSED = """
 import sys
-from ares_exp.environments.ares.source import AresEnvironments
+from ares_exp.environments.ares_adapter import AresEnvironments
 from ares_exp.errors import UserError
 for preset in sys.argv[1:]:
     try:
