@@ -48,7 +48,7 @@ from ares_exp.trackers.tracker import RunInfo
 
 if TYPE_CHECKING:
     from ares_exp.environments.code_environment import CodeEnvironment
-    from ares_exp.environments.playing_again import EpisodeStart
+    from ares_exp.environments.restoring import EpisodeStart
 
 TRAINER_GRACE_SEC = 60.0
 """Seconds that an interrupted trainer has to finish the step that it is in."""

@@ -21,13 +21,10 @@ from ares_exp.environment import (
     transition,
     truncation,
 )
-from ares_exp.environments.deadline import Deadline, DeadlinePassedError
-from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.episode_limits import Deadline, DeadlinePassedError, EpisodeLimits, PhaseClock
 from ares_exp.environments.own_model import EpisodeModel
-from ares_exp.environments.phase_clock import PhaseClock
-from ares_exp.environments.task_choice import choose_task
-from ares_exp.environments.twenty_questions.objects import HiddenObject
-from ares_exp.environments.twenty_questions.oracle import READING, Oracle, oracle_request
+from ares_exp.environments.source import choose_task
+from ares_exp.environments.twenty_questions.oracle import READING, HiddenObject, Oracle, oracle_request
 from ares_exp.environments.twenty_questions.replies import MAX_CHARS, is_one_of, parse_reply
 from ares_exp.errors import ConfigError, EpisodeStateError
 from ares_exp.llms.request import LLMClient, LLMRequest, Message

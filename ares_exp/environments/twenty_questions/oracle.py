@@ -1,20 +1,65 @@
-"""The oracle: the environment's LLM client, which knows the hidden object and answers yes, no or don't know.
+"""The objects of twenty questions, and the oracle, which answers yes, no or don't know.
 
-Its own words never leave this module, because they could give the hidden object away to the policy.
+The oracle's own words never leave this module, because they could give the hidden object away to the policy.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
+
+import yaml
 
 from ares_exp.environments.own_model import OwnModel, Reading
-from ares_exp.environments.twenty_questions.objects import HiddenObject
 from ares_exp.errors import ConfigError, OracleAnswerError, PolicyError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec, Policy
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenObject:
+    """An object to guess.
+
+    Attributes:
+        title: Its name.
+        aliases: Other names; guessing one of these is also right.
+        facts: True statements about it, for the oracle; a few words each.
+    """
+
+    title: str
+    aliases: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Name of the task: the title in lower case, with hyphens between its words."""
+        return "-".join(self.title.casefold().split())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All its names."""
+        return self.title, *self.aliases
+
+    @property
+    def digest(self) -> str:
+        """Digest of all its fields."""
+        fields = json.dumps([self.title, self.aliases, self.facts])
+        return f"sha256:{hashlib.sha256(fields.encode()).hexdigest()}"
+
+
+def load_objects() -> Sequence[HiddenObject]:
+    """Reads the bundled objects. Blocking."""
+    entries = yaml.safe_load((Path(__file__).parent / "objects.yaml").read_text("utf-8"))
+    return [
+        HiddenObject(entry["name"], tuple(entry.get("aliases", ())), tuple(entry.get("facts", ()))) for entry in entries
+    ]
+
 
 MAX_ANSWER_CHARS = 500
 """A longer answer is not read: one word was asked for."""

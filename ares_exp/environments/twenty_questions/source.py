@@ -11,8 +11,7 @@ from pydantic import Field, validate_call
 from ares_exp.environments.own_model import OwnModel
 from ares_exp.environments.source import EpisodeParts, Report, SourceBase
 from ares_exp.environments.twenty_questions.environment import TwentyQuestionsEnvironment
-from ares_exp.environments.twenty_questions.objects import HiddenObject, load_objects
-from ares_exp.environments.twenty_questions.oracle import FactsOracle, Oracle
+from ares_exp.environments.twenty_questions.oracle import FactsOracle, HiddenObject, Oracle, load_objects
 from ares_exp.tasks.selection import select
 
 Entry = int | str

@@ -35,7 +35,7 @@ from ares_exp.config.instantiate import instantiate_group
 from ares_exp.containers.container import ContainerFactoryBase, as_container_factory
 from ares_exp.containers.owned_directory import OwnedDirectory, short_lived_directory
 from ares_exp.environment import EnvironmentBase, EpisodeReport, MinimalEnvironment, PendingRequest, complete
-from ares_exp.environments.limited_environment import limited
+from ares_exp.environments.episode_limits import limited
 from ares_exp.environments.own_model import ModelsElsewhere
 from ares_exp.environments.scoring.scored_source import make_scored_source
 from ares_exp.environments.source import EpisodeParts, SourceBase

@@ -26,8 +26,7 @@ from ares_exp.environments.ares_adapter import (
     request_from_ares,
     response_to_ares,
 )
-from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.environments.limited_environment import LimitedEnvironment
+from ares_exp.environments.episode_limits import EpisodeLimits, LimitedEnvironment
 from ares_exp.errors import EpisodeStateError, PolicyError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage

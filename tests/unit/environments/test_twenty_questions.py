@@ -15,8 +15,7 @@ from gymnasium.utils.env_checker import check_env
 from ares_exp.environment import Environment, TimeStep, truncation
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.twenty_questions.environment import TwentyQuestionsEnvironment
-from ares_exp.environments.twenty_questions.objects import load_objects
-from ares_exp.environments.twenty_questions.oracle import FactsOracle, Oracle
+from ares_exp.environments.twenty_questions.oracle import FactsOracle, Oracle, load_objects
 from ares_exp.errors import ConfigError, EndpointTimeoutError, EpisodeStateError, OracleAnswerError, PreflightError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ares_exp.environments.twenty_questions.objects import HiddenObject, load_objects
-from ares_exp.environments.twenty_questions.oracle import Answer, FactsOracle, oracle_request, parse_answer
+from ares_exp.environments.twenty_questions.oracle import (
+    Answer,
+    FactsOracle,
+    HiddenObject,
+    load_objects,
+    oracle_request,
+    parse_answer,
+)
 from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
 from ares_exp.errors import ConfigError, PolicyError
 from ares_exp.policies.policy import EpisodeSpec
