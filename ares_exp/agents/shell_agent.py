@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import Field, validate_call
 
 from ares_exp.agents.code_agent import AgentContainer
-from ares_exp.agents.conversation import NO_COMPACTION, Compaction, CompactionKind, Conversation
+from ares_exp.agents.conversation import NO_COMPACTION, Compaction, CompactionKind, Conversation, as_plain_chat
 from ares_exp.agents.conversing_factory import (
     SHARED_OPTIONS,
     ConversingAgentFactory,
@@ -22,10 +22,7 @@ from ares_exp.agents.conversing_factory import (
     Seconds,
     Tokens,
 )
-from ares_exp.agents.observation import render_result
-from ares_exp.agents.prior_messages import as_plain_chat
-from ares_exp.agents.skills import find_skills
-from ares_exp.agents.templating import compile_templates
+from ares_exp.agents.templating import compile_templates, render_result
 from ares_exp.containers.container import ExecResult
 from ares_exp.errors import RepeatedFormatError
 from ares_exp.llms.request import LLMClient, Message
@@ -179,6 +176,8 @@ class ShellAgent:
         told = self._templates.instance.render(task=task)
         if self._context.skills_dir is None:
             return told
+        from ares_exp.agents.skills import find_skills
+
         skills = await find_skills(self._container, self._context.skills_dir, timeout_sec=self._command_timeout_sec)
         return f"{told}\n\n{self._templates.skills.render(skills=skills)}" if skills else told
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, validate_call
 
 from ares_exp.agents.code_agent import AgentContainer, AgentTerminal
-from ares_exp.agents.conversation import CompactionKind, Conversation
+from ares_exp.agents.conversation import CompactionKind, Conversation, as_plain_chat
 from ares_exp.agents.conversing_factory import (
     SHARED_OPTIONS,
     ConversingAgentFactory,
@@ -23,12 +23,10 @@ from ares_exp.agents.conversing_factory import (
     Outputs,
     Tokens,
 )
-from ares_exp.agents.prior_messages import as_plain_chat
 from ares_exp.agents.skills import find_skills
 from ares_exp.agents.templating import compile_templates
-from ares_exp.agents.terminal_keys import as_typed
 from ares_exp.agents.terminal_reply import DEFAULT_SECONDS, Keys, TerminalReply, read_reply
-from ares_exp.agents.terminal_screen import TerminalScreen, emulator
+from ares_exp.agents.terminal_screen import TerminalScreen, as_typed, emulator
 from ares_exp.errors import AgentError, RepeatedFormatError
 from ares_exp.llms.request import LLMClient, Message
 from ares_exp.tasks.agent_context import AgentContext

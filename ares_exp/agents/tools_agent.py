@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import Field, validate_call
 
 from ares_exp.agents.code_agent import AgentContainer
-from ares_exp.agents.conversation import CompactionKind, Conversation
+from ares_exp.agents.conversation import CompactionKind, Conversation, as_plain_chat
 from ares_exp.agents.conversing_factory import (
     SHARED_OPTIONS,
     ConversingAgentFactory,
@@ -25,11 +25,9 @@ from ares_exp.agents.conversing_factory import (
 )
 from ares_exp.agents.file_editor import EditError, FileEditor
 from ares_exp.agents.mcp_tools import McpCall, McpError, McpTools
-from ares_exp.agents.observation import render_result
-from ares_exp.agents.prior_messages import as_plain_chat
 from ares_exp.agents.shell_agent import SUBMIT
 from ares_exp.agents.skills import find_skills
-from ares_exp.agents.templating import compile_templates
+from ares_exp.agents.templating import compile_templates, render_result
 from ares_exp.agents.tool_calls import (
     BashCall,
     Call,

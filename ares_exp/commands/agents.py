@@ -8,9 +8,8 @@ import sys
 from typing import Any
 
 from ares_exp.agents.toolbox.installing import install
-from ares_exp.agents.toolbox.package import AgentPackage, Build
+from ares_exp.agents.toolbox.package import PACKAGES, PYTHONS, AgentPackage, Build, package_named
 from ares_exp.agents.toolbox.package_store import AgentStore
-from ares_exp.agents.toolbox.pinned import PACKAGES, PYTHONS, package_named
 from ares_exp.agents.toolbox.placing import default_builds
 from ares_exp.commands.cli.run_command import EXIT_OK, CommandParser
 from ares_exp.errors import ConfigError

@@ -21,7 +21,7 @@ from ares_exp.errors import ConfigError, PresetError, UserError, close_matches
 from ares_exp.records.terminal_text import make_console, one_line, printable
 from ares_exp.records.text_table import columns_that_fit, make_table
 from ares_exp.tasks.task_contract import Task
-from ares_exp.wrappers.configured_preset import ConfiguredPreset
+from ares_exp.wrappers.registry import ConfiguredPreset
 
 GROUP_OF: Mapping[str, str] = {
     "envs": "env",

@@ -23,8 +23,7 @@ from ares_exp.agents.code_agent import (
     StatefulAgent,
 )
 from ares_exp.agents.runtime.agent_runtime import AgentRuntime
-from ares_exp.agents.runtime.call import Call
-from ares_exp.agents.runtime.journal import CallEntry, Journal, UnheardEntry
+from ares_exp.agents.runtime.journal import Call, CallEntry, Journal, UnheardEntry
 from ares_exp.cancellation import finish
 from ares_exp.containers.activity import Activity
 from ares_exp.containers.container import Container, Shell, User

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 from ares_exp.agents.code_agent import AgentFactoryBase
 from ares_exp.config.instantiate import instantiate_group
 from ares_exp.config.parts import completed
+from ares_exp.config.targets import SCORER
 from ares_exp.containers.container import ContainerFactoryBase, ContainerSpec
 from ares_exp.environment import Environment
 from ares_exp.environments.episode_limits import EpisodeLimits
@@ -197,6 +198,23 @@ def make_source(config: DictConfig) -> SourceBase:
         ConfigError: It cannot be made, or is no source.
     """
     return as_source(instantiate_group(config, "env"))
+
+
+def make_scored_source(config: DictConfig) -> SourceBase:
+    """Makes the source that the option of `env` describes, with the scorers of `env.scorers`, if there are any.
+
+    Raises:
+        ConfigError: It, or a scorer, cannot be made.
+    """
+    from omegaconf import OmegaConf
+
+    source = make_source(config)
+    if not any(OmegaConf.select(config, key) for key in (SCORER, "env.scorers")):
+        return source
+    from ares_exp.environments.scoring.scored_source import ScoredSource, make_scoring_rules
+
+    rules = make_scoring_rules(config)
+    return ScoredSource(source, rules) if rules.scorers else source
 
 
 T = TypeVar("T", bound=Named)

@@ -15,8 +15,7 @@ from ares_exp.config.schema import KEYS, validate
 from ares_exp.config.targets import SCORER
 from ares_exp.containers.container import as_container_factory
 from ares_exp.environment import MinimalEnvironment, complete
-from ares_exp.environments.scoring.scored_source import make_scored_source
-from ares_exp.environments.source import EnvironmentSource, SourceBase, as_source
+from ares_exp.environments.source import EnvironmentSource, SourceBase, as_source, make_scored_source
 from ares_exp.errors import ConfigError
 from ares_exp.policies.policy import as_policy
 from ares_exp.runs.components import Components, Settings

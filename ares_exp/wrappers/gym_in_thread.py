@@ -7,16 +7,14 @@ import contextvars
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from ares_exp.environment import MinimalEnvironment
+from ares_exp.environment import MinimalEnvironment, PendingRequest
 from ares_exp.errors import EpisodeStateError
-from ares_exp.wrappers.async_gym import GymStep
-from ares_exp.wrappers.episode_info import EpisodeInfo
-from ares_exp.wrappers.loop_call import CANCEL_GRACE_SEC
-from ares_exp.wrappers.loop_thread import CLOSE_LIMIT_SEC
+from ares_exp.wrappers.async_gym import EpisodeInfo, GymDriver, GymStep
+from ares_exp.wrappers.loop_thread import CANCEL_GRACE_SEC, CLOSE_LIMIT_SEC
 from ares_exp.wrappers.sync_gym import GymWrapper
 
 _END_LIMIT_SEC = CLOSE_LIMIT_SEC + 6 * CANCEL_GRACE_SEC
@@ -162,3 +160,25 @@ def _work(jobs: queue.SimpleQueue[_Job | None]) -> None:
     while (job := jobs.get()) is not None:
         job.perform()
         del job  # or it would keep its objects alive, the wrapper above all, until the next one
+
+
+class ThreadedGymDriver(GymDriver):
+    """Plays through a face whose environment is on another event loop, where alone its requests can be looked at."""
+
+    def pending_requests(self) -> tuple[PendingRequest, ...]:
+        """Returns none: the policy is asked for one answer after the other."""
+        return ()
+
+    async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
+        """Never returns: see `pending_requests`."""
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable: nobody sets the event")
+
+
+def drive_sync_gym(environment: MinimalEnvironment) -> GymDriver:
+    """Drives the environment through `GymWrapper`, called from the driver's own thread, for `wrapper=sync`.
+
+    The environment then runs on the wrapper's event loop, not on the caller's: what it shares with other environments
+    must not be bound to a loop.
+    """
+    return ThreadedGymDriver(GymInThread(GymWrapper(environment)))

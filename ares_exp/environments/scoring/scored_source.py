@@ -20,7 +20,7 @@ from ares_exp.environments.episode_limits import PhaseClock, limited
 from ares_exp.environments.own_model import OwnModel
 from ares_exp.environments.scoring.scorer import ScoredEpisode
 from ares_exp.environments.scoring.scorer_call import REWARD, ConfiguredScorer, combined_reward, named_rewards
-from ares_exp.environments.source import EpisodeParts, Report, SourceBase, make_source
+from ares_exp.environments.source import EpisodeParts, Report, SourceBase
 from ares_exp.errors import ConfigError, ScorerError
 from ares_exp.records.results import EnvironmentUsage
 from ares_exp.tasks.task_contract import Task
@@ -356,13 +356,3 @@ class ScoredSource(StandIn, SourceBase):
                 await one.scorer.close()
         finally:
             await self._source.close()
-
-
-def make_scored_source(config: DictConfig) -> SourceBase:
-    """Makes the source that the option of `env` describes, with the scorers of `env.scorers`, if there are any.
-
-    Raises:
-        ConfigError: It, or a scorer, cannot be made.
-    """
-    source, rules = make_source(config), make_scoring_rules(config)
-    return ScoredSource(source, rules) if rules.scorers else source

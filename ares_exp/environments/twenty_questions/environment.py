@@ -24,7 +24,7 @@ from ares_exp.environment import (
 from ares_exp.environments.episode_limits import Deadline, DeadlinePassedError, EpisodeLimits, PhaseClock
 from ares_exp.environments.own_model import EpisodeModel
 from ares_exp.environments.source import choose_task
-from ares_exp.environments.twenty_questions.oracle import READING, HiddenObject, Oracle, oracle_request
+from ares_exp.environments.twenty_questions.game_oracle import READING, HiddenObject, Oracle, oracle_request
 from ares_exp.environments.twenty_questions.replies import MAX_CHARS, is_one_of, parse_reply
 from ares_exp.errors import ConfigError, EpisodeStateError
 from ares_exp.llms.request import LLMClient, LLMRequest, Message

@@ -11,7 +11,7 @@ from pydantic import Field, validate_call
 from ares_exp.environments.own_model import OwnModel
 from ares_exp.environments.source import EpisodeParts, Report, SourceBase
 from ares_exp.environments.twenty_questions.environment import TwentyQuestionsEnvironment
-from ares_exp.environments.twenty_questions.oracle import FactsOracle, HiddenObject, Oracle, load_objects
+from ares_exp.environments.twenty_questions.game_oracle import FactsOracle, HiddenObject, Oracle, load_objects
 from ares_exp.tasks.selection import select
 
 Entry = int | str

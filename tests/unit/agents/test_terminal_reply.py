@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ares_exp.agents.terminal_keys import as_typed
 from ares_exp.agents.terminal_reply import Keys, TerminalReply, read_reply
+from ares_exp.agents.terminal_screen import as_typed
 
 RECORDED = Path(__file__).parents[2] / "data" / "terminus_replies.json"
 """Replies, and how Harbor's parsers read them (its field `source`)."""

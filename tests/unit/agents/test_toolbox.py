@@ -17,13 +17,11 @@ from typing import Any
 
 import pytest
 
-from ares_exp.agents.toolbox import fetching
-from ares_exp.agents.toolbox import pinned as catalogue
-from ares_exp.agents.toolbox.fetching import requirement_lines
-from ares_exp.agents.toolbox.installing import ensure, install
-from ares_exp.agents.toolbox.package import AgentPackage, Build, Wheels, this_machine
+from ares_exp.agents.toolbox import installing as fetching
+from ares_exp.agents.toolbox import package as catalogue
+from ares_exp.agents.toolbox.installing import ensure, install, requirement_lines
+from ares_exp.agents.toolbox.package import PACKAGES, PYTHONS, AgentPackage, Build, Wheels, this_machine
 from ares_exp.agents.toolbox.package_store import AgentStore
-from ares_exp.agents.toolbox.pinned import PACKAGES, PYTHONS
 from ares_exp.agents.toolbox.placing import check_runs, fitting_build
 from ares_exp.commands.cli.commands import COMMANDS
 from ares_exp.containers.container import ContainerSpec

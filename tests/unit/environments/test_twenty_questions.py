@@ -15,7 +15,7 @@ from gymnasium.utils.env_checker import check_env
 from ares_exp.environment import Environment, TimeStep, truncation
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.twenty_questions.environment import TwentyQuestionsEnvironment
-from ares_exp.environments.twenty_questions.oracle import FactsOracle, Oracle, load_objects
+from ares_exp.environments.twenty_questions.game_oracle import FactsOracle, Oracle, load_objects
 from ares_exp.errors import ConfigError, EndpointTimeoutError, EpisodeStateError, OracleAnswerError, PreflightError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
@@ -26,7 +26,7 @@ from ares_exp.records.results import EnvironmentUsage, Outcome
 from ares_exp.tasks.verification.time_limits import TimeLimits
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
-from ares_exp.wrappers.wrap import wrap_as_gym
+from ares_exp.wrappers.async_gym import wrap_as_gym
 
 OBJECTS = load_objects()
 FACTS = FactsOracle(OBJECTS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ares_exp.environments.twenty_questions.oracle import (
+from ares_exp.environments.twenty_questions.game_oracle import (
     Answer,
     FactsOracle,
     HiddenObject,

@@ -7,11 +7,9 @@ import pytest
 from ares_exp.environment import EnvironmentWrapper, EpisodeReport, restart, termination, transition, truncation
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
-from ares_exp.wrappers.async_gym import NO_REQUEST, AsyncGymWrapper, to_gym
-from ares_exp.wrappers.episode_info import EpisodeInfo
+from ares_exp.wrappers.async_gym import NO_REQUEST, AsyncGymWrapper, EpisodeInfo, to_gym, wrap_as_gym
 from ares_exp.wrappers.spaces import LLMRequestSpace, LLMResponseSpace
 from ares_exp.wrappers.sync_gym import GymWrapper
-from ares_exp.wrappers.wrap import wrap_as_gym
 from tests.unit.wrappers.gym_environments import (
     ACTION,
     BareEnvironment,
@@ -192,9 +190,9 @@ def test_allow_running_loop_is_for_the_blocking_wrapper():
 def test_the_default_drivers_do_not_import_gymnasium():
     script = (
         "import sys, ares_exp\n"
-        "from ares_exp.wrappers.drivers import drive_async_gym\n"
+        "from ares_exp.wrappers.async_gym import drive_async_gym\n"
         "from ares_exp.environment import complete\n"
-        "from ares_exp.wrappers.wrap import wrap_as_gym\n"
+        "from ares_exp.wrappers.async_gym import wrap_as_gym\n"
         "drive_async_gym(object())\n"
         "assert not {'gymnasium', 'numpy'} & set(sys.modules), 'imported'\n"
     )

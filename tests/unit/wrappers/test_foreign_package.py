@@ -17,11 +17,10 @@ from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnv
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector
 from ares_exp.trajectories.records import EpisodeTrajectory
-from ares_exp.wrappers.async_gym import AsyncGymWrapper
-from ares_exp.wrappers.drivers import drive_async_gym, drive_sync_gym
-from ares_exp.wrappers.spaces import LLMRequestSpace
+from ares_exp.wrappers.async_gym import AsyncGymWrapper, drive_async_gym
+from ares_exp.wrappers.gym_in_thread import drive_sync_gym
+from ares_exp.wrappers.spaces import LLMRequestSpace, TextAction, TextObservation
 from ares_exp.wrappers.sync_gym import GymWrapper
-from ares_exp.wrappers.text_wrappers import TextAction, TextObservation
 from tests.unit.wrappers.gym_environments import ACTION
 
 FILES = {

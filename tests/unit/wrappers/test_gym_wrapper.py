@@ -10,8 +10,7 @@ import weakref
 import gymnasium
 import pytest
 
-from ares_exp.wrappers.async_gym import NO_REQUEST
-from ares_exp.wrappers.wrap import wrap_as_gym
+from ares_exp.wrappers.async_gym import NO_REQUEST, wrap_as_gym
 from tests.unit.wrappers.gym_environments import (
     ACTION,
     AgentEnvironment,

@@ -2,8 +2,8 @@ import gymnasium
 import pytest
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
+from ares_exp.wrappers.async_gym import wrap_as_gym
 from ares_exp.wrappers.sync_gym import GymWrapper
-from ares_exp.wrappers.wrap import wrap_as_gym
 from tests.unit.wrappers.gym_environments import ACTION, CountingEnvironment, RaisingEnvironment
 
 AFTER_STEP = "[assistant]\none more\n\n[user]\ntask 7, count 1, after one more"

@@ -12,8 +12,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from ares_exp.llms.response import LLMResponse, Usage
-from ares_exp.wrappers.async_gym import NO_REQUEST
-from ares_exp.wrappers.episode_info import EpisodeInfo
+from ares_exp.wrappers.async_gym import NO_REQUEST, EpisodeInfo
 from ares_exp.wrappers.sync_gym import GymWrapper
 from tests.leaks import wait_until
 from tests.unit.wrappers.gym_environments import ACTION, CountingEnvironment, make_counting_gym_of
