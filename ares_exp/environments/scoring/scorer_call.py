@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import functools
 import inspect
 import math
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
+from ares_exp.cancellation import in_daemon_thread
 from ares_exp.containers.container import Container
 from ares_exp.environments.scoring.scorer import ScoredEpisode, ScorerBase, as_scorer
 from ares_exp.errors import ContainerError, ScorerError, ScorerTimeoutError
@@ -159,7 +158,7 @@ class ConfiguredScorer:
 async def _called(part: Any, episode: ScoredEpisode, container: Container | None) -> Any:
     if _is_async(part):
         return await part(episode, container)
-    returned = await _in_daemon_thread(lambda: part(episode, container))
+    returned = await in_daemon_thread(lambda: part(episode, container))
     return await returned if inspect.isawaitable(returned) else returned
 
 
@@ -167,18 +166,3 @@ def _is_async(part: Any) -> bool:
     while isinstance(part, functools.partial):
         part = part.func
     return inspect.iscoroutinefunction(part) or inspect.iscoroutinefunction(type(part).__call__)
-
-
-async def _in_daemon_thread(function: Callable[[], Any]) -> Any:
-    """Runs `function` in a thread that does not outlive the process: one that hangs is left behind."""
-    outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
-
-    def work() -> None:
-        if outcome.set_running_or_notify_cancel():
-            try:
-                outcome.set_result(function())
-            except BaseException as error:  # an exit, too: it is this scorer's failure
-                outcome.set_exception(error)
-
-    threading.Thread(target=work, name="scorer", daemon=True).start()
-    return await asyncio.wrap_future(outcome)
