@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, validate_call
 
@@ -18,18 +18,17 @@ from ares_exp.agents.code_agent import AgentContainer, AgentTerminal
 from ares_exp.agents.conversation import CompactionKind, Conversation, as_plain_chat
 from ares_exp.agents.conversing_factory import (
     SHARED_OPTIONS,
+    ConversingAgent,
     ConversingAgentFactory,
     FormatErrors,
     Outputs,
     Tokens,
 )
-from ares_exp.agents.skills import find_skills
 from ares_exp.agents.templating import compile_templates
 from ares_exp.agents.terminal_reply import DEFAULT_SECONDS, Keys, TerminalReply, read_reply
 from ares_exp.agents.terminal_screen import TerminalScreen, as_typed, emulator
-from ares_exp.errors import AgentError, RepeatedFormatError
+from ares_exp.errors import AgentError
 from ares_exp.llms.request import LLMClient, Message
-from ares_exp.tasks.agent_context import AgentContext
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -105,28 +104,17 @@ class TerminalAgentFactory(ConversingAgentFactory):
         return instance, skills
 
 
-class TerminalAgent:
-    """Types what the LLM says, shows it what the terminal prints, until it has said twice that the task is done.
+class TerminalAgent(ConversingAgent):
+    """Types what the LLM says, shows it what the terminal prints, until it has said twice that the task is done."""
 
-    Attributes:
-        format_errors: Number of replies that could not be read.
-    """
+    _options: TerminalAgentFactory
 
     def __init__(self, options: TerminalAgentFactory, *, container: AgentContainer, llm_client: LLMClient) -> None:
-        self._options = options
-        self._container = container
-        self._llm = llm_client
-        self._context = AgentContext()
+        super().__init__(options, container=container, llm_client=llm_client)
         self._screen = TerminalScreen(options.columns, options.lines)
         self._has_terminal = False
         self._lost_terminal = False
         self._wants_to_end = False
-        self._in_a_row = 0
-        self.format_errors = 0
-
-    def set_context(self, context: AgentContext) -> None:
-        """Takes an earlier conversation, put before the task, and skills, described to the LLM."""
-        self._context = context
 
     async def run(self, task: str) -> None:
         """Works on `task` until the LLM says twice in a row that it is done.
@@ -135,13 +123,21 @@ class TerminalAgent:
             AgentError: The container has no terminal.
             RepeatedFormatError: Too many replies in a row could not be read.
         """
-        instance, _ = self._options.templates
-        skills = await self._skills()
+        options = self._options
+        instance, skills_template = options.templates
+        skills = await self._skills(skills_template, SKILLS_SEC)
         await self._type("", FIRST_SECONDS)
-        told = instance.render(task=task, skills=skills, screen=self._news(), **self._limits)
+        told = instance.render(
+            task=task,
+            skills=skills,
+            screen=self._news(),
+            columns=options.columns,
+            lines=options.lines,
+            max_wait_sec=f"{options.max_wait_sec:g}",
+        )
         start = [*as_plain_chat(self._context.messages), Message(role="user", content=told)]
         conversation = Conversation(
-            self._llm, start, compaction=self._options.shortening, state=lambda: self._told_of_screen()
+            self._llm, start, compaction=options.shortening, state=lambda: self._told_of_screen()
         )
         while True:
             text = (await conversation.ask()).text
@@ -150,20 +146,9 @@ class TerminalAgent:
                 return
             conversation.add(Message(role="assistant", content=text), Message(role="user", content=answer))
 
-    @property
-    def _limits(self) -> dict[str, Any]:
-        options = self._options
-        return {"columns": options.columns, "lines": options.lines, "max_wait_sec": f"{options.max_wait_sec:g}"}
-
-    async def _skills(self) -> str:
-        if self._context.skills_dir is None:
-            return ""
-        found = await find_skills(self._container, self._context.skills_dir, timeout_sec=SKILLS_SEC)
-        return self._options.templates[1].render(skills=found) if found else ""
-
     async def _act(self, reply: TerminalReply) -> str | None:
         """Types what a reply says; returns what the LLM is told, `None` when it is done."""
-        self._count_format(bool(reply.error))
+        self._count_format(usable=not reply.error, problem="could not be read as JSON of the protocol")
         if reply.error:
             return (
                 f"Previous response had parsing errors:\n{reply.feedback}\n\n"
@@ -182,12 +167,6 @@ class TerminalAgent:
                 'include "task_complete": true in your JSON response again.'
             )
         return f"Previous response had warnings:\n{reply.feedback}\n\n{news}" if reply.warnings else news
-
-    def _count_format(self, failed: bool) -> None:
-        self._in_a_row = self._in_a_row + 1 if failed else 0
-        self.format_errors += failed
-        if self._in_a_row == self._options.format_errors_in_a_row:
-            raise RepeatedFormatError(f"{self._in_a_row} replies in a row could not be read as JSON of the protocol.")
 
     async def _type_keys(self, keys: Keys) -> None:
         seconds = keys.seconds if math.isfinite(keys.seconds) else DEFAULT_SECONDS

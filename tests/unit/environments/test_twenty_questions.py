@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
 
@@ -416,27 +414,3 @@ def test_gymnasium_takes_it_for_an_environment() -> None:
     env = wrap_as_gym(game())
     check_env(env, skip_render_check=True)
     env.close()
-
-
-def test_gymnasiums_own_wrappers() -> None:
-    make: Callable[[], gymnasium.Env[Any, Any]] = lambda: wrap_as_gym(game(questions=2))  # noqa: E731
-    env = gymnasium.wrappers.RecordEpisodeStatistics(make())
-    env.reset(seed=1, options=CAT)
-    env.step(say("Is it alive?"))
-    *_, terminated, truncated, info = env.step(say("Is it a plant?"))
-    assert (terminated, truncated) == (False, True)
-    assert info["episode"]["l"] == 2
-    env.close()
-    several = gymnasium.vector.SyncVectorEnv([make, make])
-    several.reset(seed=5)
-    _, rewards, *_ = several.step([say("Guess: cat"), say("Is it alive?")])
-    assert len(rewards) == 2
-    several.close()
-
-
-async def test_the_awaited_wrapper() -> None:
-    async with wrap_as_gym(game(), async_mode=True) as env:
-        _, info = await env.reset(seed=1, options=CAT)
-        assert info["time_step"].first()
-        _, reward, terminated, truncated, _ = await env.step(say("cat"))
-    assert (reward, terminated, truncated) == (1.0, True, False)

@@ -63,17 +63,6 @@ def registered():
     del gymnasium.registry["AresExpTest/Rendering-v0"]
 
 
-def test_made_by_gymnasium(registered):
-    env = gymnasium.make(registered, render_mode="ansi")
-    with env:
-        assert env.metadata["render_modes"] == ["ansi"]
-        with pytest.raises(gymnasium.error.ResetNeeded):
-            env.render()
-        env.reset(options={"task": 7})
-        env.step(ACTION)
-        assert env.render() == AFTER_STEP
-
-
 def test_all_exchanges_of_an_episode(registered):
     with gymnasium.wrappers.RenderCollection(gymnasium.make(registered, render_mode="ansi")) as env:
         env.reset(options={"task": 7})
