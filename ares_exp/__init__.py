@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from ares_exp.trajectories.records import EpisodeTrajectory as EpisodeTrajectory
     from ares_exp.trajectories.records import serialize_llm_request as serialize_llm_request
     from ares_exp.trajectories.records import serialize_llm_response as serialize_llm_response
+    from ares_exp.wrappers.async_gym import wrap_as_gym as wrap_as_gym
     from ares_exp.wrappers.registry import EnvironmentInfo as EnvironmentInfo
     from ares_exp.wrappers.registry import info as info
     from ares_exp.wrappers.registry import list_presets as list_presets
     from ares_exp.wrappers.registry import make as make
     from ares_exp.wrappers.registry import register_env as register_env
     from ares_exp.wrappers.registry import register_preset as register_preset
-    from ares_exp.wrappers.wrap import wrap_as_gym as wrap_as_gym
 
 _OWNERS = {
     "CodeEnvironment": "ares_exp.environments.code_environment",
@@ -76,7 +76,7 @@ _OWNERS = {
     "run_episode": "ares_exp.rollout",
     "serialize_llm_request": "ares_exp.trajectories.records",
     "serialize_llm_response": "ares_exp.trajectories.records",
-    "wrap_as_gym": "ares_exp.wrappers.wrap",
+    "wrap_as_gym": "ares_exp.wrappers.async_gym",
 }
 
 __all__ = sorted(_OWNERS)

@@ -1,9 +1,12 @@
-"""Clean-up that a cancelled task still finishes, in the task itself or in a thread, and bounded waits."""
+"""Clean-up that a cancelled task still finishes, bounded waits, and threads that may hang."""
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
+import contextvars
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -46,3 +49,22 @@ async def finish(work: Coroutine[Any, Any, Any]) -> None:
         task.result()
     if cancelled:
         raise asyncio.CancelledError
+
+
+def in_daemon_thread(function: Callable[[], _T]) -> asyncio.Future[_T]:
+    """Runs `function` in a thread that does not outlive the process: one that hangs is left behind.
+
+    Unlike a pool's thread, which is joined when the interpreter exits, forever if it is stuck.
+    """
+    outcome: concurrent.futures.Future[_T] = concurrent.futures.Future()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        if outcome.set_running_or_notify_cancel():
+            try:
+                outcome.set_result(context.run(function))
+            except BaseException as error:
+                outcome.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return asyncio.wrap_future(outcome)

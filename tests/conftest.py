@@ -188,8 +188,8 @@ def is_root() -> bool:
 @functools.cache
 def missing_agent(name: str) -> str | None:
     """Why an installed agent cannot be played here; `None` when it can."""
+    from ares_exp.agents.toolbox.package import PACKAGES
     from ares_exp.agents.toolbox.package_store import AgentStore
-    from ares_exp.agents.toolbox.pinned import PACKAGES
 
     store = AgentStore()
     if any(store.find(build) is not None for build in PACKAGES[name].for_machine()):

@@ -48,17 +48,15 @@ class NpmRegistry:
         data: What is served.
         cut: So many answers are cut in the middle.
         hold: While it is set, an answer stops in the middle, when `reached` is set, until it is cleared.
-        redirect: Where every request is sent to, if anywhere.
-        requests: Path and `Authorization` of each request.
+        requests: Path of each request.
     """
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.cut = 0
-        self.redirect = ""
         self.reached, self.go_on = threading.Event(), threading.Event()
         self.go_on.set()
-        self.requests: list[tuple[str, str | None]] = []
+        self.requests: list[str] = []
         registry = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -66,12 +64,7 @@ class NpmRegistry:
                 pass
 
             def do_GET(self) -> None:
-                registry.requests.append((self.path, self.headers.get("Authorization")))
-                if registry.redirect:
-                    self.send_response(302)
-                    self.send_header("Location", f"{registry.redirect}{self.path}")
-                    self.end_headers()
-                    return
+                registry.requests.append(self.path)
                 data, half = registry.data, len(registry.data) // 2
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(data)))

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from ares_exp.agents.interception.all_wires import wire_at
+from ares_exp.agents.interception.agent_endpoint import wire_at
 from ares_exp.agents.interception.request_reading import parse_body
 from ares_exp.agents.interception.served_wire import Asked, Wire
 from ares_exp.errors import WireFormatError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 from collections.abc import Mapping
@@ -236,3 +237,20 @@ class AgentFactoryBase(CodeAgentFactory):
 def as_agent_factory(factory: CodeAgentFactory) -> AgentFactoryBase:
     """Returns `factory` with the defaults of `AgentFactoryBase` for what it lacks."""
     return completed(factory, AgentFactoryBase)
+
+
+def playing_agent(agents: AgentFactoryBase, *, plays_solutions: bool) -> AgentFactoryBase:
+    """Returns who plays: solutions need no program of others, and the shell agent carries them out.
+
+    Args:
+        agents: The agent that was chosen.
+        plays_solutions: Whether the policy plays the tasks' solutions.
+    """
+    return _solver() if plays_solutions and agents.needs_forwarded_port else agents
+
+
+@functools.cache
+def _solver() -> AgentFactoryBase:
+    from ares_exp.agents.shell_agent import ShellAgentFactory
+
+    return as_agent_factory(ShellAgentFactory())

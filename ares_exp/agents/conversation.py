@@ -13,7 +13,8 @@ agent that is run again shortens at the same place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,6 +25,28 @@ from ares_exp.llms.response import LLMResponse
 
 if TYPE_CHECKING:
     from jinja2 import Template
+
+
+def as_plain_chat(messages: Iterable[Mapping[str, Any]]) -> list[Message]:
+    """Writes calls of tools out as text; messages of tools and of the system become the user's."""
+    return [_plain(message) for message in messages]
+
+
+def _plain(message: Mapping[str, Any]) -> Message:
+    content = message.get("content") or ""
+    if message.get("role") != "assistant":
+        return Message(role="user", content=content)
+    calls = [_written_out(call.get("function", {})) for call in message.get("tool_calls") or ()]
+    if calls and isinstance(content, str):
+        content = "\n".join(([content] if content else []) + calls)
+    elif calls:
+        content = [*content, {"type": "text", "text": "\n".join(calls)}]
+    return Message(role="assistant", content=content)
+
+
+def _written_out(function: Mapping[str, Any]) -> str:
+    return f"<tool_call>{json.dumps(dict(function), ensure_ascii=False)}</tool_call>"
+
 
 CompactionKind = Literal["none", "drop_outputs", "summarise"]
 
@@ -103,7 +126,8 @@ class Conversation:
     def add(self, *messages: Message) -> None:
         """Appends messages."""
         self._rest += messages
-        self._chars_since += sum(map(_chars, messages))
+        if self._compaction.kind != "none":
+            self._chars_since += sum(map(_chars, messages))
 
     async def ask(self) -> LLMResponse:
         """Asks for the next reply, which is not appended; before that the conversation may be shortened."""

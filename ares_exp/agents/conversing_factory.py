@@ -1,17 +1,22 @@
-"""Base class of the bundled agents' factories: prompt templates, and conversations that are shortened."""
+"""Base classes of the bundled agents and their factories: prompts, shortened conversations, format errors."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from ares_exp.agents.code_agent import AgentFactoryBase
+from ares_exp.agents.code_agent import AgentContainer, AgentFactoryBase
 from ares_exp.agents.conversation import Compaction, CompactionKind
-from ares_exp.agents.templating import find_folders
+from ares_exp.agents.templating import compile_templates, find_folders
+from ares_exp.errors import RepeatedFormatError
+from ares_exp.llms.request import LLMClient
+from ares_exp.tasks.agent_context import AgentContext
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 FormatErrors = Annotated[int, Field(ge=1)] | None
 Tokens = Annotated[int, Field(gt=0)]
@@ -74,10 +79,10 @@ class ConversingAgentFactory(AgentFactoryBase):
         """The folders that templates are taken from, the user's first. Raises `ConfigError` for one that is none."""
         return find_folders(self.templates_folder, self.templates_dir)
 
-    @property
-    @abstractmethod
+    @cached_property
     def templates(self) -> Any:
         """The compiled templates. Raises `ConfigError` for a missing folder or a template that does not compile."""
+        return Prompts(self.template_folders)
 
     @cached_property
     def shortening(self) -> Compaction:
@@ -93,3 +98,56 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     return list(value) if isinstance(value, tuple) else value
+
+
+class Prompts:
+    """The prompts of an agent that runs commands."""
+
+    def __init__(self, folders: list[Path]) -> None:
+        """Loads from the first folder that has a template.
+
+        Raises:
+            ConfigError: A template does not compile.
+        """
+        self.system, self.instance, self.observation, self.format_error, self.skills = compile_templates(
+            folders, ("system", "instance", "observation", "format_error", "skills")
+        )
+
+
+class ConversingAgent:
+    """The common part of the bundled agents.
+
+    Attributes:
+        format_errors: Number of replies that could not be used.
+    """
+
+    _options: Any
+
+    def __init__(self, options: Any, *, container: AgentContainer, llm_client: LLMClient) -> None:
+        """Keeps the factory with its options, the container and the LLM client."""
+        self._options = options
+        self._container = container
+        self._llm = llm_client
+        self._context = AgentContext()
+        self._in_a_row = 0
+        self.format_errors = 0
+
+    def set_context(self, context: AgentContext) -> None:
+        """Takes an earlier conversation, put before the task, and skills, described to the LLM."""
+        self._context = context
+
+    async def _skills(self, template: Template, timeout_sec: float) -> str:
+        """Describes the skills of the task; empty without any."""
+        if self._context.skills_dir is None:
+            return ""
+        from ares_exp.agents.skills import find_skills
+
+        skills = await find_skills(self._container, self._context.skills_dir, timeout_sec=timeout_sec)
+        return template.render(skills=skills) if skills else ""
+
+    def _count_format(self, *, usable: bool, problem: str) -> None:
+        """Counts replies of no use. Raises `RepeatedFormatError` after too many in a row."""
+        self._in_a_row = 0 if usable else self._in_a_row + 1
+        self.format_errors += not usable
+        if self._in_a_row == self._options.format_errors_in_a_row:
+            raise RepeatedFormatError(f"{self._in_a_row} replies in a row {problem}.")

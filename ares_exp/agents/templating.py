@@ -1,4 +1,4 @@
-"""Prompts of agents: files of a folder, in the places of which a user's own may be put, compiled once."""
+"""Prompts of agents: templates of a folder, a user's own before the package's, and the results of commands in them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ares_exp.containers.container import ExecResult
 from ares_exp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,3 +52,24 @@ def _compile(environment: Environment, name: str) -> Template:
         ) from None
     template.globals = dict(template.globals)  # a chain of mappings, which takes longer to copy than all the rest
     return template
+
+
+def render_result(template: Template, result: ExecResult, *, timeout_sec: float, max_output_chars: int) -> str:
+    """Renders the result of a command.
+
+    Args:
+        template: The agent's.
+        result: The result.
+        timeout_sec: The command's time limit.
+        max_output_chars: Longer outputs are shown as head and tail, half each.
+    """
+    output, half = result.output, max_output_chars // 2
+    cut = len(output) > max_output_chars
+    return template.render(
+        timed_out=result.timed_out,
+        timeout_sec=f"{timeout_sec:g}",
+        exit_code=result.exit_code,
+        head=output[:half] if cut else output,
+        tail=output[-half:] if cut else "",
+        elided_chars=len(output) - 2 * half + result.elided_bytes if cut else result.elided_bytes,
+    )

@@ -7,16 +7,16 @@ what the agent says.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, validate_call
 
 from ares_exp.agents.code_agent import AgentContainer
-from ares_exp.agents.conversation import CompactionKind, Conversation
+from ares_exp.agents.conversation import CompactionKind, Conversation, as_plain_chat
 from ares_exp.agents.conversing_factory import (
     SHARED_OPTIONS,
+    ConversingAgent,
     ConversingAgentFactory,
     FormatErrors,
     Outputs,
@@ -25,11 +25,8 @@ from ares_exp.agents.conversing_factory import (
 )
 from ares_exp.agents.file_editor import EditError, FileEditor
 from ares_exp.agents.mcp_tools import McpCall, McpError, McpTools
-from ares_exp.agents.observation import render_result
-from ares_exp.agents.prior_messages import as_plain_chat
 from ares_exp.agents.shell_agent import SUBMIT
-from ares_exp.agents.skills import find_skills
-from ares_exp.agents.templating import compile_templates
+from ares_exp.agents.templating import render_result
 from ares_exp.agents.tool_calls import (
     BashCall,
     Call,
@@ -41,10 +38,9 @@ from ares_exp.agents.tool_calls import (
     read_call,
 )
 from ares_exp.containers.container import ExecResult
-from ares_exp.errors import ConfigError, RepeatedFormatError
+from ares_exp.errors import ConfigError
 from ares_exp.llms.request import LLMClient, Message
-from ares_exp.llms.response import LLMResponse, ToolCallData
-from ares_exp.tasks.agent_context import AgentContext
+from ares_exp.llms.response import LLMResponse
 
 TEMPLATES = Path(__file__).parent / "tools_templates"
 ALL_TOOLS: tuple[ToolName, ...] = ("bash", "edit", "submit")
@@ -103,48 +99,18 @@ class ToolsAgentFactory(ConversingAgentFactory):
         """Makes an agent."""
         return ToolsAgent(self, container=container, llm_client=llm_client)
 
-    @cached_property
-    def templates(self) -> ToolsTemplates:
-        """The compiled templates. Raises `ConfigError` for a missing folder or a template that does not compile."""
-        return ToolsTemplates(self.template_folders)
 
+class ToolsAgent(ConversingAgent):
+    """Asks the LLM, carries out the calls of its reply one after the other, shows it the results, until it submits."""
 
-class ToolsTemplates:
-    """The agent's prompts."""
-
-    def __init__(self, folders: list[Path]) -> None:
-        """Loads from the first folder that has a template.
-
-        Raises:
-            ConfigError: A template does not compile.
-        """
-        self.system, self.instance, self.observation, self.format_error, self.skills = compile_templates(
-            folders, ("system", "instance", "observation", "format_error", "skills")
-        )
-
-
-class ToolsAgent:
-    """Asks the LLM, carries out the calls of its reply one after the other, shows it the results, until it submits.
-
-    Attributes:
-        format_errors: Number of replies without a usable call.
-    """
+    _options: ToolsAgentFactory
 
     def __init__(self, options: ToolsAgentFactory, *, container: AgentContainer, llm_client: LLMClient) -> None:
-        self._options = options
-        self._container = container
-        self._llm = llm_client
+        super().__init__(options, container=container, llm_client=llm_client)
         self._editor = FileEditor(container, timeout_sec=options.command_timeout_sec)
         self._mcp: McpTools | None = None
         self._templates = options.templates
-        self._context = AgentContext()
-        self._in_a_row = 0
         self._calls = 0
-        self.format_errors = 0
-
-    def set_context(self, context: AgentContext) -> None:
-        """Takes an earlier conversation, put before the task, and skills, described to the LLM."""
-        self._context = context
 
     async def run(self, task: str) -> None:
         """Works on `task` until the LLM submits.
@@ -159,8 +125,10 @@ class ToolsAgent:
                 self._container, self._context.mcp_servers, timeout_sec=options.max_command_timeout_sec
             )
             await self._mcp.open()
-        start = as_plain_chat(self._context.messages)
-        start.append(Message(role="user", content=await self._told(task)))
+        told = self._templates.instance.render(task=task, tools=tools, submit=SUBMIT)
+        if skills := await self._skills(self._templates.skills, options.command_timeout_sec):
+            told = f"{told}\n\n{skills}"
+        start = [*as_plain_chat(self._context.messages), Message(role="user", content=told)]
         conversation = Conversation(
             self._llm,
             start,
@@ -171,21 +139,16 @@ class ToolsAgent:
         while (results := await self._act(await conversation.ask())) is not None:
             conversation.add(*results)
 
-    async def _told(self, task: str) -> str:
-        """Renders the task, and its skills."""
-        told = self._templates.instance.render(task=task, tools=self._options.tools, submit=SUBMIT)
-        if self._context.skills_dir is None:
-            return told
-        timeout_sec = self._options.command_timeout_sec
-        skills = await find_skills(self._container, self._context.skills_dir, timeout_sec=timeout_sec)
-        return f"{told}\n\n{self._templates.skills.render(skills=skills)}" if skills else told
-
     async def _act(self, answer: LLMResponse) -> Sequence[Message] | None:
         """Carries out the calls of an answer, in order. Returns the messages of both; `None` when it submitted."""
         message, pieces = as_message(answer, self._calls)
         self._calls += len(pieces)
-        calls = [self._read(piece) for piece in pieces]
-        self._count_format(any(not isinstance(call, UnusableCall) for call in calls))
+        calls = [
+            (self._mcp.read(piece) if self._mcp is not None else None) or read_call(piece, self._options.tools)
+            for piece in pieces
+        ]
+        usable = any(not isinstance(call, UnusableCall) for call in calls)
+        self._count_format(usable=usable, problem="had no usable call of a tool")
         if not pieces:
             told = self._templates.format_error.render(tools=self._options.tools, finish_reason=answer.finish_reason)
             return message, Message(role="user", content=told)
@@ -196,10 +159,6 @@ class ToolsAgent:
                 return None
             messages.append(Message(role="tool", tool_call_id=piece.id, content=result))
         return messages
-
-    def _read(self, piece: ToolCallData) -> Call | McpCall:
-        of_server = None if self._mcp is None else self._mcp.read(piece)
-        return read_call(piece, self._options.tools) if of_server is None else of_server
 
     async def _result_of(self, call: Call | McpCall) -> str | None:
         """Carries out one call; `None` for the last one of the episode."""
@@ -216,12 +175,6 @@ class ToolsAgent:
             return self._cut(await self._editor.edit(call))
         except (EditError, McpError) as error:
             return f"<error>{self._cut(str(error))}</error>"
-
-    def _count_format(self, usable: bool) -> None:
-        self._in_a_row = 0 if usable else self._in_a_row + 1
-        self.format_errors += not usable
-        if self._in_a_row == self._options.format_errors_in_a_row:
-            raise RepeatedFormatError(f"{self._in_a_row} replies in a row had no usable call of a tool.")
 
     async def _run(self, call: BashCall) -> str | None:
         options = self._options

@@ -8,9 +8,8 @@ import sys
 from typing import Any
 
 from ares_exp.agents.toolbox.installing import install
-from ares_exp.agents.toolbox.package import AgentPackage, Build
+from ares_exp.agents.toolbox.package import PACKAGES, PYTHONS, AgentPackage, Build, package_named
 from ares_exp.agents.toolbox.package_store import AgentStore
-from ares_exp.agents.toolbox.pinned import PACKAGES, PYTHONS, package_named
 from ares_exp.agents.toolbox.placing import default_builds
 from ares_exp.commands.cli.run_command import EXIT_OK, CommandParser
 from ares_exp.errors import ConfigError
@@ -43,7 +42,7 @@ Exit codes: 0 listed.
 """
 INSTALL = """\
 Fetches the pinned packages of agents from their vendors into the cache of this user: npm packages from the registry
-that npm is configured for, Python packages by pip or uv. Neither npm nor Node is needed, and no code of a package is
+`npm_config_registry`, Python packages by pip or uv. Neither npm nor Node is needed, and no code of a package is
 run. Every file is checked against a digest, and a package is installed atomically. A run with `agent=NAME` does the
 same at its start. Some of these programs are proprietary: if you install them, you accept their vendors' terms.
 """

@@ -20,7 +20,7 @@ from ares_exp.environments.source import Report, make_source
 from ares_exp.errors import ConfigError, PresetError, UserError, close_matches
 from ares_exp.records.terminal_text import columns_that_fit, make_console, make_table, one_line, printable
 from ares_exp.tasks.task_contract import Task
-from ares_exp.wrappers.configured_preset import ConfiguredPreset
+from ares_exp.wrappers.registry import ConfiguredPreset
 
 GROUP_OF: Mapping[str, str] = {
     "envs": "env",

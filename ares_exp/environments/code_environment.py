@@ -46,15 +46,11 @@ from ares_exp.environment import (
     transition,
     truncation,
 )
-from ares_exp.environments.agent_host import AgentHost, TimeIsUpError
-from ares_exp.environments.collect_on_abort import collect_on_abort
-from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.environments.hosted_agent import AgentState
+from ares_exp.environments.agent_host import AgentHost, AgentState, TimeIsUpError
+from ares_exp.environments.episode_limits import EpisodeLimits, PhaseClock
 from ares_exp.environments.past_stage import PastStage, results_of, verdict_of
-from ares_exp.environments.phase_clock import PhaseClock
-from ares_exp.environments.scoring.episode_scoring import Scoring
-from ares_exp.environments.source import EpisodeParts
-from ares_exp.environments.task_choice import choose_task
+from ares_exp.environments.scoring.episode_scoring import Scoring, collect_on_abort
+from ares_exp.environments.source import EpisodeParts, choose_task
 from ares_exp.errors import (
     AgentExitError,
     ConfigError,
@@ -70,7 +66,7 @@ from ares_exp.tasks.agent_context import AgentContext
 from ares_exp.tasks.task_contract import Stage, Task, Verdict
 
 if TYPE_CHECKING:
-    from ares_exp.environments.playing_again import EpisodeStart
+    from ares_exp.environments.restoring import EpisodeStart
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
 
@@ -380,7 +376,7 @@ class CodeEnvironment(EnvironmentBase):
             ConfigError: `n` is less than 1.
             SnapshotError, ContainerError: As `export_state` and `load_from_state`; none is left running.
         """
-        from ares_exp.environments.forking import fork_episode
+        from ares_exp.environments.exporting import fork_episode
 
         if n < 1:
             raise ConfigError(f"Expected fork() to make at least 1 environment, got {n}.")
@@ -393,7 +389,7 @@ class CodeEnvironment(EnvironmentBase):
 
         Empty for an agent that is not deterministic, but right after its recorded answers were given again.
         """
-        from ares_exp.environments.past_steps import past_steps
+        from ares_exp.environments.past_stage import past_steps
 
         return past_steps(self) if self.current_task is not None else ()
 

@@ -1,27 +1,30 @@
-"""The export of an episode in progress to a snapshot store."""
+"""The export of an episode in progress to a snapshot store, and forks of it."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ares_exp import __version__
 from ares_exp.agents.code_agent import StatefulAgent
 from ares_exp.cancellation import finish
 from ares_exp.config.parts import import_name
-from ares_exp.containers.container import ContainerSpec, SnapshottableContainer
+from ares_exp.containers.container import Container, ContainerSpec, SnapshottableContainer
 from ares_exp.containers.filesystem.delta import Delta
 from ares_exp.containers.filesystem.delta_encoding import put_delta
+from ares_exp.containers.ownership import OwnedDirectory, short_lived_directory
+from ares_exp.containers.shell_channel import EXEC_ID_VARIABLE
 from ares_exp.environment import TimeStep
 from ares_exp.environments.agent_host import AgentHost
-from ares_exp.environments.left_processes import left_processes
 from ares_exp.environments.past_stage import recorded_stage
+from ares_exp.environments.restoring import Continuation
 from ares_exp.errors import SnapshotError, SnapshotTimingError, SnapshotUnsupportedError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.records.run_dir import dump_json
@@ -30,6 +33,27 @@ if TYPE_CHECKING:
     from ares_exp.environments.code_environment import CodeEnvironment
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
     from ares_exp.snapshots.store import SnapshotStore
+
+
+# One a line: number and command line. Not itself.
+_PROCESSES = f"""
+files=$(grep -sl {EXEC_ID_VARIABLE}= /proc/[0-9]*/environ)
+for file in $(grep -sL "{EXEC_ID_VARIABLE}=${EXEC_ID_VARIABLE}" $files /dev/null); do
+  [ "$file" = /dev/null ] || {{
+    dir=${{file%/environ}}
+    command=$(tr '\\0\\n' '  ' <"$dir/cmdline") && echo "${{dir#/proc/}} $command"
+  }} 2>/dev/null
+done
+exit 0
+"""
+_MAX_PROCESSES = 100
+
+
+async def left_processes(container: Container) -> list[str]:
+    """Lists the processes that commands have left running, a line each; those that cannot be found out are left out."""
+    listed = await container.exec(_PROCESSES, cwd="/", user="root", timeout_sec=10.0, shell="sh -c")
+    return listed.output.splitlines()[:_MAX_PROCESSES] if listed.exit_code == 0 else []
+
 
 QUIESCE_SEC = 30.0
 """How long calls of the agent that are being carried out may take to end before its state is captured."""
@@ -233,3 +257,92 @@ def _words(error: Exception) -> str:
 def _dockerfile(spec: ContainerSpec) -> str | None:
     path = spec.context_dir / "Dockerfile" if spec.context_dir is not None else None
     return str(path) if path is not None and path.is_file() else None
+
+
+EnvironmentT = TypeVar("EnvironmentT", bound="CodeEnvironment")
+
+
+async def fork_episode(
+    episode: EnvironmentT, time_step: TimeStep[LLMRequest], n: int, *, diversify: bool
+) -> list[EnvironmentT]:
+    """Makes environments that wait where the episode waits; see `CodeEnvironment.fork`.
+
+    Args:
+        episode: Their starting point.
+        time_step: The pending one.
+        n: How many, at least 1.
+        diversify: Whether their agents draw different values.
+    """
+    factory = episode.setup.code_agent_factory
+    if not factory.can_be_restored:
+        raise SnapshotUnsupportedError(
+            f"Episodes of {factory.name} cannot be forked: the agent is a process in its container, and cannot be put "
+            "into another one. Branch a recorded run (`branch_from=`), which plays its answers again."
+        )
+    making = asyncio.create_task(asyncio.to_thread(_directory))
+    made: list[EnvironmentT] = []
+    try:
+        await finish(asyncio.wait({making}))  # even when the caller is cancelled: it has to be removed
+        shared = _Shared(making.result(), n)
+        snapshot = await export_episode(episode, time_step, shared.path, None)
+        parent = snapshot.snapshot_id  # the episode itself has no name here: the point where it was forked has
+        for branch in range(n):
+            lineage = {
+                "root": episode.lineage.get("root", parent),
+                "parent": parent,
+                "step": episode.step_count,
+                "branch": branch,
+            }
+            seed = _seed_of(parent, branch) if diversify else None
+            if (files := episode.setup.output_dir) is not None:
+                files = files.with_name(f"{files.name}-fork-{parent}-{branch}")
+            continuation = Continuation(
+                snapshot, task=episode.task, lineage=lineage, new_seed=seed, on_release=shared.give_up
+            )
+            parts = replace(episode.setup, output_dir=files, start_from=continuation)
+            made.append(type(episode).for_episode(episode.task, parts))
+        async with asyncio.TaskGroup() as resets:
+            for environment in made:
+                resets.create_task(environment.reset())
+    except BaseException as error:
+        await finish(_close_all(made))
+        if making.done() and not making.cancelled() and making.exception() is None:
+            await finish(asyncio.to_thread(making.result().remove))
+        if isinstance(error, BaseExceptionGroup):
+            raise error.exceptions[0] from None
+        raise
+    return made
+
+
+class _Shared:
+    """The directory that the environments of a fork have in common.
+
+    Attributes:
+        path: The directory. Contents that its containers started with are read from there when they are captured.
+    """
+
+    def __init__(self, directory: OwnedDirectory, users: int) -> None:
+        self.path = directory.path
+        self._directory = directory
+        self._users = users
+
+    async def give_up(self) -> None:
+        """Releases the episode of one environment; the last one removes the directory."""
+        self._users -= 1
+        if not self._users:
+            await asyncio.to_thread(self._directory.remove)
+
+
+def _directory() -> OwnedDirectory:
+    try:
+        return short_lived_directory("fork")
+    except OSError as error:
+        raise SnapshotError(f"Cannot make a directory for a fork: {error.strerror or error}.") from None
+
+
+async def _close_all(environments: Sequence[CodeEnvironment]) -> None:
+    await asyncio.gather(*(environment.close() for environment in environments), return_exceptions=True)
+
+
+def _seed_of(snapshot_id: str, branch: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{snapshot_id}/{branch}".encode()).digest()[:8], "big")

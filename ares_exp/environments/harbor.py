@@ -10,8 +10,7 @@ from typing import Annotated
 from pydantic import Field, validate_call
 
 from ares_exp.environments.code_environment import CodeEnvironment
-from ares_exp.environments.refusals import refuse_together
-from ares_exp.environments.source import EpisodeParts, Report, SourceBase
+from ares_exp.environments.source import EpisodeParts, Report, SourceBase, refuse_together
 from ares_exp.tasks.harbor_task import HarborTask
 from ares_exp.tasks.instruction import read_extra_instruction
 from ares_exp.tasks.recorded_digest import with_files

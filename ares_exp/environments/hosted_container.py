@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from ares_exp.agents.runtime.agent_runtime import AgentRuntime
-from ares_exp.agents.runtime.host_files import HostFiles, digest_of
+from ares_exp.agents.runtime.encoding import HostFiles, digest_of
 from ares_exp.containers.activity import Activity, CommandRecord
 from ares_exp.containers.container import Container, ExecOptions, ExecResult, Shell, TerminalOutput, User
 from ares_exp.containers.forwarded_port import FORWARDED_PORT, ForwardedPort, Serve, ServingContainer

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from ares_exp.agents.code_agent import AgentFactoryBase
 from ares_exp.config.instantiate import instantiate_group
 from ares_exp.config.parts import completed
+from ares_exp.config.targets import SCORER
 from ares_exp.containers.container import ContainerFactoryBase, ContainerSpec
 from ares_exp.environment import Environment
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.errors import UnsupportedTaskError
+from ares_exp.errors import ConfigError, TaskError, UnsupportedTaskError
 from ares_exp.llms.request import LLMClient
+from ares_exp.tasks.selection import Named
 from ares_exp.tasks.task_contract import Task
 from ares_exp.tasks.task_origin import TaskOrigin
 
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from ares_exp.environments.own_model import OwnModel
-    from ares_exp.environments.playing_again import EpisodeStart
+    from ares_exp.environments.restoring import EpisodeStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,3 +198,73 @@ def make_source(config: DictConfig) -> SourceBase:
         ConfigError: It cannot be made, or is no source.
     """
     return as_source(instantiate_group(config, "env"))
+
+
+def make_scored_source(config: DictConfig) -> SourceBase:
+    """Makes the source that the option of `env` describes, with the scorers of `env.scorers`, if there are any.
+
+    Raises:
+        ConfigError: It, or a scorer, cannot be made.
+    """
+    from omegaconf import OmegaConf
+
+    source = make_source(config)
+    if not any(OmegaConf.select(config, key) for key in (SCORER, "env.scorers")):
+        return source
+    from ares_exp.environments.scoring.scored_source import ScoredSource, make_scoring_rules
+
+    rules = make_scoring_rules(config)
+    return ScoredSource(source, rules) if rules.scorers else source
+
+
+T = TypeVar("T", bound=Named)
+
+
+def choose_task(tasks: Sequence[T], options: Mapping[str, Any], generator: random.Random) -> T:
+    """Chooses the task that `options["task"]` names, by its name or its index; without that, `generator` draws one.
+
+    Raises:
+        ConfigError: No such task, or other options.
+    """
+    return tasks[choose_index([task.name for task in tasks], options, generator)]
+
+
+def choose_index(names: Sequence[str], options: Mapping[str, Any], generator: random.Random) -> int:
+    """Finds the index of the task that `options["task"]` names among `names`; see `choose_task`."""
+    if unknown := sorted(options.keys() - {"task"}):
+        raise ConfigError(f"Expected only the option `task` in reset(options=…), got also {unknown}.")
+    wanted = options.get("task")
+    if wanted is None:
+        return generator.randrange(len(names))
+    if isinstance(wanted, int) and 0 <= wanted < len(names):
+        return wanted
+    if wanted in names:
+        return names.index(wanted)
+    shown = ", ".join(names[:20])
+    raise ConfigError(f"Expected a task's name or its index below {len(names)}, got {wanted!r}. Tasks: {shown}.")
+
+
+SHOWN_REFUSALS = 10
+
+
+def refuse_together(tasks: Iterable[T], check: Callable[[T], object]) -> None:
+    """Checks every task.
+
+    Args:
+        tasks: The tasks.
+        check: Raises `TaskError` for one that cannot be played.
+
+    Raises:
+        UnsupportedTaskError: With every reason (the first ones, of many), and how to play the others.
+    """
+    refused: dict[str, str] = {}
+    for task in tasks:
+        try:
+            check(task)
+        except TaskError as error:
+            refused[task.name] = str(error)
+    if refused:
+        shown = list(refused.values())[:SHOWN_REFUSALS]
+        shown += [f"… and {len(refused) - len(shown)} more."] if len(refused) > len(shown) else []
+        shown.append(f"To play the others: env.exclude=[{','.join(list(refused)[:SHOWN_REFUSALS])}].")
+        raise UnsupportedTaskError("\n".join(shown))

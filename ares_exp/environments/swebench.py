@@ -11,8 +11,7 @@ from pydantic import Field, validate_call
 
 from ares_exp.cancellation import finish
 from ares_exp.environments.code_environment import CodeEnvironment
-from ares_exp.environments.refusals import refuse_together
-from ares_exp.environments.source import EpisodeParts, Report, SourceBase
+from ares_exp.environments.source import EpisodeParts, Report, SourceBase, refuse_together
 from ares_exp.errors import ConfigError
 from ares_exp.tasks.selection import select
 from ares_exp.tasks.swebench.build_context import GITHUB, BuildOptions, make_context

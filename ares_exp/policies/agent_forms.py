@@ -23,8 +23,6 @@ def form_of(request: LLMRequest) -> BashBlock:
         told = str(message["content"]) if message["role"] == "user" else ""
         if '"keystrokes"' in told:
             return Keystrokes()
-        if "<keystrokes " in told:
-            return XmlKeystrokes()
     offered = [str(tool.get("function", {}).get("name")) for tool in request.tools or ()]
     return ToolCalls(offered) if {"bash", "submit"}.intersection(offered) else BashBlock()
 
@@ -84,20 +82,6 @@ class Keystrokes(BashBlock):
     def _typing(self, thought: str, keys: str, seconds: float) -> list[Piece]:
         commands = [{"keystrokes": keys, "duration": seconds}]
         return [TextData(json.dumps({"analysis": thought, "plan": "I wait for it.", "commands": commands}))]
-
-
-class XmlKeystrokes(Keystrokes):
-    """Keystrokes for a terminal in tags, as they are."""
-
-    def finish(self, thought: str) -> list[Piece]:
-        """Declares the task complete; the agent asks once more."""
-        done = "<commands></commands>\n<task_complete>true</task_complete>"
-        return [TextData(f"<response>\n<analysis>{thought}</analysis>\n<plan>None.</plan>\n{done}\n</response>")]
-
-    def _typing(self, thought: str, keys: str, seconds: float) -> list[Piece]:
-        typed = f'<commands>\n<keystrokes duration="{seconds}">{keys}</keystrokes>\n</commands>'
-        said = f"<analysis>{thought}</analysis>\n<plan>I wait for it.</plan>"
-        return [TextData(f"<response>\n{said}\n{typed}\n</response>")]
 
 
 _ENDED = re.compile(r"\[ended with \d+\]")

@@ -18,8 +18,7 @@ from ares_exp.agents.code_agent import AgentFactoryBase
 from ares_exp.agents.runtime.encoding import decode_journal
 from ares_exp.agents.runtime.journal import DoneEntry
 from ares_exp.environment import MinimalEnvironment, complete
-from ares_exp.environments.playing_again import EpisodeStart, PlayedAgain
-from ares_exp.environments.restoring import Continuation
+from ares_exp.environments.restoring import Continuation, EpisodeStart, PlayedAgain
 from ares_exp.errors import (
     ConfigError,
     EpisodeError,

@@ -7,14 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from ares_exp.agents.code_agent import AgentFactoryBase, as_agent_factory
-from ares_exp.agents.solver import playing_agent
+from ares_exp.agents.code_agent import AgentFactoryBase, as_agent_factory, playing_agent
 from ares_exp.config.instantiate import instantiate_group, instantiate_node, instantiate_several
 from ares_exp.containers.container import ContainerFactoryBase, as_container_factory
 from ares_exp.environment import MinimalEnvironment
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.environments.scoring.scored_source import make_scored_source
-from ares_exp.environments.source import SourceBase
+from ares_exp.environments.source import SourceBase, make_scored_source
 from ares_exp.policies.policy import Policy, as_policy
 from ares_exp.runs.budget import Budget
 from ares_exp.runs.executors.executor import ExecutorBase, LocalExecutor, Recipe, as_executor

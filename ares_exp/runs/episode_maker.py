@@ -13,7 +13,7 @@ from ares_exp import __version__
 from ares_exp.cancellation import in_thread
 from ares_exp.config.parts import name_of
 from ares_exp.environment import MinimalEnvironment
-from ares_exp.environments.limited_environment import limited
+from ares_exp.environments.episode_limits import limited
 from ares_exp.environments.source import EpisodeParts
 from ares_exp.errors import SnapshotError
 from ares_exp.llms.request import LLMClient
@@ -34,7 +34,7 @@ from ares_exp.trajectories.recorded_responses import answers
 from ares_exp.trajectories.request_diff import Normaliser, with_own
 
 if TYPE_CHECKING:
-    from ares_exp.environments.playing_again import EpisodeStart
+    from ares_exp.environments.restoring import EpisodeStart
 
 logger = logging.getLogger(__name__)
 

@@ -43,7 +43,7 @@ from ares_exp.trackers.tracker import RunInfo
 
 if TYPE_CHECKING:
     from ares_exp.environments.code_environment import CodeEnvironment
-    from ares_exp.environments.playing_again import EpisodeStart
+    from ares_exp.environments.restoring import EpisodeStart
     from ares_exp.runs.trainer import PlayedOnRequest, Trainer
 
 TRAINER_GRACE_SEC = 60.0

@@ -19,8 +19,14 @@ from ares_exp.config.schema import KEYS, validate
 from ares_exp.config.targets import SCORER
 from ares_exp.containers.container import as_container_factory
 from ares_exp.environment import EnvironmentWrapper, MinimalEnvironment, TimeStep, complete, takes_seed
-from ares_exp.environments.scoring.scored_source import make_scored_source
-from ares_exp.environments.source import EnvironmentSource, EpisodeParts, Report, SourceBase, as_source
+from ares_exp.environments.source import (
+    EnvironmentSource,
+    EpisodeParts,
+    Report,
+    SourceBase,
+    as_source,
+    make_scored_source,
+)
 from ares_exp.errors import ConfigError
 from ares_exp.policies.policy import as_policy
 from ares_exp.records.results import EpisodeResult, EpisodeUsage, ErrorInfo, Outcome

@@ -54,8 +54,7 @@ from ares_exp.agents.code_agent import AgentContainer, CodeAgentFactory, Statefu
 from ares_exp.agents.runtime.encoding import JournalEncoder, decode_journal
 from ares_exp.agents.runtime.journal import CallEntry, Journal, StepEntry
 from ares_exp.containers.container import Container, ExecOptions, ExecResult
-from ares_exp.environments.agent_host import AgentHost
-from ares_exp.environments.hosted_agent import AgentState
+from ares_exp.environments.agent_host import AgentHost, AgentState
 from ares_exp.errors import AgentError, DivergenceError, NondeterministicCallError, SnapshotUnsupportedError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse

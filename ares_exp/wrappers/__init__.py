@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ares_exp.wrappers.async_gym import AsyncGymWrapper as AsyncGymWrapper
-    from ares_exp.wrappers.episode_info import EpisodeInfo as EpisodeInfo
+    from ares_exp.wrappers.async_gym import EpisodeInfo as EpisodeInfo
+    from ares_exp.wrappers.async_gym import wrap_as_gym as wrap_as_gym
     from ares_exp.wrappers.preset_gym import PresetGym as PresetGym
+    from ares_exp.wrappers.spaces import TextAction as TextAction
+    from ares_exp.wrappers.spaces import TextObservation as TextObservation
     from ares_exp.wrappers.sync_gym import GymWrapper as GymWrapper
-    from ares_exp.wrappers.text_wrappers import TextAction as TextAction
-    from ares_exp.wrappers.text_wrappers import TextObservation as TextObservation
-    from ares_exp.wrappers.wrap import wrap_as_gym as wrap_as_gym
 
 _OWNERS = {
     "AsyncGymWrapper": "ares_exp.wrappers.async_gym",
-    "EpisodeInfo": "ares_exp.wrappers.episode_info",
+    "EpisodeInfo": "ares_exp.wrappers.async_gym",
     "GymWrapper": "ares_exp.wrappers.sync_gym",
     "PresetGym": "ares_exp.wrappers.preset_gym",
-    "TextAction": "ares_exp.wrappers.text_wrappers",
-    "TextObservation": "ares_exp.wrappers.text_wrappers",
-    "wrap_as_gym": "ares_exp.wrappers.wrap",
+    "TextAction": "ares_exp.wrappers.spaces",
+    "TextObservation": "ares_exp.wrappers.spaces",
+    "wrap_as_gym": "ares_exp.wrappers.async_gym",
 }
 
 __all__ = sorted(_OWNERS)

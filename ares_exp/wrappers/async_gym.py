@@ -9,16 +9,81 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypedDict, overload
 
-from ares_exp.environment import MinimalEnvironment, TimeStep, complete
+from ares_exp.environment import EnvironmentBase, EnvironmentWrapper, MinimalEnvironment, TimeStep, complete
 from ares_exp.llms.request import LLMRequest
 from ares_exp.records.results import EpisodeUsage
+from ares_exp.trajectories.records import ending
 from ares_exp.wrappers.chat_text import Exchange
-from ares_exp.wrappers.episode_info import EpisodeInfo, info_of
 
 if TYPE_CHECKING:
+    from ares_exp.wrappers.chat_text import Exchange
+    from ares_exp.wrappers.gym_in_thread import GymInThread
     from ares_exp.wrappers.spaces import LLMRequestSpace, LLMResponseSpace
+    from ares_exp.wrappers.sync_gym import GymWrapper
+
+
+class UsageInfo(TypedDict):
+    """Tokens and cost of the actions since `reset`.
+
+    Attributes:
+        prompt_tokens, generated_tokens: As the engine counted them; 0 for an action that says nothing of it.
+        cost: US dollars.
+    """
+
+    prompt_tokens: int
+    generated_tokens: int
+    cost: float
+
+
+class EpisodeInfo(TypedDict):
+    """`info` after `reset` and after `step`: always all of these keys, so that vector environments can stack them.
+
+    Attributes:
+        time_step: The environment's own `TimeStep`.
+        task: Name of the task; `None` where the environment has no tasks.
+        step: Number of actions since `reset`: 0 after `reset`.
+        usage: Tokens and cost of these actions.
+        outcome: After the last step `"completed"` or `"truncated"` (`"errored"` for a reward that is not finite), as in
+            the rows of a run; `None` before.
+        limit: The limit that truncated the episode (`"steps"`, `"time"`, `"tokens"`, `"cost"`, …), `"unknown"` where
+            the environment does not say; `None` for none.
+        rewards: After the last step everything that the verifier scored, by key; empty before, and without a verifier.
+    """
+
+    time_step: Any
+    task: str | None
+    step: int
+    usage: UsageInfo
+    outcome: str | None
+    limit: str | None
+    rewards: dict[str, float]
+
+
+def info_of(time_step: Any, env: EnvironmentBase, task: str | None, usage: EpisodeUsage) -> EpisodeInfo:
+    """Makes the `info` of the time step that `env` has just returned, after actions that came to `usage`."""
+    info: EpisodeInfo = {
+        "time_step": time_step,
+        "task": task,
+        "step": usage.step_count,
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "generated_tokens": usage.generated_tokens,
+            "cost": usage.cost,
+        },
+        "outcome": None,
+        "limit": None,
+        "rewards": {},
+    }
+    if time_step.step_type == "LAST":
+        report = env.report()
+        ended = ending(time_step, limit=report.truncated_by, note=report.limit_note)
+        info["outcome"] = ended.outcome.value
+        info["limit"] = ended.error.limit if ended.error is not None else None
+        info["rewards"] = {key: float(value) for key, value in report.rewards.items()}
+    return info
+
 
 NO_REQUEST = LLMRequest(messages=())
 """The observation of an ended episode: no request is pending, but Gymnasium requires a member of the space."""
@@ -89,7 +154,7 @@ class AsyncGymWrapper:
         self._task, self._usage = self._env.report().task_name, EpisodeUsage()
         observation = to_gym(time_step)[0]
         if self.render_mode is not None:
-            self._last_exchange = Exchange(None, observation)
+            self._show(None, observation)
         return observation, info_of(time_step, self._env, self._task, self._usage)
 
     async def step(self, action: Any) -> GymStep:
@@ -98,9 +163,15 @@ class AsyncGymWrapper:
         self._usage.add(action)
         observation, reward, terminated, truncated = to_gym(time_step)
         if self.render_mode is not None:
-            self._last_exchange = Exchange(action, observation, reward, terminated, truncated)
+            self._show(action, observation, reward, terminated, truncated)
         info = info_of(time_step, self._env, self._task, self._usage)
         return observation, reward, terminated, truncated, info
+
+    def _show(self, *exchange: Any) -> None:
+        """Keeps the last exchange for `render`."""
+        from ares_exp.wrappers.chat_text import Exchange
+
+        self._last_exchange = Exchange(*exchange)
 
     async def render(self) -> str | None:
         """Returns the last exchange as text with `render_mode="ansi"`, else `None`."""
@@ -158,3 +229,87 @@ def to_gym(time_step: TimeStep[Any]) -> tuple[Any, float, bool, bool]:
     observation = NO_REQUEST if time_step.observation is None else time_step.observation
     reward = 0.0 if time_step.reward is None else float(time_step.reward)
     return observation, reward, terminated, truncated
+
+
+@overload
+def wrap_as_gym(
+    env: MinimalEnvironment,
+    *,
+    async_mode: Literal[False] = False,
+    render_mode: str | None = None,
+    allow_running_loop: bool = False,
+) -> GymWrapper: ...
+
+
+@overload
+def wrap_as_gym(
+    env: MinimalEnvironment, *, async_mode: Literal[True], render_mode: str | None = None
+) -> AsyncGymWrapper: ...
+
+
+def wrap_as_gym(
+    env: MinimalEnvironment,
+    *,
+    async_mode: bool = False,
+    render_mode: str | None = None,
+    allow_running_loop: bool = False,
+) -> GymWrapper | AsyncGymWrapper:
+    """Shows an environment as Gymnasium.
+
+    Args:
+        env: The environment, which the wrapper then owns: closing the wrapper closes it.
+        async_mode: Whether the methods are to be awaited (`AsyncGymWrapper`) or block (`GymWrapper`).
+        render_mode: `"ansi"` for a `render()` that gives the last exchange as text.
+        allow_running_loop: Only for `GymWrapper`: whether its calls may block a running event loop, as in a notebook.
+
+    Returns:
+        The wrapper; both are context managers.
+
+    Raises:
+        ValueError: `allow_running_loop` together with `async_mode`; no such render mode.
+    """
+    if async_mode and allow_running_loop:
+        raise ValueError("`allow_running_loop` is for `async_mode=False`: an AsyncGymWrapper never blocks a loop.")
+    if async_mode:
+        return AsyncGymWrapper(env, render_mode=render_mode)
+    from ares_exp.wrappers.sync_gym import GymWrapper
+
+    return GymWrapper(env, render_mode=render_mode, allow_running_loop=allow_running_loop)
+
+
+class GymDriver(EnvironmentWrapper):
+    """Plays through a Gymnasium face, and gives the environment's own time steps back."""
+
+    def __init__(self, gym: AsyncGymWrapper | GymInThread) -> None:
+        """Takes over `gym`: the driver closes it."""
+        super().__init__(gym.environment)
+        self._gym = gym
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
+        """Starts an episode and returns its FIRST step."""
+        _, info = await self._gym.reset(seed=seed, options=options)
+        return info["time_step"]  # type: ignore[no-any-return]
+
+    async def step(self, action: Any) -> TimeStep[Any]:
+        """Applies `action` and returns the next step."""
+        return (await self._gym.step(action))[4]["time_step"]  # type: ignore[no-any-return]
+
+    async def close(self) -> None:
+        """Closes the environment."""
+        await self._gym.close()
+
+    async def __aenter__(self) -> Self:
+        """Enters the environment."""
+        await self._gym.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Leaves the environment, which learns why; that closes it."""
+        await self._gym.__aexit__(exc_type, exc, traceback)
+
+
+def drive_async_gym(environment: MinimalEnvironment) -> GymDriver:
+    """Drives the environment through `AsyncGymWrapper` on the caller's event loop. Does not import gymnasium."""
+    return GymDriver(AsyncGymWrapper(environment))

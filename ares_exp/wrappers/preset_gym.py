@@ -21,9 +21,7 @@ from ares_exp.tasks.verification.time_limits import TimeLimits
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import TrajectoryCollector
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
-from ares_exp.wrappers.configured_preset import ConfiguredPreset
-from ares_exp.wrappers.preset_id import PresetId
-from ares_exp.wrappers.registry import find_preset
+from ares_exp.wrappers.registry import ConfiguredPreset, PresetId, find_preset
 from ares_exp.wrappers.sync_gym import GymWrapper
 
 P = ParamSpec("P")

@@ -19,8 +19,7 @@ from ares_exp.environment import MinimalEnvironment
 from ares_exp.errors import EpisodeStateError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.wrappers.async_gym import RENDER_MODES, AsyncGymWrapper, GymStep
-from ares_exp.wrappers.episode_info import EpisodeInfo
+from ares_exp.wrappers.async_gym import RENDER_MODES, AsyncGymWrapper, EpisodeInfo, GymStep
 from ares_exp.wrappers.loop_thread import LoopThread
 
 T = TypeVar("T")

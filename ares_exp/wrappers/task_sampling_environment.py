@@ -21,9 +21,8 @@ from ares_exp.environment import (
     complete,
     no_episode,
 )
-from ares_exp.environments.limited_environment import limited
-from ares_exp.environments.source import EnvironmentSource, EpisodeParts, as_source
-from ares_exp.environments.task_choice import choose_index
+from ares_exp.environments.episode_limits import limited
+from ares_exp.environments.source import EnvironmentSource, EpisodeParts, as_source, choose_index
 from ares_exp.errors import ConfigError, EpisodeStateError
 from ares_exp.runs.scheduler import episode_seed
 

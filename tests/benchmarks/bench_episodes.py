@@ -35,7 +35,7 @@ from ares_exp.trackers.null_tracker import NullTracker
 from ares_exp.trajectories.collector import TrajectoryCollector
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryCollector
-from ares_exp.wrappers.drivers import drive_async_gym
+from ares_exp.wrappers.async_gym import drive_async_gym
 from tests.benchmarks.bench_load import Boxes, play
 
 ATTEMPTS = 10

@@ -40,7 +40,7 @@ from ares_exp.runs.experiment import Experiment
 from ares_exp.trackers.null_tracker import NullTracker
 from ares_exp.trackers.tracker import RunInfo
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
-from ares_exp.wrappers.drivers import drive_async_gym
+from ares_exp.wrappers.async_gym import drive_async_gym
 from tests.benchmarks.bench_step import InMemoryContainer, InMemoryTask
 
 CONCURRENCIES = (1, 10, 100, 1000)

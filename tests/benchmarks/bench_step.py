@@ -32,7 +32,7 @@ from ares_exp.tasks.agent_context import AgentContext
 from ares_exp.tasks.task_contract import Verdict
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector
-from ares_exp.wrappers.drivers import drive_async_gym
+from ares_exp.wrappers.async_gym import drive_async_gym
 from tests.benchmarks.ares_steps import AresSteps, is_installed
 
 STEPS = 50

@@ -11,7 +11,8 @@ import time
 from ares_exp.environment import TimeStep, complete, restart, transition
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.wrappers.drivers import drive_async_gym, drive_sync_gym
+from ares_exp.wrappers.async_gym import drive_async_gym
+from ares_exp.wrappers.gym_in_thread import drive_sync_gym
 from ares_exp.wrappers.sync_gym import GymWrapper
 
 ROUNDS = 9

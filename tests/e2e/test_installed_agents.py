@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ares_exp.agents.toolbox.package import PACKAGES
 from ares_exp.agents.toolbox.package_store import AgentStore
-from ares_exp.agents.toolbox.pinned import PACKAGES
 from tests.installed_agents import check_solved, local_python, play
 
 pytestmark = pytest.mark.once

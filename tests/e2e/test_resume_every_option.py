@@ -19,7 +19,7 @@ import pytest
 from aiohttp import web
 
 import ares_exp
-from ares_exp.agents.interception.all_wires import wire_at
+from ares_exp.agents.interception.agent_endpoint import wire_at
 from ares_exp.llms.response import LLMResponse, Usage
 from tests.conftest import ROOT
 from tests.docker.podman_service import missing_program, podman_service

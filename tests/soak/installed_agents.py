@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from ares_exp.agents.toolbox.package import Build
+from ares_exp.agents.toolbox.package import PACKAGES, Build
 from ares_exp.agents.toolbox.package_store import AgentStore
-from ares_exp.agents.toolbox.pinned import PACKAGES
 from ares_exp.agents.toolbox.placing import check_runs, fitting_build
 from ares_exp.containers.container import Container, ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from ares_exp.agents.terminal_reply import read_reply
-from ares_exp.agents.terminal_xml_reply import read_xml_reply
 from tests.unit.agents.test_terminal_reply import RECORDED, as_recorded
 
 CHARACTERS = '{}"\\,:[] x'
@@ -60,64 +59,15 @@ def damaged(text: str, rng: random.Random) -> str:
     )
 
 
-def an_xml_reply(rng: random.Random) -> str:
-    durations = [
-        ' duration="0.1"',
-        " duration='5'",
-        " duration=3",
-        ' duration="x"',
-        "",
-        ' wait="1"',
-        ' duration="1" x=y',
-    ]
-    keys = ["ls\n", "C-c", "", "a < b && c\n", "echo &lt;&amp;\n", "a\\r\\n"]
-    typed = [
-        f"<keystrokes{rng.choice(durations)}>{rng.choice(keys)}</keystrokes>{rng.choice(['', chr(10)])}"
-        for _ in range(rng.randrange(4))
-    ]
-    sections = [
-        rng.choice(["<analysis>a <b> c</analysis>", "<analysis/>", "<analysis></analysis>", "<analysis>a</analysis>"]),
-        rng.choice(["<plan>p</plan>"] * 3 + ["<plan />", "<plan>p"]),
-        rng.choice([f"<commands>\n{''.join(typed)}\n</commands>"] * 5 + ["<commands/>", "<commands>", "<commands >"]),
-        rng.choice(["", "<task_complete>true</task_complete>", "<task_complete> TRUE\n</task_complete>",
-                    "<task_complete/>", "<task_complete>no</task_complete>"]),
-    ]  # fmt: skip
-    if rng.random() < 0.2:
-        rng.shuffle(sections)
-    if rng.random() < 0.15:
-        sections.pop(rng.randrange(4))
-    if rng.random() < 0.1:
-        sections.insert(
-            rng.randrange(4), rng.choice(["<note>n</note>", "<!-- c -->", "<analysis>b</analysis>", "<commands>"])
-        )
-    text = "<response>\n" + rng.choice(["", "\n", " "]).join(sections) + "\n</response>"
-    place = rng.randrange(len(text))
-    return rng.choice(
-        [
-            *[text] * 4,
-            f"Hello {text}",
-            f"```xml\n{text}\n```",
-            text[:place],
-            text * 2,
-            text[:place] + rng.choice("<>/ \"'=x") + text[place:],
-            text[:place] + text[place + 1 :],
-            rng.choice(["", "no", "<response></response>", "<response>x", f"</response>{text}"]),
-        ]
-    )
-
-
-def harbor_parsers(folder: Path) -> dict[str, Any]:
-    """The parsers of Harbor, loaded from its files: the package itself needs another Python and much else."""
-    parsers = {}
-    for form in ("json", "xml"):
-        path = folder / "harbor" / "agents" / "terminus_2" / f"terminus_{form}_plain_parser.py"
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        parsers[form] = getattr(module, f"Terminus{form.upper()}PlainParser")()
-    return parsers
+def harbor_parser(folder: Path) -> Any:
+    """The parser of Harbor, loaded from its file: the package itself needs another Python and much else."""
+    path = folder / "harbor" / "agents" / "terminus_2" / "terminus_json_plain_parser.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.TerminusJSONPlainParser()
 
 
 def read_there(parser: Any, text: str) -> dict[str, Any]:
@@ -127,42 +77,28 @@ def read_there(parser: Any, text: str) -> dict[str, Any]:
     return {"commands": commands, "is_complete": bool(read.is_task_complete), "error": read.error, "warnings": warnings}
 
 
-def in_order(read: dict[str, Any]) -> dict[str, Any]:
-    """Sorts those warnings that Harbor gives in an order of chance."""
-    by_chance = [warning for warning in read["warnings"] if warning.startswith(("Unknown tag", "Missing <"))]
-    return {**read, "warnings": sorted(by_chance) + [one for one in read["warnings"] if one not in by_chance]}
-
-
-def record(parsers: dict[str, Any]) -> None:
+def record(parser: Any) -> None:
     """Writes anew how Harbor reads the replies that the tests have."""
     data = json.loads(RECORDED.read_text())
-    for form, replies in data["replies"].items():
-        data["replies"][form] = [{"reply": one["reply"], **read_there(parsers[form], one["reply"])} for one in replies]
+    data["replies"] = [{"reply": one["reply"], **read_there(parser, one["reply"])} for one in data["replies"]]
     RECORDED.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
 
 def main(folder: Path, count: int) -> int:
-    parsers, rng, all_different = harbor_parsers(folder), random.Random(1), 0
+    parser, rng = harbor_parser(folder), random.Random(1)
     if count == 0:
-        record(parsers)
-    for form, make, read in (("json", a_reply, read_reply), ("xml", an_xml_reply, read_xml_reply)):
-        different = left_out = 0
-        for _ in range(count):
-            text = make(rng)
-            try:
-                there = read_there(parsers[form], text)
-            except IndexError:  # Harbor's: a tag of blanks alone
-                left_out += 1
-                continue
-            here = as_recorded(read(text))
-            if any("Unknown fields" in warning and "," in warning for warning in there["warnings"]):
-                left_out += 1  # Harbor names these in an order of chance
-            elif in_order(here) != in_order(there):
-                different += 1
-                print(f"{text!r}\n  here:  {here}\n  there: {there}")
-        print(f"{form}: {count} replies, {different} read differently, {left_out} left out")
-        all_different += different
-    return int(all_different > 0)
+        record(parser)
+    different = left_out = 0
+    for _ in range(count):
+        text = a_reply(rng)
+        there, here = read_there(parser, text), as_recorded(read_reply(text))
+        if any("Unknown fields" in warning and "," in warning for warning in there["warnings"]):
+            left_out += 1  # Harbor names these in an order of chance
+        elif here != there:
+            different += 1
+            print(f"{text!r}\n  here:  {here}\n  there: {there}")
+    print(f"{count} replies, {different} read differently, {left_out} left out")
+    return int(different > 0)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,7 @@ from ares_exp.agents.code_agent import AgentContainer
 from ares_exp.agents.installed.installed_agent import EndpointOptions, InstalledAgentFactory, last_lines
 from ares_exp.agents.installed.recipe import Launch, LaunchedCommand
 from ares_exp.agents.interception.line import KEEPALIVE_SEC, BackgroundRequests
-from ares_exp.agents.toolbox.package import AgentPackage, Build
-from ares_exp.agents.toolbox.pinned import PACKAGES
+from ares_exp.agents.toolbox.package import PACKAGES, AgentPackage, Build
 from ares_exp.agents.toolbox.placing import Placed, check_runs, fitting_build, ready_builds
 from ares_exp.containers.container import ExecResult, Mount
 from ares_exp.containers.forwarded_port import FORWARDED_PORT

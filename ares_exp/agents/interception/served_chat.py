@@ -21,9 +21,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ares_exp.agents.interception.event_writing import event, slices, to_json, with_call_ids
 from ares_exp.agents.interception.request_reading import Losses, make_asked, take
-from ares_exp.agents.interception.served_wire import Asked
+from ares_exp.agents.interception.served_wire import Asked, event, slices, to_json, with_call_ids
 from ares_exp.errors import WireFormatError
 from ares_exp.llms.chat_messages import check_message
 from ares_exp.llms.openai_chat import request_from_body, response_to_body

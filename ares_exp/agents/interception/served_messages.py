@@ -20,9 +20,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ares_exp.agents.interception.event_writing import event, slices, to_json, with_call_ids
 from ares_exp.agents.interception.request_reading import Losses, estimate_tokens, make_asked, take
-from ares_exp.agents.interception.served_wire import Asked
+from ares_exp.agents.interception.served_wire import Asked, event, slices, to_json, with_call_ids
 from ares_exp.llms.anthropic_messages import request_from_body, response_to_body, usage_to_wire
 from ares_exp.llms.openai_errors import bearer
 from ares_exp.llms.response import LLMResponse, Usage

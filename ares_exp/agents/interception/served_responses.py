@@ -23,9 +23,8 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from ares_exp.agents.interception.event_writing import event, slices, to_json, with_call_ids
 from ares_exp.agents.interception.request_reading import Losses, estimate_tokens, make_asked, take
-from ares_exp.agents.interception.served_wire import Asked
+from ares_exp.agents.interception.served_wire import Asked, event, slices, to_json, with_call_ids
 from ares_exp.errors import WireFormatError
 from ares_exp.llms.openai_errors import bearer, error_object
 from ares_exp.llms.openai_responses import empty_response, request_from_body, response_to_body

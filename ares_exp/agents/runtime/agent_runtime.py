@@ -14,15 +14,16 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ares_exp.agents.runtime.agent_loop import AgentLoop
-from ares_exp.agents.runtime.call import Call
-from ares_exp.agents.runtime.journal import CallEntry, CallKind, DoneEntry, Journal, SeedEntry
-from ares_exp.agents.runtime.replayed_calls import JournalReplay
+from ares_exp.agents.runtime.journal import Call, CallEntry, CallKind, DoneEntry, Journal, SeedEntry
 from ares_exp.agents.runtime.virtual_clock import VirtualClockAndRandom
 from ares_exp.errors import EpisodeStateError, JournalError, NondeterministicCallError, SnapshotError
 from ares_exp.llms.request import LLMRequest
+
+if TYPE_CHECKING:
+    from ares_exp.agents.runtime.replayed_calls import JournalReplay
 
 AgentStart = Callable[[], Coroutine[Any, Any, None]]
 """Makes the coroutine of an agent."""
@@ -225,6 +226,8 @@ class AgentRuntime:
         self._play_again(agent, None)
 
     def _play_again(self, agent: AgentStart, originals: Mapping[int, LLMRequest] | None) -> None:
+        from ares_exp.agents.runtime.replayed_calls import JournalReplay
+
         assert self.journal is not None
         assert self._agent_loop is not None
         replay = self._replay = JournalReplay(self.journal.entries, originals)

@@ -1,22 +1,247 @@
-"""Installing a build: fetched part by part, checked, and kept in the store."""
+"""Installing a build: its parts are downloaded, checked against their digests, and kept in the store.
+
+Neither npm nor Node is needed, and no code of a package is run.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import gzip
+import hashlib
+import http.client
+import importlib.util
 import logging
+import os
 import shutil
+import signal
+import subprocess
 import sys
+import tempfile
 import threading
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.resources import files
 from pathlib import Path
+from urllib.parse import quote
 
-from ares_exp.agents.toolbox.npm import NpmConfig, fetch_tarball
-from ares_exp.agents.toolbox.package import Build, NpmTarball
+from packaging.markers import Marker
+
+from ares_exp.agents.toolbox.package import Build, NpmTarball, Wheels
 from ares_exp.agents.toolbox.package_store import AgentStore, Installed
-from ares_exp.agents.toolbox.wheels import fetch_wheels
 from ares_exp.cancellation import finish
-from ares_exp.errors import ToolboxError
+from ares_exp.containers.archive import remove, unpack_directory
+from ares_exp.containers.parent_death_guard import while_we_live
+from ares_exp.errors import ToolboxError, TransferError
 from ares_exp.records.terminal_text import format_size
+
+REGISTRY = "https://registry.npmjs.org"
+REGISTRY_VARIABLE = "npm_config_registry"
+WAITS_SEC = (0.0, 0.5, 1.5, 3.5)
+"""Seconds before each try of a download."""
+_CHUNK = 256 * 1024
+_MAX_FILES = 20_000
+_SILENCE_SEC = 60.0
+_TIMEOUT_SEC = 1800.0
+_POLL_SEC = 0.2
+_SHOWN_BYTES = 2000
+_MACHINES = {"x64": "x86_64", "arm64": "aarch64"}
+_ANY_PYTHON = "3.12"
+"""Named where a wheel is for every Python."""
+
+
+def fetch_tarball(tarball: NpmTarball, target: Path, scratch: Path, *, stop: threading.Event) -> None:
+    """Fetches, checks and unpacks a tarball from the registry `npm_config_registry`, by default npm's own.
+
+    Args:
+        tarball: The pinned tarball.
+        target: The directory that its files go to.
+        scratch: A directory for the download.
+        stop: When it is set, the download ends.
+
+    Raises:
+        ToolboxError: The tarball cannot be downloaded, or has another digest.
+    """
+    registry = (os.environ.get(REGISTRY_VARIABLE) or REGISTRY).rstrip("/")
+    if not registry.startswith(("https://", "http://")):
+        raise ToolboxError(f"Expected npm_config_registry to be an https:// address, got {registry}.")
+    base = tarball.package.rpartition("/")[2]
+    address = f"{registry}/{quote(tarball.package, safe='@/')}/-/{base}-{tarball.version}.tgz"
+    file, what = scratch / "download.tgz", f"{tarball.package} {tarball.version}"
+    _download(tarball, address, file, stop)
+    try:
+        with gzip.open(file, "rb") as stream:
+            unpack_directory(
+                stream,  # type: ignore[arg-type]  # read(size) is all it needs
+                target,
+                strip_root=True,
+                max_bytes=tarball.unpacked,
+                max_members=_MAX_FILES,
+            )
+    except (TransferError, EOFError, gzip.BadGzipFile) as error:
+        raise ToolboxError(f"{what} from {registry} cannot be unpacked: {error}") from error
+    file.unlink()
+    for name in tarball.left_out:
+        remove(target / name)
+    for name in tarball.executables:
+        if not (target / name).is_file():
+            raise ToolboxError(f"Expected {what} to have the file {name}, found none.")
+        (target / name).chmod(0o755)
+
+
+def _download(tarball: NpmTarball, address: str, file: Path, stop: threading.Event) -> None:
+    """Downloads a tarball, again after a connection that broke; refuses everything but the pinned bytes."""
+    what, problem = f"{tarball.package} {tarball.version}", ""
+    for wait in WAITS_SEC:
+        if stop.wait(wait):
+            raise ToolboxError(f"The download of {what} was stopped.")
+        try:
+            found = _download_once(address, file, tarball.size, stop)
+        except urllib.error.HTTPError as error:
+            problem = f"HTTP {error.code} {error.reason}"
+            if error.code < 500 and error.code != 429:
+                break
+        except (OSError, http.client.HTTPException) as error:
+            problem = str(error.reason if isinstance(error, urllib.error.URLError) else error) or type(error).__name__
+        else:
+            if found == tarball.integrity:
+                return
+            raise ToolboxError(
+                f"Expected {address} to have the digest {tarball.integrity}, got {found}. It is not the file that was "
+                "pinned, so nothing was installed. Ask whoever runs that registry, or set "
+                f"{REGISTRY_VARIABLE}={REGISTRY}."
+            )
+    raise ToolboxError(
+        f"{what} cannot be fetched from {address}: {problem}. Nothing was installed. Check the network and its proxy "
+        "(HTTPS_PROXY), or set the variable npm_config_registry to a registry that can be reached."
+    )
+
+
+def _download_once(address: str, file: Path, expected: int, stop: threading.Event) -> str:
+    """Downloads a file of `expected` bytes; returns its digest. At most one byte more is read.
+
+    Raises:
+        OSError, http.client.HTTPException: The connection broke, or it ended early.
+    """
+    request = urllib.request.Request(address, headers={"User-Agent": "ares-exp", "Accept-Encoding": "identity"})
+    digest, size = hashlib.sha512(), 0
+    with urllib.request.urlopen(request, timeout=_SILENCE_SEC) as response, file.open("wb") as out:
+        while size <= expected and (chunk := response.read(min(_CHUNK, expected + 1 - size))):
+            digest.update(chunk)
+            out.write(chunk)
+            size += len(chunk)
+            if stop.is_set():
+                raise OSError("stopped")
+        if size < expected and response.headers.get("Content-Length") not in (None, str(size)):
+            raise http.client.IncompleteRead(b"", expected - size)
+    return f"sha512-{base64.b64encode(digest.digest()).decode()}"
+
+
+def fetch_wheels(wheels: Wheels, build: Build, target: Path, scratch: Path, *, stop: threading.Event) -> None:
+    """Fetches wheels by pip, or uv, from the index that it is configured for, for the build's Python and C library.
+
+    Args:
+        wheels: The pinned wheels.
+        build: The build that they are part of.
+        target: The directory that they are unpacked to.
+        scratch: A directory for the list of requirements.
+        stop: When it is set, the installer is killed.
+
+    Raises:
+        ToolboxError: A wheel cannot be downloaded or has another digest, or there is neither pip nor uv.
+    """
+    python = build.python or _ANY_PYTHON
+    requirements = scratch / "requirements.txt"
+    requirements.write_text(requirement_lines(wheels, python))
+    _run(_installer(build, python, requirements, target), build, stop)
+    for name in wheels.left_out:
+        remove(target / name)
+    ours = f"{sys.version_info.major}.{sys.version_info.minor}"
+    program = sys.executable if build.python == ours else shutil.which(f"python{build.python}")
+    if build.python is not None and program is not None:
+        # Containers cannot write to the directory, and would compile its modules every time.
+        options = ["-q", "-q", "--invalidation-mode", "unchecked-hash", "-s", str(target), "-p", build.target]
+        with suppress(ToolboxError):
+            _run([program, "-I", "-m", "compileall", *options, str(target)], build, stop)
+
+
+def requirement_lines(wheels: Wheels, python: str) -> str:
+    """Returns the requirements that a minor version of Python has, without markers.
+
+    pip evaluates markers for the Python that runs it, not for the one that it is told to install for.
+    """
+    text = wheels.lock
+    if text.endswith(".lock"):
+        text = files(__package__).joinpath(text).read_text("utf-8")
+    chosen = []
+    for entry in text.replace("\\\n", " ").splitlines():
+        requirement, _, hashes = entry.partition(" --hash=")
+        name, _, marker = requirement.partition(";")
+        if not marker.strip() or Marker(marker.strip()).evaluate(
+            {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux"}
+        ):
+            chosen.append(f"{name.strip()} --hash={' '.join(hashes.split())}")
+    return "\n".join(chosen) + "\n"
+
+
+def _installer(build: Build, python: str, requirements: Path, target: Path) -> list[str]:
+    machine, is_musl = _MACHINES[build.machine], build.libc == "musl"
+    common = ["--quiet", "--no-deps", "--require-hashes", "--target", str(target), "-r", str(requirements)]
+    common += ["--only-binary=:all:", "--python-version", python]
+    if importlib.util.find_spec("pip") is not None:
+        older = ["manylinux2014", "manylinux2010", "manylinux1"] if build.machine == "x64" else ["manylinux2014"]
+        glibc = [*(f"manylinux_2_{minor}" for minor in (28, 27, 26, 24, 17, 12, 5)), *older]
+        tags = ["musllinux_1_2", "musllinux_1_1"] if is_musl else glibc
+        platforms = [word for tag in tags for word in ("--platform", f"{tag}_{machine}")]
+        options = ["--no-input", "--disable-pip-version-check", "--no-compile", "--implementation", "cp"]
+        return [sys.executable, "-m", "pip", "install", *options, *platforms, *common]
+    program = shutil.which("uv")
+    uv = [sys.executable, "-m", "uv"] if importlib.util.find_spec("uv") is not None else [program] if program else None
+    if uv is None:
+        raise ToolboxError(
+            f"{build.name} is made of wheels, and this Python has neither pip nor uv to fetch them: "
+            f"`{sys.executable} -m ensurepip`, or install uv."
+        )
+    platform = f"{machine}-{'unknown-linux-musl' if is_musl else 'manylinux_2_28'}"
+    options = ["--link-mode=copy", "--python", sys.executable, "--python-platform", platform]
+    return [*uv, "pip", "install", *options, *common]
+
+
+def _run(command: Sequence[str], build: Build, stop: threading.Event) -> None:
+    """Runs a program that ends with this process, whatever ends that."""
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            while_we_live(command),
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env={**os.environ, "PYTHONWARNINGS": "ignore"},
+        )
+        deadline = time.monotonic() + _TIMEOUT_SEC
+        try:
+            while process.poll() is None and time.monotonic() < deadline and not stop.wait(_POLL_SEC):
+                pass
+            code = process.poll()
+        finally:
+            if process.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait()
+        output.seek(max(0, output.seek(0, os.SEEK_END) - _SHOWN_BYTES))
+        printed = output.read().decode("utf-8", "replace").strip()
+    if code != 0:
+        why = "it was stopped" if code is None else f"exit code {code}"
+        raise ToolboxError(
+            f"The wheels of {build.name} {build.version} cannot be installed ({why}). Nothing was kept. Check the "
+            f"package index that pip is configured for (`pip config list`).\n{printed}"
+        )
+
 
 _WAIT_SEC = 3600.0
 """Bound on waiting for another process that installs the same build."""
@@ -81,10 +306,9 @@ def _make(build: Build, target: Path, stop: threading.Event) -> None:
     """Fetches every part of a build into `target`."""
     scratch = target.with_name("scratch")
     scratch.mkdir()
-    config = NpmConfig.of_user()
     for part in build.parts:
         if isinstance(part, NpmTarball):
-            fetch_tarball(part, target, scratch, stop=stop, config=config)
+            fetch_tarball(part, target, scratch, stop=stop)
         else:
             fetch_wheels(part, build, target / part.into, scratch, stop=stop)
     shutil.rmtree(scratch)

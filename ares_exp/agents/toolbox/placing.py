@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 from ares_exp.agents.code_agent import AgentContainer
 from ares_exp.agents.toolbox.installing import ensure
-from ares_exp.agents.toolbox.package import AgentPackage, Build, this_machine
+from ares_exp.agents.toolbox.package import PYTHONS, AgentPackage, Build, this_machine
 from ares_exp.agents.toolbox.package_store import AgentStore, Installed
-from ares_exp.agents.toolbox.pinned import PYTHONS
 from ares_exp.cancellation import in_thread
 from ares_exp.errors import AgentInstallError, ToolboxError
 

@@ -1,22 +1,276 @@
-"""The scored source: any environment source, whose environments have their episodes scored."""
+"""Scorers around an environment: made from the config, and called when an episode has ended."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import inspect
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ares_exp.cancellation import finish
+from ares_exp.config.instantiate import instantiate_node
 from ares_exp.config.parts import StandIn
-from ares_exp.environment import Environment
+from ares_exp.config.targets import SCORER, added_defaults, import_target
+from ares_exp.environment import Environment, EnvironmentWrapper, EpisodeReport, LimitName, MinimalEnvironment, TimeStep
+from ares_exp.environments.episode_limits import PhaseClock, limited
 from ares_exp.environments.own_model import OwnModel
-from ares_exp.environments.scoring.configured_scorers import make_scoring_rules
-from ares_exp.environments.scoring.scoring_environment import ScoringEnvironment, ScoringRules
-from ares_exp.environments.source import EpisodeParts, Report, SourceBase, make_source
+from ares_exp.environments.scoring.scorer import ScoredEpisode
+from ares_exp.environments.scoring.scorer_call import REWARD, ConfiguredScorer, combined_reward, named_rewards
+from ares_exp.environments.source import EpisodeParts, Report, SourceBase
+from ares_exp.errors import ConfigError, ScorerError
+from ares_exp.records.results import EnvironmentUsage
 from ares_exp.tasks.task_contract import Task
 from ares_exp.tasks.task_origin import TaskOrigin
+from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
+from ares_exp.trajectories.collector import EpisodeCollector
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringRules:
+    """The scorers of a run, and what the verifier's reward counts beside them.
+
+    Attributes:
+        scorers: In the order in which they are called.
+        verifier_weight: Weight of the verifier's reward in the episode's.
+    """
+
+    scorers: Sequence[ConfiguredScorer] = ()
+    verifier_weight: float = 1.0
+
+
+class ScoringEnvironment(EnvironmentWrapper):
+    """Wraps any environment and has the scorers of a run score each episode that reaches LAST.
+
+    The reward of the LAST step becomes the weighted sum of the verifier's reward and the scores; each number is in
+    `report().rewards` by its name. The container is kept until the last scorer has returned. A scorer that fails makes
+    the step raise, as a verifier that fails does. An episode that a limit cut short is scored where it is verified.
+    """
+
+    def __init__(
+        self, env: MinimalEnvironment, rules: ScoringRules, parts: EpisodeParts, *, task_name: str | None = None
+    ) -> None:
+        """Scores the episodes of `env`.
+
+        Args:
+            env: What is played.
+            rules: The scorers and their weights.
+            parts: What `env` was made from.
+            task_name: What scorers are told; by default what `env` reports, or its class.
+        """
+        self._collected = TrajectoryCollectingEnvironment(
+            limited(env, parts.limits),
+            EpisodeCollector(),
+            episode_id=parts.episode_id,
+            task_name=task_name,
+            metadata={"attempt": parts.attempt, "seed": parts.seed},
+        )
+        super().__init__(self._collected)
+        self._rules = rules
+        self._parts = parts
+        self._task_name = task_name
+        self._clear()
+        self.hold_container()
+
+    def _clear(self) -> None:
+        self._last: TimeStep[Any] | None = None
+        self._rewards: Mapping[str, float] | None = None
+        self._used: EnvironmentUsage | None = None
+        self._clock = PhaseClock()
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
+        """Starts an episode."""
+        self._clear()
+        return await super().reset(seed=seed, options=options)
+
+    async def step(self, action: Any) -> TimeStep[Any]:
+        """Applies `action`, and has the episode scored at LAST.
+
+        Raises:
+            ScorerError: A scorer failed; the message names it. Nothing is left running.
+        """
+        time_step = await super().step(action)
+        return await self._scored(time_step) if time_step.step_type == "LAST" else time_step
+
+    async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
+        """Has the environment end its episode, and the episode scored. Raises `ScorerError` as `step` does."""
+        last = await super().truncate(limit)
+        return await self._scored(last) if last is not None else None
+
+    async def fork(self, n: int, *, diversify: bool = False) -> Sequence[ScoringEnvironment]:
+        """Makes environments that continue from here, each scored by itself."""
+        forks = await super().fork(n, diversify=diversify)
+        parts = replace(self._parts, episode_id=None)
+        return [ScoringEnvironment(fork, self._rules, parts, task_name=self._task_name) for fork in forks]
+
+    def report(self) -> EpisodeReport:
+        """The wrapped environment's, with the scores, and what the scorers took and spent."""
+        report = super().report()
+        if self._last is None and not self._clock.seconds and self._clock.phase is None:
+            return report
+        used = report.environment_usage
+        if self._used is not None:
+            used = self._used if used is None else used + self._used
+        return replace(
+            report,
+            rewards=report.rewards if self._rewards is None else self._rewards,
+            environment_usage=used,
+            phase=self._clock.phase or report.phase,
+            phase_sec={**report.phase_sec, **self._clock.seconds},
+        )
+
+    @property
+    def time_step(self) -> TimeStep[Any] | None:
+        """The pending time step; LAST once the episode is scored."""
+        pending = super().time_step
+        return pending if pending is None or pending.step_type != "LAST" else self._last
+
+    async def _scored(self, last: TimeStep[Any]) -> TimeStep[Any]:
+        """Returns the LAST step with the episode's reward, when the scorers have returned."""
+        try:
+            is_unscored = last.discount and not self._parts.limits.verify_on_truncation
+            if is_unscored or not math.isfinite(last.reward or 0.0):  # the latter ends the episode as an error
+                self._last = last
+            else:
+                with self._clock.during("score"):
+                    reward = await self._score(last.reward)
+                self._last = last._replace(reward=reward)
+        finally:
+            await finish(self.release_container())
+        return self._last
+
+    async def _score(self, reward: float | None) -> float | None:
+        episode, container = self._finished(reward), self.held_container
+        scores = []
+        for one in self._rules.scorers:
+            scores.append(await one.score(episode.of_scorer(one.name), container))
+        self._rewards = named_rewards(reward, super().report().rewards, scores)
+        return combined_reward(reward, self._rules.verifier_weight, scores)
+
+    def _finished(self, reward: float | None) -> ScoredEpisode:
+        trajectory = self._collected.trajectory
+        if trajectory is None:
+            raise ScorerError("Expected the steps of the episode for its scorers, and they could not be collected.")
+        report = super().report()
+        return ScoredEpisode(
+            trajectory=trajectory,
+            task=self.current_task,
+            reward=reward,
+            rewards=named_rewards(reward, report.rewards, ()),
+            seed=self._parts.seed,
+            attempt=self._parts.attempt,
+            output_dir=self._parts.output_dir,
+            spend=self._spend,
+        )
+
+    def _spend(self, used: EnvironmentUsage) -> None:
+        self._used = used if self._used is None else self._used + used
+
+
+_KEY = "env.scorers"
+_WEIGHT = "env.verifier_weight"
+_NAME = re.compile(r"[A-Za-z_][\w-]*")
+_FORMS = "`env.scorers=[package.module.function]`, or by name `env.scorers={tidy: {_target_: package.module.function}}`"
+
+
+def make_scoring_rules(config: DictConfig) -> ScoringRules:
+    """Makes the scorers that a config names, and their weights.
+
+    Raises:
+        ConfigError: One cannot be made, or a weight is no number.
+    """
+    from omegaconf import OmegaConf, open_dict
+
+    defaults = added_defaults(SCORER)
+    scorers: dict[str, ConfiguredScorer] = {}
+    for key, given, node in _nodes(config):
+        name = str(node.get("name") or given)
+        if not _NAME.fullmatch(name) or name == REWARD or name in scorers:
+            raise ConfigError(
+                "Expected each scorer to have a name of its own, of letters, digits, '_' and '-', and not "
+                f"`{REWARD}`, which is the verifier's, got {name!r}. Name them: {_FORMS}."
+            )
+        apart = config.copy()
+        with open_dict(apart):
+            OmegaConf.update(apart, _KEY, None, merge=False)
+            own = {argument: value for argument, value in node.items() if argument not in defaults}
+            OmegaConf.update(apart, key, _as_made(own), merge=False, force_add=True)
+        part = instantiate_node(apart, key)
+        _check_call(key, part)
+        weight, timeout = (_number(f"{key}.{one}", node.get(one, defaults[one])) for one in ("weight", "timeout_sec"))
+        if timeout <= 0:
+            raise ConfigError(f"Expected `{key}.timeout_sec` to be a number above 0, got {timeout:g}.")
+        scorers[name] = ConfiguredScorer(name, part, weight, timeout)
+        scorers[name].scorer.set_name(name, key)
+    if not scorers:
+        return ScoringRules()
+    return ScoringRules(tuple(scorers.values()), _number(_WEIGHT, OmegaConf.select(config, _WEIGHT, default=1.0)))
+
+
+def _nodes(config: DictConfig) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yields key, default name and content of each scorer's node: that of `scorer`, then those of `env.scorers`."""
+    from omegaconf import OmegaConf
+
+    def plain(key: str) -> Any:
+        found = OmegaConf.select(config, key)
+        return OmegaConf.to_container(found, resolve=False) if OmegaConf.is_config(found) else found
+
+    several = plain(_KEY) or {}
+    if not isinstance(several, list | dict):
+        raise ConfigError(
+            f"Expected `{_KEY}` to be a list or a mapping of scorers, got {several!r:.100}. Set {_FORMS}."
+        )
+    entries = [(SCORER, plain(SCORER) or None)]
+    if isinstance(several, list):
+        entries += [(_KEY, entry) for entry in several]
+    else:
+        entries += [(f"{_KEY}.{name}", entry) for name, entry in several.items()]
+    for key, entry in entries:
+        if entry is None:
+            continue
+        node = {"_target_": entry} if isinstance(entry, str) else entry
+        if not isinstance(node, dict) or not isinstance(target := node.get("_target_"), str):
+            raise ConfigError(f"Expected `{key}` to name a function or a class, got {entry!r:.100}. Set {_FORMS}.")
+        target = target.replace(":", ".")
+        named = target.rpartition(".")[2].lower() if key in (SCORER, _KEY) else key.rpartition(".")[2]
+        yield key if key != _KEY else f"{_KEY}.{node.get('name') or named}", named, {**node, "_target_": target}
+
+
+def _as_made(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the node of a function with `_partial_`: it is the scorer, and not called to make one."""
+    made = import_target(node["_target_"])
+    is_made = inspect.isclass(made) or "_partial_" in node
+    return dict(node) if is_made else {**node, "_partial_": True}
+
+
+def _check_call(key: str, part: Any) -> None:
+    """Refuses what cannot be called with an episode and its container."""
+    if not callable(part):
+        raise ConfigError(f"Expected `{key}` to make a scorer, got {type(part).__name__}, which cannot be called.")
+    called, options = (part.func, part.keywords) if isinstance(part, functools.partial) else (part, {})
+    try:
+        signature = inspect.signature(called)
+    except ValueError:  # a builtin that does not tell
+        return
+    try:
+        signature.bind(None, None, **options)
+    except TypeError as error:
+        raise ConfigError(
+            f"Expected `{key}` to be callable with an episode and its container, and options by name: {error}."
+        ) from None
+
+
+def _number(key: str, value: Any) -> float:
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if not math.isfinite(number):
+        raise ConfigError(f"Expected `{key}` to be a finite number, got {value!r:.100}. Set `{key}=1`.")
+    return float(number)
 
 
 class ScoredSource(StandIn, SourceBase):
@@ -102,13 +356,3 @@ class ScoredSource(StandIn, SourceBase):
                 await one.scorer.close()
         finally:
             await self._source.close()
-
-
-def make_scored_source(config: DictConfig) -> SourceBase:
-    """Makes the source that the option of `env` describes, with the scorers of `env.scorers`, if there are any.
-
-    Raises:
-        ConfigError: It, or a scorer, cannot be made.
-    """
-    source, rules = make_source(config), make_scoring_rules(config)
-    return ScoredSource(source, rules) if rules.scorers else source

@@ -1,20 +1,111 @@
-"""The call of one scorer: bounded in time, off the event loop if it is not async, its failure typed and named."""
+"""The call of one scorer: bounded in time, its failure typed and named, its result checked."""
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import functools
 import inspect
-import threading
-from collections.abc import Callable
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
+from ares_exp.cancellation import in_daemon_thread
 from ares_exp.containers.container import Container
 from ares_exp.environments.scoring.scorer import ScoredEpisode, ScorerBase, as_scorer
-from ares_exp.environments.scoring.scores import Score, checked_score
 from ares_exp.errors import ContainerError, ScorerError, ScorerTimeoutError
+from ares_exp.records.recorded_results import MAX_NUMBER
+
+REWARD = "reward"
+"""Key of the verifier's own reward in a row, and of the one that counts among several of a scorer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What one scorer said of an episode.
+
+    Attributes:
+        name: Name of the scorer.
+        weight: Its weight in the episode's reward; 0: recorded only.
+        value: The number that counts; `None` when it is not clear which of several does, and none needs to.
+        rewards: All its numbers, by the names that they are recorded under.
+    """
+
+    name: str
+    weight: float
+    value: float | None
+    rewards: Mapping[str, float]
+
+
+def checked_score(name: str, weight: float, returned: Any) -> Score:
+    """Makes the score of what a scorer returned.
+
+    A number is recorded under the scorer's name. Of several, `reward` is recorded under that name, and every other one
+    as `name.key`. The number that counts is `reward`, or else the only one.
+
+    Raises:
+        ScorerError: It is neither a finite number nor a mapping of names to such, or it is not clear which one counts.
+    """
+    if not isinstance(returned, Mapping):
+        number = _number(name, returned)
+        return Score(name, weight, number, {name: number})
+    if not returned or not all(isinstance(key, str) and key for key in returned):
+        raise ScorerError(
+            f"Expected the scorer `{name}` to return a number, or some by name, got {returned!r:.200}.", scorer=name
+        )
+    numbers = {str(key): _number(name, value) for key, value in returned.items()}
+    value = numbers.get(REWARD, next(iter(numbers.values())) if len(numbers) == 1 else None)
+    if value is None and weight:
+        raise ScorerError(
+            f"Expected the scorer `{name}` to return one number, or `reward` among several, got the keys "
+            f"{', '.join(sorted(numbers)[:20])}. Add `reward`, or have them recorded only: `weight: 0`.",
+            scorer=name,
+        )
+    recorded = {name if key == REWARD else f"{name}.{key}": number for key, number in numbers.items()}
+    return Score(name, weight, value, recorded)
+
+
+def combined_reward(reward: float | None, verifier_weight: float, scores: Sequence[Score]) -> float | None:
+    """Adds up the verifier's reward and the scores, each times its weight.
+
+    Returns:
+        The episode's reward; `None` when the verifier's is missing and has a weight.
+    """
+    if reward is None and verifier_weight:
+        return None
+    total = verifier_weight * reward if reward is not None and verifier_weight else 0.0
+    return total + sum(score.weight * score.value for score in scores if score.weight and score.value is not None)
+
+
+def named_rewards(reward: float | None, verified: Mapping[str, float], scores: Sequence[Score]) -> dict[str, float]:
+    """Returns the verifier's rewards and the scores, by name.
+
+    Raises:
+        ScorerError: Two have the same name.
+    """
+    found = dict(verified) if verified or reward is None else {REWARD: reward}
+    for score in scores:
+        if taken := sorted(found.keys() & score.rewards.keys()):
+            raise ScorerError(
+                f"Expected names that no other reward has, got {taken[0]!r} of the scorer `{score.name}`, which the "
+                "verifier or another scorer has, too. Rename the scorer.",
+                scorer=score.name,
+            )
+        found |= score.rewards
+    return found
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        number = float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not abs(number) < MAX_NUMBER:  # what is not finite included
+        raise ScorerError(
+            f"Expected the scorer `{name}` to return a finite number, or some by name, got {value!r:.200}.", scorer=name
+        )
+    return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +158,7 @@ class ConfiguredScorer:
 async def _called(part: Any, episode: ScoredEpisode, container: Container | None) -> Any:
     if _is_async(part):
         return await part(episode, container)
-    returned = await _in_daemon_thread(lambda: part(episode, container))
+    returned = await in_daemon_thread(lambda: part(episode, container))
     return await returned if inspect.isawaitable(returned) else returned
 
 
@@ -75,18 +166,3 @@ def _is_async(part: Any) -> bool:
     while isinstance(part, functools.partial):
         part = part.func
     return inspect.iscoroutinefunction(part) or inspect.iscoroutinefunction(type(part).__call__)
-
-
-async def _in_daemon_thread(function: Callable[[], Any]) -> Any:
-    """Runs `function` in a thread that does not outlive the process: one that hangs is left behind."""
-    outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
-
-    def work() -> None:
-        if outcome.set_running_or_notify_cancel():
-            try:
-                outcome.set_result(function())
-            except BaseException as error:  # an exit, too: it is this scorer's failure
-                outcome.set_exception(error)
-
-    threading.Thread(target=work, name="scorer", daemon=True).start()
-    return await asyncio.wrap_future(outcome)

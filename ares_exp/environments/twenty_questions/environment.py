@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,11 @@ from ares_exp.environment import (
     transition,
     truncation,
 )
-from ares_exp.environments.deadline import Deadline, DeadlinePassedError
-from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.environments.task_choice import choose_task
-from ares_exp.environments.twenty_questions.objects import HiddenObject
-from ares_exp.environments.twenty_questions.oracle_model import GameOracle, Oracle
-from ares_exp.environments.twenty_questions.replies import MAX_CHARS, Guess, Reply, Unusable, is_one_of, parse_reply
+from ares_exp.environments.episode_limits import Deadline, DeadlinePassedError, EpisodeLimits, PhaseClock
+from ares_exp.environments.own_model import EpisodeModel
+from ares_exp.environments.source import choose_task
+from ares_exp.environments.twenty_questions.game_oracle import READING, HiddenObject, Oracle, oracle_request
+from ares_exp.environments.twenty_questions.replies import MAX_CHARS, is_one_of, parse_reply
 from ares_exp.errors import ConfigError, EpisodeStateError
 from ares_exp.llms.request import LLMClient, LLMRequest, Message
 from ares_exp.llms.response import LLMResponse
@@ -49,7 +47,35 @@ UNUSABLE = (
     "I cannot answer that: {reason}. It counts. Ask one question that can be answered with yes or no, or write a line "
     "“Guess: <what you think it is>”."
 )
-LEFT = "({left} left)"
+
+
+@dataclass(slots=True)
+class _Game:
+    """The state of one game.
+
+    Attributes:
+        hidden: The hidden object.
+        oracle: The oracle of this game.
+        deadline: The time limit.
+        metadata: Metadata of each request.
+        messages: The conversation so far.
+        usage: Usage of the policy.
+        clock: Seconds that the oracle took.
+        truncated_by: The limit that ended the game.
+        verdict: The score.
+        over: Whether the game has ended.
+    """
+
+    hidden: HiddenObject
+    oracle: EpisodeModel
+    deadline: Deadline
+    metadata: dict[str, Any] | None
+    messages: list[Message] = field(default_factory=list)
+    usage: EpisodeUsage = field(default_factory=EpisodeUsage)
+    clock: PhaseClock = field(default_factory=PhaseClock)
+    truncated_by: LimitName | None = None
+    verdict: Verdict | None = None
+    over: bool = False
 
 
 class TwentyQuestionsEnvironment(EnvironmentBase):
@@ -122,12 +148,12 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
                 self._random.seed(seed)
             hidden = choose_task(self._objects, options or {}, self._random)
             deadline = Deadline(self._limits.time.agent(None))
-            oracle = self._oracle.for_game(
-                hidden, seed=self._random.getrandbits(63), on_wait=deadline.move, files=self._output_dir
+            oracle = self._oracle.for_episode(
+                hidden.name, seed=self._random.getrandbits(63), on_wait=deadline.move, files=self._output_dir
             )
             metadata = {"solution": f"Guess: {hidden.title}"} if self._provide_solution else None
-            self._game = _Game(hidden, oracle, self._limits, deadline, metadata)
-            self.time_step = restart(self._game.request())
+            self._game = _Game(hidden, oracle, deadline, metadata)
+            self.time_step = restart(self._request(self._game, START))
             return self.time_step
 
     async def step(self, action: LLMResponse | None) -> TimeStep[LLMRequest]:
@@ -147,7 +173,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
         with self._calls.during("step()"):
             game = self._playing()
             try:
-                time_step = await game.step(action)
+                time_step = await self._step(game, action)
             except BaseException:
                 self._give_up()
                 raise
@@ -163,7 +189,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
             EpisodeStateError: As `step`.
         """
         with self._calls.during("truncate()"):
-            self.time_step = self._playing().cut_short(limit)
+            self.time_step = self._cut_short(self._playing(), limit)
             return self.time_step
 
     async def close(self) -> None:
@@ -200,8 +226,8 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
             task_name=game.hidden.name,
             truncated_by=game.truncated_by,
             rewards=dict(game.verdict.rewards) if game.verdict is not None else {},
-            phase=game.phase,
-            phase_sec=dict(game.phase_sec),
+            phase=game.clock.phase,
+            phase_sec=dict(game.clock.seconds),
             environment_usage=game.oracle.used,
         )
 
@@ -225,81 +251,40 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
         if self._game is not None:
             self._game.over = True
 
-
-class _Game:
-    """One game: the conversation, the counts and the score."""
-
-    def __init__(
-        self,
-        hidden: HiddenObject,
-        oracle: GameOracle,
-        limits: EpisodeLimits,
-        deadline: Deadline,
-        metadata: dict[str, Any] | None,
-    ) -> None:
-        assert limits.steps is not None
-        self.hidden, self.oracle, self.deadline = hidden, oracle, deadline
-        self.usage = EpisodeUsage()
-        self.truncated_by: LimitName | None = None
-        self.verdict: Verdict | None = None
-        self.phase: str | None = None
-        self.phase_sec: dict[str, float] = {}
-        self.over = False
-        self._limits, self._questions, self._metadata = limits, limits.steps, metadata
-        self._messages = [Message(role="user", content=f"{START} {self._left}")]
-
-    async def step(self, action: LLMResponse | None) -> TimeStep[LLMRequest]:
-        """Takes a reply, and has it answered. Raises `OracleAnswerError` when the oracle could not."""
-        if action is None or self.deadline.left_sec == 0:
-            return self.cut_short("time")
-        self.usage.add(action)
+    async def _step(self, game: _Game, action: LLMResponse | None) -> TimeStep[LLMRequest]:
+        if action is None or game.deadline.left_sec == 0:
+            return self._cut_short(game, "time")
+        game.usage.add(action)
         reply = parse_reply(action.text)
-        if self._is_right(reply):
-            self.over, self.verdict = True, Verdict(1.0, {"reward": 1.0})
+        if reply.guess is not None and is_one_of(reply.guess, game.hidden.names):
+            game.over, game.verdict = True, Verdict(1.0, {"reward": 1.0})
             return termination(1.0)
-        limit = self._limits.reached(self.usage)
-        if limit is not None:
-            return self.cut_short(limit)
-        try:
-            async with self.deadline.hold():
-                answer = await self._answer(reply)
-        except DeadlinePassedError:
-            return self.cut_short("time")
-        self._messages.append(Message(role="assistant", content=action.text))
-        self._messages.append(Message(role="user", content=f"{answer} {self._left}"))
-        return transition(self.request())
+        if (limit := self._limits.reached(game.usage)) is not None:
+            return self._cut_short(game, limit)
+        answer = UNUSABLE.format(reason=reply.problem) if reply.problem else WRONG
+        if reply.question is not None:
+            request = oracle_request(game.hidden, reply.question)
+            try:
+                async with game.deadline.hold():
+                    with game.clock.during("oracle"):
+                        heard = await game.oracle.ask(reply.question, request, READING)
+                answer = heard.value
+            except DeadlinePassedError:
+                return self._cut_short(game, "time")
+        game.messages.append(Message(role="assistant", content=action.text))
+        return transition(self._request(game, answer))
 
-    def cut_short(self, limit: LimitName) -> TimeStep[LLMRequest]:
+    def _cut_short(self, game: _Game, limit: LimitName) -> TimeStep[LLMRequest]:
         """Ends the game by a limit; see `EpisodeLimits.verify_on_truncation` for its reward."""
-        self.over, self.truncated_by = True, limit
+        game.over, game.truncated_by = True, limit
         if not self._limits.verify_on_truncation:
             return truncation(None)
-        self.verdict = Verdict(0.0, {"reward": 0.0})
+        game.verdict = Verdict(0.0, {"reward": 0.0})
         return truncation(0.0)
 
-    def request(self) -> LLMRequest:
-        """Makes the observation."""
-        rules = RULES.format(questions=self._questions, max_chars=MAX_CHARS)
-        return LLMRequest(self._messages, system_prompt=rules, metadata=self._metadata)
-
-    def _is_right(self, reply: Reply) -> bool:
-        if isinstance(reply, Unusable):
-            return False
-        said = reply.name if isinstance(reply, Guess) else reply.names
-        return said is not None and is_one_of(said, self.hidden.names)
-
-    async def _answer(self, reply: Reply) -> str:
-        if isinstance(reply, Unusable):
-            return UNUSABLE.format(reason=reply.reason)
-        if isinstance(reply, Guess):
-            return WRONG
-        started, self.phase = time.perf_counter(), "oracle"
-        try:
-            return (await self.oracle.answer(reply.text)).value
-        finally:
-            self.phase = None
-            self.phase_sec["oracle"] = self.phase_sec.get("oracle", 0.0) + time.perf_counter() - started
-
-    @property
-    def _left(self) -> str:
-        return LEFT.format(left=self._questions - self.usage.num_steps)
+    def _request(self, game: _Game, said: str) -> LLMRequest:
+        """Makes the next observation: the conversation, and what the policy is told now."""
+        questions = self._limits.steps or 0
+        game.messages.append(Message(role="user", content=f"{said} ({questions - game.usage.num_steps} left)"))
+        rules = RULES.format(questions=questions, max_chars=MAX_CHARS)
+        return LLMRequest(list(game.messages), system_prompt=rules, metadata=game.metadata)

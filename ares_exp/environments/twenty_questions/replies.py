@@ -45,65 +45,46 @@ _ARTICLES = frozenset({"a", "an", "the", "some"})
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
-    """A guess of the hidden object, by its `name`."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A question, to be answered with yes or no.
+class Reply:
+    """A reply: a question, a guess, or neither.
 
     Attributes:
-        text: The question.
-        names: The name that it asks for (`Is it a cat?`: `a cat`); `None` when it does not have that form.
+        question: The question, to be answered with yes or no; `None` if it is no question.
+        guess: The name of a guess, or the name that a question asks for (`Is it a cat?`: `a cat`).
+        problem: Why the reply is neither; empty otherwise.
     """
 
-    text: str
-    names: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Unusable:
-    """Neither, and the `reason`."""
-
-    reason: str
-
-
-Reply = Question | Guess | Unusable
+    question: str | None = None
+    guess: str | None = None
+    problem: str = ""
 
 
 def parse_reply(reply: str) -> Reply:
-    """Reads a reply. Thoughts before it, `<think>…</think>`, are no part of it."""
+    """Reads a reply, without the thoughts before it (`<think>…</think>`)."""
     reply = _THOUGHTS.sub("", reply)
     if len(reply) > MAX_CHARS:
-        return Unusable(f"it has {len(reply):,} characters, and at most {MAX_CHARS} are read")
+        return Reply(problem=f"it has {len(reply):,} characters, and at most {MAX_CHARS} are read")
     text = unicodedata.normalize("NFKC", reply).replace("’", "'").strip()
     if not any(char.isalnum() for char in text):
-        return Unusable("it is empty")
+        return Reply(problem="it is empty")
     guesses = [match[1] for match in _GUESS_LINE.finditer(text)]
     questions = len(re.findall(r"\?+", _GUESS_LINE.sub("", text)))
     if len(guesses) + questions > 1:
         several = (
             "several questions" if not guesses else "several guesses" if not questions else "a question and a guess"
         )
-        return Unusable(f"it has {several}, and one at a time is answered")
+        return Reply(problem=f"it has {several}, and one at a time is answered")
     if guesses:
-        return Guess(_named(guesses[0].rstrip("?")) or guesses[0])
+        return Reply(guess=_named(guesses[0].rstrip("?")) or guesses[0])
     if questions:
-        return Question(text, _named(_last_sentence(text.partition("?")[0])))
-    return _without_mark(text)
-
-
-def _without_mark(text: str) -> Reply:
+        return Reply(question=text, guess=_named(_last_sentence(text.partition("?")[0])))
     if _ASKS.match(text):
-        return Question(text, _named(text))
+        return Reply(question=text, guess=_named(text))
     if stated := _STATEMENT.match(_last_sentence(text)):
-        return Guess(stated[1])
+        return Reply(guess=stated[1])
     if len(text.split()) <= MAX_WORDS_OF_A_NAME:
-        return Guess(text)
-    return Unusable("it neither asks something nor has a line that starts with “Guess:”")
+        return Reply(guess=text)
+    return Reply(problem="it neither asks something nor has a line that starts with “Guess:”")
 
 
 def is_one_of(said: str, names: Iterable[str]) -> bool:

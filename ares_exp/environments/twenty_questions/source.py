@@ -11,9 +11,7 @@ from pydantic import Field, validate_call
 from ares_exp.environments.own_model import OwnModel
 from ares_exp.environments.source import EpisodeParts, Report, SourceBase
 from ares_exp.environments.twenty_questions.environment import TwentyQuestionsEnvironment
-from ares_exp.environments.twenty_questions.facts_oracle import FactsOracle
-from ares_exp.environments.twenty_questions.objects import HiddenObject, load_objects
-from ares_exp.environments.twenty_questions.oracle_model import Oracle
+from ares_exp.environments.twenty_questions.game_oracle import FactsOracle, HiddenObject, Oracle, load_objects
 from ares_exp.tasks.selection import select
 
 Entry = int | str
@@ -30,7 +28,6 @@ class TwentyQuestionsEnvironments(SourceBase):
     def __init__(
         self,
         *,
-        objects: Path | None = None,
         tasks: Entry | list[Entry] | None = None,
         exclude: str | list[str] | None = None,
         limit: Annotated[int, Field(ge=1)] | None = None,
@@ -41,8 +38,6 @@ class TwentyQuestionsEnvironments(SourceBase):
         """Validates the options.
 
         Args:
-            objects: A file of objects: `.txt` (a name a line), `.yaml` or `.json` (name, aliases, facts); `None` for
-                the bundled ones.
             tasks: Tasks to play: names, globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or a list; `None`
                 for all.
             exclude: Names or globs to leave out.
@@ -54,40 +49,32 @@ class TwentyQuestionsEnvironments(SourceBase):
         Raises:
             ConfigError: The oracle cannot answer questions.
         """
-        self._path = objects
         self._selector = tasks
         self._exclude = exclude
         self._limit = limit
         self._questions = questions
         self._answers_by_facts = oracle is None
         self._oracle = Oracle(FactsOracle() if oracle is None else oracle, timeout_sec=oracle_timeout_sec)
-        self._timeout_sec = oracle_timeout_sec
         self._objects: dict[str, HiddenObject] = {}
 
     @property
     def path(self) -> Path | None:
-        """The file of objects; `None` for the bundled ones."""
-        return self._path
+        """`None`: the objects are part of the package."""
+        return None
 
     def load(self, report: Report) -> Sequence[str]:
-        """Reads the objects and applies the selection."""
-        found = load_objects(self._path)
+        """Reads the bundled objects and applies the selection."""
+        objects = load_objects()
+        if self._answers_by_facts:
+            self._oracle.policy = FactsOracle(objects)
         chosen = select(
-            found.objects,
+            objects,
             tasks_selector=self._selector,
             exclude=self._exclude,
             limit=self._limit,
             preset="twenty_questions",
         )
         self._objects = {one.name: one for one in chosen}
-        if self._answers_by_facts:
-            self._oracle = Oracle(FactsOracle(found.vocabulary), timeout_sec=self._timeout_sec)
-            if without := [one.name for one in chosen if not one.facts]:
-                report(
-                    f"{len(without)} of {len(chosen)} objects have no facts ({', '.join(without[:5])}): of them an "
-                    "oracle without a model can say little but “I don't know”. Set `policy@env.oracle=openai "
-                    "env.oracle.model=…`, or write facts into `env.objects`."
-                )
         return list(self._objects)
 
     def keep(self, task_names: Sequence[str]) -> None:

@@ -28,17 +28,15 @@ from pathlib import Path
 from typing import Any
 
 from ares_exp import __version__
-from ares_exp.agents.code_agent import AgentFactoryBase, as_agent_factory
-from ares_exp.agents.solver import playing_agent
+from ares_exp.agents.code_agent import AgentFactoryBase, as_agent_factory, playing_agent
 from ares_exp.cancellation import finish, in_thread
 from ares_exp.config.instantiate import instantiate_group
 from ares_exp.containers.container import ContainerFactoryBase, as_container_factory
 from ares_exp.containers.ownership import OwnedDirectory, short_lived_directory
 from ares_exp.environment import EnvironmentBase, EpisodeReport, MinimalEnvironment, PendingRequest, complete
-from ares_exp.environments.limited_environment import limited
+from ares_exp.environments.episode_limits import limited
 from ares_exp.environments.own_model import ModelsElsewhere
-from ares_exp.environments.scoring.scored_source import make_scored_source
-from ares_exp.environments.source import EpisodeParts, SourceBase
+from ares_exp.environments.source import EpisodeParts, SourceBase, make_scored_source
 from ares_exp.errors import ConfigError, EpisodeStateError, SnapshotUnsupportedError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse

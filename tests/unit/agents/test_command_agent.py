@@ -110,6 +110,7 @@ def test_conversations_side_by_side_are_conversations() -> None:
     assert [(change.base, change.is_rewrite) for change in changes[1:4]] == [(None, False), (None, False), (0, False)]
 
 
+@pytest.mark.slow
 def test_a_replay_plays_the_conversations_again() -> None:
     play(*replies("PARTS one|two", "DONE", "DONE", GREET, "DONE"))
     results = ares_exp.run(["replay=run", "tracker=none", "hydra.run.dir=again"], quiet=True)
@@ -122,6 +123,7 @@ def test_a_replay_plays_the_conversations_again() -> None:
 SIDE = ("TITLE a greeting", "Greetings", GREET, "DONE")
 
 
+@pytest.mark.slow
 def test_a_background_request_is_an_observation_or_answered_without_a_step(capsys: pytest.CaptureFixture[str]) -> None:
     row = play(*replies(*SIDE))
     assert (row.reward, row.num_steps) == (1.0, 4)
@@ -175,6 +177,7 @@ def test_a_background_request_that_cannot_be_answered_is_the_policys_failure() -
     assert "the agent asks for one more (request 2)" in row.error.message
 
 
+@pytest.mark.slow
 def test_what_an_agent_says_differs_does_not_count_in_a_replay() -> None:
     draw = "echo job $(od -An -N4 -tu4 /dev/urandom)"
     play(*replies(draw, GREET, "DONE"), "agent.normalise=[{pattern: 'job +[0-9]+', replacement: job}]")
@@ -188,6 +191,7 @@ def test_what_an_agent_says_differs_does_not_count_in_a_replay() -> None:
     assert [step["match"] for step in episode["steps"]] == ["exact", "different", "exact"]
 
 
+@pytest.mark.slow
 def test_branches_are_played_again_up_to_the_step_each_in_a_container_of_its_own() -> None:
     draw = "od -An -N8 -tu8 /dev/urandom > /tmp/drawn; cat /tmp/drawn"
     play(*replies("PARTS one|two", "DONE", "DONE", draw, "DONE"))
@@ -212,6 +216,7 @@ def test_branches_are_played_again_up_to_the_step_each_in_a_container_of_its_own
     assert Path("branches/run.log").read_text().count(differs) == 1
 
 
+@pytest.mark.slow
 def test_a_branch_that_cannot_come_to_its_step_says_why() -> None:
     play(*replies("true", GREET, "DONE"))
     [path] = Path("run").glob("trajectories/**/*.json")
@@ -225,6 +230,7 @@ def test_a_branch_that_cannot_come_to_its_step_says_why() -> None:
     assert "did not come to step 2: at step 2 it ended" in row.error.message
 
 
+@pytest.mark.slow
 def test_a_failed_episode_has_a_snapshot_of_its_files_to_look_at() -> None:
     with pytest.raises(UserError, match=r"Expected `snapshot=on_failure`, `manual` or `none` with agent=command"):
         play("snapshot=every_step", *replies("DONE"))
@@ -347,6 +353,7 @@ def test_in_docker_without_a_network() -> None:
     assert (row.outcome, row.reward) == (Outcome.COMPLETED, 1.0)
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_and_no_answer_is_asked_twice(tmp_path: Path) -> None:
     turns = ["PARTS one|two", GREET, "sleep 0.2", "DONE"]
     asked: list[str] = []

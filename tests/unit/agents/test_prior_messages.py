@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from ares_exp.agents.prior_messages import as_plain_chat
+from ares_exp.agents.conversation import as_plain_chat
 
 
 def test_tools_become_text() -> None:

@@ -115,18 +115,6 @@ async def test_a_reply_that_cannot_be_read_is_answered_and_types_nothing() -> No
         await work(Scripted(), "Hm.", "Hm.", format_errors_in_a_row=2)
 
 
-async def test_the_other_form_of_replies() -> None:
-    done = "<response><analysis/><plan/><commands/><task_complete>true</task_complete></response>"
-    typed = '<response><analysis/><plan/><commands><keystrokes duration="2">ls <a\n</keystrokes></commands></response>'
-    box = Scripted()
-    model, agent = await work(box, DONE, typed, done, done, reply_form="xml")
-    assert '<keystrokes duration="0.1">' in model.told[0]
-    assert "Please fix these issues and provide a proper XML response." in model.told[1]
-    assert "include <task_complete>true</task_complete> in your XML response again." in model.told[3]
-    assert box.typed == [("ls <a\r", 2.0)]
-    assert agent.format_errors == 1
-
-
 async def test_warnings_go_before_the_output() -> None:
     model, _ = await work(Scripted(), f"So: {keys(('ls', 1))}", DONE, DONE)
     expected = (

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from ares_exp.agents.terminal_keys import as_typed
 from ares_exp.agents.terminal_reply import Keys, TerminalReply, read_reply
-from ares_exp.agents.terminal_xml_reply import read_xml_reply
+from ares_exp.agents.terminal_screen import as_typed
 
 RECORDED = Path(__file__).parents[2] / "data" / "terminus_replies.json"
 """Replies, and how Harbor's parsers read them (its field `source`)."""
@@ -34,21 +33,12 @@ def without_parser(fields: dict[str, Any]) -> dict[str, Any]:
     return {**fields, "error": re.sub(r"^(Invalid JSON: ).*?(?= \| Content: )", r"\1", fields["error"])}
 
 
-@pytest.mark.parametrize(("form", "read"), [("json", read_reply), ("xml", read_xml_reply)])
-def test_replies_are_read_as_harbor_reads_them(form: str, read: Any) -> None:
-    recorded = json.loads(RECORDED.read_text())["replies"][form]
+def test_replies_are_read_as_harbor_reads_them() -> None:
+    recorded = json.loads(RECORDED.read_text())["replies"]
     assert len(recorded) > 30
     for one in recorded:
-        found = as_recorded(read(one["reply"]))
+        found = as_recorded(read_reply(one["reply"]))
         assert without_parser(found) == without_parser({key: one[key] for key in found})
-
-
-def test_odd_replies_in_xml_take_no_time() -> None:
-    opened = "<keystrokes " * 50_000
-    for inner in (opened, f"{opened}>", "<keystrokes>" * 50_000, f"<keystrokes {'a' * 300_000}>x</keystrokes>"):
-        text = f"<response><commands>{inner}</commands></response>"
-        assert read_xml_reply(text).error == ""
-    assert read_xml_reply("<response>" + "<analysis>" * 100_000).error == "Missing <commands> section"
 
 
 def test_a_reply_in_the_form() -> None:

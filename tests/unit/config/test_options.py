@@ -18,8 +18,7 @@ from ares_exp.config.options import conf_dir, config_dirs_of, find_options, opti
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.errors import ConfigError
 from ares_exp.records.record_files import MAX_YAML_BYTES
-from ares_exp.wrappers.configured_preset import ConfiguredPreset
-from ares_exp.wrappers.registry import make
+from ares_exp.wrappers.registry import ConfiguredPreset, make
 from tests.installed_package import Site
 
 main = partial(COMMANDS["list"].main, program="ares-exp list")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ares_exp.environments import collect_on_abort as collecting
+from ares_exp.environments.scoring import episode_scoring as collecting
 from ares_exp.errors import AgentError
 from tests.unit.environments.snapshots import agent_of, ask, run, running_boxes, say
 from tests.unit.environments.steps import MakeSteps

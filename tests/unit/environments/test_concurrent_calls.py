@@ -27,7 +27,8 @@ from ares_exp.trajectories.answer_log import LoggedEpisode, logged_episodes
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector
 from ares_exp.trajectories.recorded_responses import answers
-from ares_exp.wrappers.drivers import drive_async_gym, drive_sync_gym
+from ares_exp.wrappers.async_gym import drive_async_gym
+from ares_exp.wrappers.gym_in_thread import drive_sync_gym
 from tests.unit.runs.resume.logs import log_in
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(60)]

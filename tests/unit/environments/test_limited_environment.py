@@ -9,8 +9,7 @@ import pytest
 
 from ares_exp.environment import EnvironmentWrapper, EpisodeReport, LimitName, TimeStep, restart, truncation
 from ares_exp.environment import transition as mid
-from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.environments.limited_environment import LimitedEnvironment, limited
+from ares_exp.environments.episode_limits import EpisodeLimits, LimitedEnvironment, limited
 from ares_exp.errors import EpisodeStateError
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.records.results import EpisodeUsage

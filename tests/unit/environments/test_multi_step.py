@@ -106,8 +106,10 @@ async def test_one_that_is_asked_to_end_starts_no_other_stage(
     assert [one.name for one in env.report().stages] == ["one"]
 
 
-@pytest.mark.parametrize(("steps", "more"), [(3, ""), (None, "[steps.agent]\ntimeout_sec = 1\n")])
-@pytest.mark.parametrize("strategy", ["mean", "final"])
+@pytest.mark.parametrize(
+    ("steps", "more", "strategy"),
+    [(3, "", "mean"), (3, "", "final"), (None, "[steps.agent]\ntimeout_sec = 1\n", "mean")],
+)
 async def test_no_reward_where_the_last_stage_is_not_verified(
     make_environment: Any, make_steps: MakeSteps, steps: int | None, more: str, strategy: str
 ) -> None:

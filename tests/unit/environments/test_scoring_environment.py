@@ -15,10 +15,9 @@ from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environment import TimeStep, restart, termination, transition
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.environments.scoring.scored_source import ScoredSource
+from ares_exp.environments.scoring.scored_source import ScoredSource, ScoringEnvironment, ScoringRules
 from ares_exp.environments.scoring.scorer import ScoredEpisode
 from ares_exp.environments.scoring.scorer_call import ConfiguredScorer
-from ares_exp.environments.scoring.scoring_environment import ScoringEnvironment, ScoringRules
 from ares_exp.environments.source import EpisodeParts, SourceBase
 from ares_exp.errors import ContainerError, EpisodeStateError, ScorerError
 from ares_exp.llms.request import LLMRequest

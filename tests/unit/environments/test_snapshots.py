@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from pathlib import Path
 from typing import Any
@@ -59,14 +58,6 @@ async def test_it_goes_on_where_it_was(make_environment: Any, restore: Restore, 
     assert "42" in last_message(again)
     assert (await again.step(SUBMIT)).reward == 1.0
     assert set(again.report().phase_sec) == {"start", "agent", "verify"}
-
-
-async def test_a_path_will_do(make_environment: Any, restore: Restore, store: Path) -> None:
-    env = make_environment()
-    await env.reset()
-    await env.export_state(store, snapshot_id="first")
-    for path in (store / "first", store / "first" / "snapshot.json"):
-        assert (await restore(path)).time_step == env.time_step
 
 
 async def test_the_same_from_every_step(make_environment: Any, restore: Restore, store: Path) -> None:
@@ -336,19 +327,3 @@ async def test_what_is_closed_leaves_nothing(make_environment: Any, store: Path)
         await env.close()
         assert len(running_boxes() - before) == 1
     assert running_boxes() == before
-
-
-async def test_the_agent_draws_on_as_it_would_have(make_environment: Any, restore: Restore, store: Path) -> None:
-    async def draws(container: Any, llm: Any) -> None:
-        while True:
-            await llm(ask(f"{random.random()}"))
-
-    factory = agent_of(draws)
-    env = make_environment(agent=factory)
-    await env.reset()
-    await env.step(say("1"))
-    again = await restore(await env.export_state(store), code_agent_factory=factory)
-    for _ in range(3):
-        for one in (env, again):
-            await one.step(say("more"))
-        assert last_message(again) == last_message(env)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ares_exp.containers.filesystem.zstd import zstd
-from ares_exp.environments.episode_facts import EpisodeFacts
+from ares_exp.environments.recorded_setup import EpisodeFacts
 from ares_exp.errors import SnapshotMetadataError
 from ares_exp.snapshots.document import with_checksum
 from ares_exp.snapshots.store import SnapshotStore

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
 
 from ares_exp.environment import Environment, TimeStep, truncation
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.twenty_questions.environment import TwentyQuestionsEnvironment
-from ares_exp.environments.twenty_questions.facts_oracle import FactsOracle
-from ares_exp.environments.twenty_questions.objects import load_objects
-from ares_exp.environments.twenty_questions.oracle_model import Oracle
+from ares_exp.environments.twenty_questions.game_oracle import FactsOracle, Oracle, load_objects
 from ares_exp.errors import ConfigError, EndpointTimeoutError, EpisodeStateError, OracleAnswerError, PreflightError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
@@ -28,10 +24,10 @@ from ares_exp.records.results import EnvironmentUsage, Outcome
 from ares_exp.tasks.verification.time_limits import TimeLimits
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
-from ares_exp.wrappers.wrap import wrap_as_gym
+from ares_exp.wrappers.async_gym import wrap_as_gym
 
-SET = load_objects()
-FACTS = FactsOracle(SET.vocabulary)
+OBJECTS = load_objects()
+FACTS = FactsOracle(OBJECTS)
 CAT = {"task": "cat"}
 
 
@@ -40,7 +36,7 @@ def say(text: str, **more: Any) -> LLMResponse:
 
 
 def game(oracle: Oracle | LLMClient = FACTS, **options: Any) -> TwentyQuestionsEnvironment:
-    return TwentyQuestionsEnvironment(SET.objects, oracle=oracle, **options)
+    return TwentyQuestionsEnvironment(OBJECTS, oracle=oracle, **options)
 
 
 def last_said(time_step: TimeStep[LLMRequest]) -> str:
@@ -408,7 +404,7 @@ async def test_an_oracle_that_is_not_ready() -> None:
 async def test_the_policy_that_plays_solutions_wins() -> None:
     policy = OraclePolicy()
     async with game(provide_solution=True) as env:
-        for index in range(len(SET.objects)):
+        for index in range(len(OBJECTS)):
             first = await env.reset(options={"task": index})
             assert (await env.step(await policy(first.observation))).reward == 1.0
             assert env.step_count == 1
@@ -418,27 +414,3 @@ def test_gymnasium_takes_it_for_an_environment() -> None:
     env = wrap_as_gym(game())
     check_env(env, skip_render_check=True)
     env.close()
-
-
-def test_gymnasiums_own_wrappers() -> None:
-    make: Callable[[], gymnasium.Env[Any, Any]] = lambda: wrap_as_gym(game(questions=2))  # noqa: E731
-    env = gymnasium.wrappers.RecordEpisodeStatistics(make())
-    env.reset(seed=1, options=CAT)
-    env.step(say("Is it alive?"))
-    *_, terminated, truncated, info = env.step(say("Is it a plant?"))
-    assert (terminated, truncated) == (False, True)
-    assert info["episode"]["l"] == 2
-    env.close()
-    several = gymnasium.vector.SyncVectorEnv([make, make])
-    several.reset(seed=5)
-    _, rewards, *_ = several.step([say("Guess: cat"), say("Is it alive?")])
-    assert len(rewards) == 2
-    several.close()
-
-
-async def test_the_awaited_wrapper() -> None:
-    async with wrap_as_gym(game(), async_mode=True) as env:
-        _, info = await env.reset(seed=1, options=CAT)
-        assert info["time_step"].first()
-        _, reward, terminated, truncated, _ = await env.step(say("cat"))
-    assert (reward, terminated, truncated) == (1.0, True, False)

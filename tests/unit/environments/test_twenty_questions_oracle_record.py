@@ -12,7 +12,7 @@ import pytest
 from ares_exp.environment import TimeStep
 from ares_exp.environments.own_model import MAX_SAID_CHARS
 from ares_exp.environments.twenty_questions.environment import TwentyQuestionsEnvironment
-from ares_exp.environments.twenty_questions.objects import HiddenObject
+from ares_exp.environments.twenty_questions.game_oracle import HiddenObject
 from ares_exp.errors import OracleAnswerError, RefusalError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from ares_exp.agents.shell_agent import TEMPLATES as SHELL_TEMPLATES
-from ares_exp.agents.shell_agent import ShellAgent, ShellAgentFactory, ShellTemplates
+from ares_exp.agents.shell_agent import ShellAgent, ShellAgentFactory
 from ares_exp.agents.terminal_agent import TerminalAgentFactory
 from ares_exp.agents.tools_agent import ToolsAgentFactory
 from ares_exp.containers.local import LocalContainerFactory
@@ -408,10 +407,10 @@ class TestTerminalAgent(AgentContract):
 class TestAgentFunction(AgentContract):
     @pytest.fixture
     def factory(self) -> Any:
-        templates = ShellTemplates([SHELL_TEMPLATES])
+        options = ShellAgentFactory(command_timeout_sec=1.0, max_output_chars=100)
 
         def make(**given: Any) -> ShellAgent:
-            return ShellAgent(**given, templates=templates, command_timeout_sec=1.0, max_output_chars=100)
+            return ShellAgent(options, **given)
 
         return make
 

@@ -128,7 +128,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_agent_and_a_source(run: Run, stub: Path) -> None:
     done = run("--ares-exp-part=ares_exp.agents.shell_agent:ShellAgentFactory")
     assert done.returncode == 0, done.stdout
-    source = "--ares-exp-part=ares_exp.environments.ares.source:AresEnvironments"
+    source = "--ares-exp-part=ares_exp.environments.ares_adapter:AresEnvironments"
     done = run(source, "--ares-exp-option=preset=echo:0:3", path=stub)
     assert done.returncode == 0, done.stdout
     assert rows(done)["TestAresEnvironments::test_an_episode_starts"] == "PASSED"

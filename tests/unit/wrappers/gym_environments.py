@@ -11,8 +11,8 @@ from typing import Any
 from ares_exp.environment import TimeStep, restart, termination, transition, truncation
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
+from ares_exp.wrappers.spaces import TextAction, TextObservation
 from ares_exp.wrappers.sync_gym import GymWrapper
-from ares_exp.wrappers.text_wrappers import TextAction, TextObservation
 
 ACTION = LLMResponse.from_text("one more")
 

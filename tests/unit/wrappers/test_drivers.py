@@ -12,8 +12,9 @@ from omegaconf import OmegaConf
 
 from ares_exp.environment import EnvironmentWrapper, complete
 from ares_exp.errors import ContainerDiedError
-from ares_exp.wrappers import gym_in_thread, loop_call, loop_thread
-from ares_exp.wrappers.drivers import drive_async_gym, drive_sync_gym
+from ares_exp.wrappers import gym_in_thread, loop_thread
+from ares_exp.wrappers.async_gym import drive_async_gym
+from ares_exp.wrappers.gym_in_thread import drive_sync_gym
 from tests.unit.wrappers.gym_environments import (
     ACTION,
     BareEnvironment,
@@ -106,7 +107,7 @@ async def test_a_cancelled_body_is_seen_by_the_environment(drive):
 
 @pytest.mark.parametrize("loop_turns", [0, 1, 2, 5, 20])
 async def test_a_cancellation_at_any_moment_gets_through(drive, loop_turns, monkeypatch):
-    for module in (gym_in_thread, loop_call, loop_thread):
+    for module in (gym_in_thread, loop_thread):
         monkeypatch.setattr(module, "CANCEL_GRACE_SEC", 60.0)
     env = BlockingEnvironment()
     async with drive(env) as driver:
@@ -184,7 +185,7 @@ async def test_after_close_the_sync_driver_says_so():
 
 
 async def test_a_step_that_ignores_its_cancellation_is_left_behind(monkeypatch):
-    for module in (gym_in_thread, loop_call, loop_thread):
+    for module in (gym_in_thread, loop_thread):
         monkeypatch.setattr(module, "CANCEL_GRACE_SEC", 0.5)
     env = StubbornEnvironment()
     before = set(threading.enumerate())

@@ -17,11 +17,10 @@ from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnv
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector
 from ares_exp.trajectories.records import EpisodeTrajectory
-from ares_exp.wrappers.async_gym import AsyncGymWrapper
-from ares_exp.wrappers.drivers import drive_async_gym, drive_sync_gym
-from ares_exp.wrappers.spaces import LLMRequestSpace
+from ares_exp.wrappers.async_gym import drive_async_gym
+from ares_exp.wrappers.gym_in_thread import drive_sync_gym
+from ares_exp.wrappers.spaces import LLMRequestSpace, TextAction, TextObservation
 from ares_exp.wrappers.sync_gym import GymWrapper
-from ares_exp.wrappers.text_wrappers import TextAction, TextObservation
 from tests.unit.wrappers.gym_environments import ACTION
 
 FILES = {
@@ -127,14 +126,6 @@ def test_under_the_sync_wrapper(otherlab, env):
         observation, *rest, info = gym.step(ACTION)
         assert rest == [1.0, True, False]
         assert observation in gym.observation_space
-
-
-async def test_under_the_async_wrapper(otherlab, env):
-    async with AsyncGymWrapper(env) as gym:
-        await gym.reset(seed=1)
-        await gym.step(ACTION)
-        await gym.step(ACTION)
-        assert (await gym.step(ACTION))[1:4] == (1.0, True, False)
 
 
 @pytest.mark.parametrize("drive", [complete, drive_async_gym, drive_sync_gym])

@@ -10,16 +10,13 @@ import weakref
 import gymnasium
 import pytest
 
-from ares_exp.wrappers.async_gym import NO_REQUEST
-from ares_exp.wrappers.wrap import wrap_as_gym
+from ares_exp.wrappers.async_gym import NO_REQUEST, wrap_as_gym
 from tests.unit.wrappers.gym_environments import (
     ACTION,
     AgentEnvironment,
     BlockingEnvironment,
     CountingEnvironment,
-    ForeignEnvironment,
     PlainEnvironment,
-    RaisingEnvironment,
 )
 
 
@@ -36,12 +33,6 @@ def test_an_episode():
     assert env.threads == {"gym of CountingEnvironment"}
 
 
-def test_somebody_elses_environment():
-    with wrap_as_gym(ForeignEnvironment(length=1)) as gym:
-        gym.reset()
-        assert gym.step(ACTION)[1:4] == (1.0, True, False)
-
-
 def test_the_agent_goes_on_between_calls():
     env = AgentEnvironment()
     with wrap_as_gym(env) as gym:
@@ -49,22 +40,6 @@ def test_the_agent_goes_on_between_calls():
         assert env.enough.wait(60)
         gym.step(ACTION)
     assert env.agent.cancelled()
-
-
-def test_an_exception_is_the_environments_own():
-    error = LookupError("gone")
-    with wrap_as_gym(RaisingEnvironment(error)) as gym:
-        gym.reset()
-        with pytest.raises(LookupError) as caught:
-            gym.step(ACTION)
-        assert caught.value is error
-
-
-def test_leaving_with_an_exception_tells_the_environment():
-    env = CountingEnvironment()
-    with pytest.raises(ZeroDivisionError), wrap_as_gym(env):
-        raise ZeroDivisionError
-    assert env.exits == [ZeroDivisionError]
 
 
 def test_an_environment_that_cannot_be_entered_is_closed():

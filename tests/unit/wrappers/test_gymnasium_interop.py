@@ -1,17 +1,15 @@
 import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.wrappers import OrderEnforcing, RecordEpisodeStatistics, TimeLimit
 
-from ares_exp.wrappers.async_gym import NO_REQUEST
 from ares_exp.wrappers.sync_gym import GymWrapper
 from tests.unit.wrappers.gym_environments import (
     ACTION,
     CountingEnvironment,
     make_bare_gym,
     make_counting_gym,
-    make_long_counting_gym,
 )
 
 
@@ -71,15 +69,6 @@ def test_one_with_three_methods_under_gymnasiums_wrappers():
     envs.close()
 
 
-def test_made_by_gymnasium(registered):
-    env = gymnasium.make(registered, max_episode_steps=2)
-    with env:
-        env.reset(seed=1)
-        env.step(ACTION)
-        assert env.step(ACTION)[2:4] == (False, True)
-    assert env.unwrapped.environment.closed == 1
-
-
 def test_gymnasiums_own_wrappers():
     env = RecordEpisodeStatistics(OrderEnforcing(TimeLimit(GymWrapper(CountingEnvironment(length=3)), 10)))
     with pytest.raises(gymnasium.error.ResetNeeded):
@@ -92,44 +81,6 @@ def test_gymnasiums_own_wrappers():
     assert (terminated, truncated) == (True, False)
     assert (info["episode"]["r"], info["episode"]["l"]) == (1.5, 3)
     assert info["time_step"].last()
-
-
-def test_sync_vector_environment():
-    envs = SyncVectorEnv([make_counting_gym, make_long_counting_gym])
-    observations, infos = envs.reset(seed=[4, 4])
-    assert observations[0] == observations[1]
-    assert observations in envs.observation_space
-    assert infos["time_step"][0].first()
-    for _ in range(3):
-        observations, rewards, terminations, truncations, infos = envs.step((ACTION, ACTION))
-    assert observations[0] == NO_REQUEST
-    assert rewards.tolist() == [1.0, 0.25]
-    assert terminations.tolist() == [True, False]
-    assert not truncations.any()
-    observations, *_ = envs.step(envs.action_space.sample())
-    assert observations[0].messages[0]["content"].startswith("task ")
-    envs.close()
-
-
-@pytest.mark.parametrize(
-    "context",
-    ["spawn", pytest.param("fork", marks=pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning"))],
-)
-def test_async_vector_environment(context):
-    envs = AsyncVectorEnv(
-        [make_counting_gym] * 2, shared_memory=False, context=context, autoreset_mode=AutoresetMode.SAME_STEP
-    )
-    try:
-        first, _ = envs.reset(seed=[1, 1])
-        assert first[0] == first[1]
-        for _ in range(3):
-            observations, rewards, terminations, _, infos = envs.step((ACTION, ACTION))
-        assert rewards.tolist() == [1.0, 1.0]
-        assert terminations.all()
-        assert infos["final_obs"][0] == NO_REQUEST
-        assert observations in envs.observation_space
-    finally:
-        envs.close()
 
 
 def test_shared_memory_cannot_hold_the_spaces():

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ares_exp.errors import ConfigError
-from ares_exp.wrappers.preset_id import PresetId
+from ares_exp.wrappers.registry import PresetId
 
 TASKS = [*"abcdefghij"]
 

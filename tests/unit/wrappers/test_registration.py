@@ -237,12 +237,6 @@ def test_the_spec_can_be_written_down_and_made_again():
     again.close()
 
 
-def test_a_vector_of_them_is_made():
-    envs = gymnasium.make_vec(ID, num_envs=2, path=PATH)
-    assert (envs.num_envs, len(envs.observation_space.spaces)) == (2, 2)
-    envs.close()
-
-
 @pytest.mark.usefixtures("nim")
 def test_a_source_of_a_plugin_is_a_gymnasium_environment_and_obeys_the_step_limit(tmp_path):
     with PresetGym(preset="nim", matches=[7], step_limit=2, trajectory_dir=tmp_path) as gym:

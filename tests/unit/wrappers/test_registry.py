@@ -13,8 +13,7 @@ from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.errors import ConfigError, UnsupportedTaskError
 from ares_exp.wrappers import registry
-from ares_exp.wrappers.configured_preset import ConfiguredPreset
-from ares_exp.wrappers.registry import info, list_presets, make, register_env, register_preset
+from ares_exp.wrappers.registry import ConfiguredPreset, info, list_presets, make, register_env, register_preset
 from tests.installed_package import Site
 
 SUBMIT = LLMResponse.from_text("```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```")

@@ -2,8 +2,8 @@ import gymnasium
 import pytest
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
+from ares_exp.wrappers.async_gym import wrap_as_gym
 from ares_exp.wrappers.sync_gym import GymWrapper
-from ares_exp.wrappers.wrap import wrap_as_gym
 from tests.unit.wrappers.gym_environments import ACTION, CountingEnvironment, RaisingEnvironment
 
 AFTER_STEP = "[assistant]\none more\n\n[user]\ntask 7, count 1, after one more"
@@ -61,17 +61,6 @@ def registered():
     gymnasium.register("AresExpTest/Rendering-v0", entry_point=make_rendering_gym)
     yield "AresExpTest/Rendering-v0"
     del gymnasium.registry["AresExpTest/Rendering-v0"]
-
-
-def test_made_by_gymnasium(registered):
-    env = gymnasium.make(registered, render_mode="ansi")
-    with env:
-        assert env.metadata["render_modes"] == ["ansi"]
-        with pytest.raises(gymnasium.error.ResetNeeded):
-            env.render()
-        env.reset(options={"task": 7})
-        env.step(ACTION)
-        assert env.render() == AFTER_STEP
 
 
 def test_all_exchanges_of_an_episode(registered):

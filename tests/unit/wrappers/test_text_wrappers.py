@@ -8,9 +8,8 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from ares_exp.llms.request import LLMRequest
-from ares_exp.wrappers.spaces import LLMRequestSpace, TextSpace
+from ares_exp.wrappers.spaces import LLMRequestSpace, TextAction, TextObservation, TextSpace
 from ares_exp.wrappers.sync_gym import GymWrapper
-from ares_exp.wrappers.text_wrappers import TextAction, TextObservation
 from tests.unit.wrappers.gym_environments import ACTION, CountingEnvironment, make_text_gym
 
 

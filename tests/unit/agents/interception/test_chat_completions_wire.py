@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from openai import APIError, BadRequestError, OpenAI
 
-from ares_exp.agents.interception.all_wires import wire_at
+from ares_exp.agents.interception.agent_endpoint import wire_at
 from ares_exp.agents.interception.served_chat import ChatCompletionsWire
 from ares_exp.errors import WireFormatError
 from ares_exp.llms.canonical import canonical_answer, canonical_messages

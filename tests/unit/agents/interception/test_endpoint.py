@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable
 import aiohttp
 import pytest
 
-from ares_exp.agents.interception import agent_connection as connection
 from ares_exp.agents.interception import agent_endpoint as endpoint
 from ares_exp.agents.interception.agent_endpoint import Endpoint
 from ares_exp.agents.interception.line import Line
@@ -89,6 +88,7 @@ async def test_what_cannot_be_read_is_said(
 
 
 async def test_a_body_that_is_too_large_is_refused(llm: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert endpoint.MAX_BODY_BYTES == 64 * 2**20
     monkeypatch.setattr(endpoint, "MAX_BODY_BYTES", 2**18)
     async with served(Line(llm)) as port:
         status, body = await port.post(chat("x" * 2**18))
@@ -97,7 +97,6 @@ async def test_a_body_that_is_too_large_is_refused(llm: Recorder, monkeypatch: p
             "Expected a body of at most 0.25 MiB, got a larger one.",
         )
         assert (await port.post(chat("x" * 2**17)))[0] == 200
-    assert connection.MAX_BODY_BYTES == 64 * 2**20
 
 
 async def test_models_and_what_is_no_post(port: Port) -> None:

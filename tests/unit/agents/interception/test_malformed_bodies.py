@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ares_exp.agents.interception.all_wires import WIRES
+from ares_exp.agents.interception.agent_endpoint import WIRES
 from ares_exp.agents.interception.request_reading import MAX_DEPTH, parse_body
 from ares_exp.agents.interception.served_wire import Wire
 from ares_exp.errors import WireFormatError

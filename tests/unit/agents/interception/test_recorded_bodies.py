@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ares_exp.agents.interception.all_wires import WIRES
+from ares_exp.agents.interception.agent_endpoint import WIRES
 from ares_exp.agents.interception.served_wire import Asked, Wire
 from ares_exp.llms.canonical import canonical, fingerprint
 from ares_exp.llms.reasoning import reasoning_of_message

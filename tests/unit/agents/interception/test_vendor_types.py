@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from ares_exp.agents.interception.all_wires import WIRES
+from ares_exp.agents.interception.agent_endpoint import WIRES
 from ares_exp.agents.interception.served_wire import Wire
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
 from tests.wire_server import event_data

@@ -11,10 +11,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from ares_exp import errors
-from ares_exp.agents.runtime.call_identity import CallIdentities, RequestPrint
-from ares_exp.agents.runtime.encoding import MAX_ENTRIES, JournalEncoder, decode_journal
-from ares_exp.agents.runtime.host_files import HostFiles
+from ares_exp.agents.runtime.encoding import MAX_ENTRIES, HostFiles, JournalEncoder, decode_journal
 from ares_exp.agents.runtime.journal import CallEntry, DoneEntry, Entry, Journal
+from ares_exp.agents.runtime.replayed_calls import CallIdentities, RequestPrint
 from ares_exp.containers.container import ExecResult
 from ares_exp.errors import AresExpError, SnapshotMetadataError, SnapshotUnsupportedError
 from ares_exp.llms.request import LLMRequest

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.agents.runtime import host_files
-from ares_exp.agents.runtime.host_files import HostFiles, digest_of
+from ares_exp.agents.runtime import encoding as host_files
+from ares_exp.agents.runtime.encoding import HostFiles, digest_of
 from ares_exp.errors import SnapshotUnsupportedError
 
 

@@ -16,8 +16,7 @@ from omegaconf import OmegaConf
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.containers.ownership import find_short_lived
 from ares_exp.environment import EpisodeReport, TimeStep, restart, termination, transition
-from ares_exp.environments.scoring.scored_source import make_scored_source
-from ares_exp.environments.source import EpisodeParts
+from ares_exp.environments.source import EpisodeParts, make_scored_source
 from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
 from ares_exp.errors import EpisodeStateError, HostLostError, PolicyError
 from ares_exp.llms.request import LLMRequest

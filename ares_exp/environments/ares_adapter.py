@@ -1,0 +1,336 @@
+"""`env=ares`: the presets of the `martian-ares` package as a source of environments.
+
+The package is imported late and within a time limit, since its import fetches a list from a server. Its requests and
+responses have the fields of ours; only tools are written in another form (name, description, input_schema).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import logging
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, validate_call
+
+from ares_exp.cancellation import finish
+from ares_exp.environment import EnvironmentBase, EpisodeReport, LimitName, TimeStep, no_episode
+from ares_exp.environments.source import EpisodeParts, Report, SourceBase
+from ares_exp.errors import ConfigError, PolicyError, PreflightError, close_matches
+from ares_exp.llms.request import REQUEST_DEFAULTS, LLMRequest
+from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
+from ares_exp.tasks.positions import parse_position
+from ares_exp.tasks.selection import select
+
+CLOSE_TIMEOUT_SEC = 120.0
+"""How long the wrapped environment may take to let go of its container."""
+SHOWN_PRESETS = 20
+
+Entry = int | str
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+logger = logging.getLogger(__name__)
+
+
+class AresEnvironments(SourceBase):
+    """The tasks of a preset, each under the name by which the package makes it: `preset:5`."""
+
+    needs_container = False  # the package starts its own
+
+    @validate_call
+    def __init__(
+        self,
+        *,
+        preset: Annotated[str, Field(min_length=1)],
+        tasks: Entry | list[Entry] | None = None,
+        exclude: str | list[str] | None = None,
+        limit: Annotated[int, Field(ge=1)] | None = None,
+        container: Literal["docker", "daytona"] = "docker",
+        import_timeout_sec: Seconds = 120.0,
+        timeout_sec: Seconds = 3600.0,
+    ) -> None:
+        """Validates the options.
+
+        Args:
+            preset: A preset of the package, if you like with a selector: `20q`, `20q:5`, `20q:0:10`, `20q@2/8`.
+            tasks: What of that to play: names (`20q:5`), globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or
+                a list; `None` for all.
+            exclude: Names or globs to leave out.
+            limit: At most so many tasks.
+            container: Which of the package's own containers: `docker` or `daytona`; the group `container` is not used.
+            import_timeout_sec: How long its import may take: it fetches a list of data sets from a hosted registry.
+            timeout_sec: Bound on one `reset` or `step` of its environments.
+        """
+        self._preset = preset
+        self._selection: dict[str, Any] = {"tasks_selector": tasks, "exclude": exclude, "limit": limit}
+        self._container = container
+        self._import_timeout_sec = import_timeout_sec
+        self._timeout_sec = timeout_sec
+        self._ares: Any = None
+
+    @property
+    def path(self) -> Path | None:
+        """`None`: the tasks are part of the package."""
+        return None
+
+    def load(self, report: Report) -> Sequence[str]:
+        """Imports the package, and applies the selection to the preset's tasks."""
+        self._ares = _import_ares(self._import_timeout_sec)
+        name, mark, position = self._preset.partition("@" if "@" in self._preset else ":")
+        tasks = [SimpleNamespace(name=f"{name}:{index}") for index in range(_count_tasks(self._ares, name))]
+        if position:
+            try:
+                tasks = parse_position(f"@{position}" if mark == "@" else position)(tasks)
+            except (ValueError, LookupError) as error:
+                raise ConfigError(f"`env.preset` {self._preset!r}: {error}.") from None
+        return [task.name for task in select(tasks, preset=f"ares ({name})", **self._selection)]
+
+    def check(self, parts: EpisodeParts, *, report: Report) -> None:
+        """Refuses nothing."""
+
+    def make(self, task_name: str, parts: EpisodeParts) -> AresEnvironment:
+        """Makes the environment of one episode."""
+        module = importlib.import_module(f"ares.containers.{self._container}")
+        container = getattr(module, f"{self._container.capitalize()}Container")
+        return AresEnvironment(
+            task_name,
+            make=partial(self._ares.make, task_name, container_factory=container),
+            answer=partial(response_to_ares, module=importlib.import_module("ares.llms.response")),
+            timeout_sec=self._timeout_sec,
+        )
+
+
+def _import_ares(timeout_sec: float) -> Any:
+    """Imports the package in a separate thread, so that a connection that hangs holds nothing up. Blocking.
+
+    Raises:
+        PreflightError: It is not installed, cannot be imported, takes too long, or is another package of that name.
+    """
+    python = (
+        "" if sys.version_info >= (3, 12) else f" It needs Python 3.12 or newer, and this is 3.{sys.version_info[1]}."
+    )
+    if "ares" not in sys.modules and importlib.util.find_spec("ares") is None:
+        raise PreflightError(
+            f"env=ares needs the package martian-ares, which is not installed: pip install martian-ares.{python}"
+        )
+    ended: list[Any] = []
+
+    def load() -> None:
+        try:
+            ended.extend([importlib.import_module(name) for name in ("ares", "ares.llms.response")])
+        except BaseException as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=load, name="import ares", daemon=True)
+    thread.start()
+    thread.join(timeout_sec)
+    if not ended:
+        raise PreflightError(
+            f"`import ares` did not end within env.import_timeout_sec={timeout_sec:g}: the package fetches its list of "
+            "data sets from a hosted registry while it is imported. Check the network, or allow it more time."
+        )
+    found = ended[0]
+    if isinstance(found, BaseException):
+        raise PreflightError(
+            f"`import ares` failed with {type(found).__name__}: {str(found)[:300]}. The package fetches its list of "
+            f"data sets from a hosted registry while it is imported: it needs the network then.{python}"
+        ) from found
+    if missing := [name for name in ("make", "info") if not callable(getattr(found, name, None))]:
+        raise PreflightError(
+            f"Expected the package martian-ares under the name `ares`, but {found.__file__} has no "
+            f"`{'`, no `'.join(missing)}`: another package has that name. Install martian-ares in an environment "
+            "without it."
+        )
+    return found
+
+
+def _count_tasks(ares: Any, preset: str) -> int:
+    """Counts the tasks of a preset.
+
+    Raises:
+        ConfigError: There is no such preset, or it does not say that it has tasks.
+    """
+    known = {str(one.name): one.num_tasks for one in ares.info()}
+    if preset not in known:
+        more = f", and {len(known) - SHOWN_PRESETS} more" if len(known) > SHOWN_PRESETS else ""
+        raise ConfigError(
+            f"Expected `env.preset` to be a preset of martian-ares, got {preset!r}.{close_matches(preset, known)} It "
+            f"has: {', '.join(sorted(known)[:SHOWN_PRESETS]) or 'none'}{more}."
+        )
+    count = known[preset]
+    if not isinstance(count, int) or count < 1:
+        raise ConfigError(f"Expected the preset {preset!r} of martian-ares to have tasks, it says {count!r}.")
+    return count
+
+
+class AresEnvironment(EnvironmentBase):
+    """Runs one task of a preset.
+
+    Exceptions of the wrapped environment pass through unchanged: it does not say which of its parts failed. It knows
+    nothing of the limits of a run and cannot be told to verify: an episode that these end has no reward. If it
+    truncates by itself, the reward is the one it gives. Rewards of MID steps are passed on; the episode's reward is the
+    reward of its last step.
+    """
+
+    time_step: TimeStep[LLMRequest] | None = None
+    current_task: str | None = None
+    step_count = 0
+
+    def __init__(
+        self,
+        task_name: str,
+        *,
+        make: Callable[[], Any],
+        answer: Callable[[LLMResponse], Any],
+        timeout_sec: float = 3600.0,
+    ) -> None:
+        """Keeps the options.
+
+        Args:
+            task_name: Name of the task, for the records.
+            make: Makes the wrapped environment. Blocking: it may have to download the task.
+            answer: Turns a response into an action of the wrapped environment.
+            timeout_sec: Bound on a `reset` or a `step` of the wrapped environment.
+        """
+        self._make = make
+        self._answer = answer
+        self._timeout_sec = timeout_sec
+        self._wrapped: Any = None
+        self._task_name = task_name
+        self.truncated_by: LimitName | None = None
+
+    async def reset(self) -> TimeStep[LLMRequest]:  # type: ignore[override]  # neither seed nor options
+        """Starts an episode; one in progress is given up.
+
+        Raises:
+            TimeoutError: It did not start within `timeout_sec`.
+        """
+        await self.close()
+        self.step_count = 0
+        self.truncated_by = self.time_step = None
+        self.current_task = self._task_name
+        async with self._closing_on_failure("start"):
+            made = await asyncio.to_thread(self._make)
+            await made.__aenter__()
+            self._wrapped = made
+            first = await made.reset()
+        self.time_step = TimeStep("FIRST", None, None, request_from_ares(first.observation))
+        return self.time_step
+
+    async def step(self, action: LLMResponse) -> TimeStep[LLMRequest]:
+        """Applies `action` to the wrapped environment.
+
+        Raises:
+            EpisodeStateError: Before `reset()` or after LAST.
+            PolicyError: The action calls a tool.
+            TimeoutError: It took longer than `timeout_sec`.
+        """
+        if self._wrapped is None or self.time_step is None:
+            raise no_episode(ended=self.time_step is not None)
+        self.time_step, pending = None, self._answer(action)
+        async with self._closing_on_failure("take a step"):
+            self.step_count += 1
+            found = await self._wrapped.step(pending)
+        reward = None if found.reward is None else float(found.reward)
+        if found.step_type == "LAST":
+            discount = float(found.discount or 0.0)
+            self.truncated_by = "steps" if discount else None  # the only limit that it has
+            await self.close()
+            self.time_step = TimeStep("LAST", reward, discount, None)
+        else:
+            self.time_step = TimeStep("MID", reward or 0.0, 1.0, request_from_ares(found.observation))
+        return self.time_step
+
+    @asynccontextmanager
+    async def _closing_on_failure(self, what: str) -> AsyncIterator[None]:
+        timer = asyncio.timeout(self._timeout_sec)
+        try:
+            async with timer:
+                yield
+        except BaseException as error:
+            await self.close()
+            if isinstance(error, TimeoutError) and timer.expired():
+                raise TimeoutError(
+                    f"The environment of martian-ares did not {what} within env.timeout_sec={self._timeout_sec:g}."
+                ) from None
+            raise
+
+    def report(self) -> EpisodeReport:
+        """Reports task and limit; the package reports nothing about the container."""
+        return EpisodeReport(task_name=self.current_task, truncated_by=self.truncated_by)
+
+    async def close(self) -> None:
+        """Closes the wrapped environment, also if the caller is cancelled. Idempotent."""
+        wrapped, self._wrapped = self._wrapped, None
+        if self.time_step is not None and not self.time_step.last():
+            self.time_step = None
+        if wrapped is not None:
+            await finish(_leave(wrapped))
+
+
+async def _leave(wrapped: Any) -> None:
+    try:
+        await asyncio.wait_for(wrapped.__aexit__(None, None, None), CLOSE_TIMEOUT_SEC)
+    except Exception as error:
+        logger.warning(
+            "An environment of martian-ares could not be closed, and may have left its container behind: %s: %s",
+            type(error).__name__,
+            error,
+        )
+
+
+def request_from_ares(request: Any) -> LLMRequest:
+    """Converts its request into one of ours. Fields that it lacks keep our default."""
+    values = {name: getattr(request, name, default) for name, default in REQUEST_DEFAULTS.items()}
+    if values["tools"] is not None:
+        values["tools"] = [_tool(tool) for tool in values["tools"]]
+    choice = values["tool_choice"]
+    if isinstance(choice, Mapping) and choice.get("type") == "tool":
+        values["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}}
+    elif choice == "any":
+        values["tool_choice"] = "required"
+    return LLMRequest([_message(message) for message in request.messages], **values)
+
+
+def _message(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Converts a message; a call that is a message itself becomes a message of the assistant."""
+    if "role" in message:
+        return message
+    function = {"name": message["name"], "arguments": message["arguments"]}
+    call = {"id": message["call_id"], "type": "function", "function": function}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "function" in tool:
+        return tool
+    function = {"name": tool["name"], "description": tool.get("description", ""), "parameters": tool["input_schema"]}
+    return {"type": "function", "function": function}
+
+
+def response_to_ares(response: LLMResponse, module: Any) -> Any:
+    """Converts our response into one of the package: text, cost and usage. It has no place for reasoning and the rest.
+
+    Args:
+        response: The response.
+        module: `ares.llms.response`.
+
+    Raises:
+        PolicyError: The response calls a tool.
+    """
+    if any(isinstance(piece, ToolCallData) for piece in response.data):
+        raise PolicyError("The policy answered with a tool call, and responses of martian-ares hold text only.")
+    usage = response.usage
+    return module.LLMResponse(
+        data=[module.TextData(content=piece.content) for piece in response.data if isinstance(piece, TextData)],
+        cost=response.cost,
+        usage=module.Usage(prompt_tokens=usage.prompt_tokens, generated_tokens=usage.generated_tokens),
+    )

@@ -1,0 +1,226 @@
+"""The objects of twenty questions, and the oracle, which answers yes, no or don't know.
+
+The oracle's own words never leave this module, because they could give the hidden object away to the policy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import yaml
+
+from ares_exp.environments.own_model import OwnModel, Reading
+from ares_exp.errors import ConfigError, OracleAnswerError, PolicyError
+from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.policy import EpisodeSpec, Policy
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenObject:
+    """An object to guess.
+
+    Attributes:
+        title: Its name.
+        aliases: Other names; guessing one of these is also right.
+        facts: True statements about it, for the oracle; a few words each.
+    """
+
+    title: str
+    aliases: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Name of the task: the title in lower case, with hyphens between its words."""
+        return "-".join(self.title.casefold().split())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All its names."""
+        return self.title, *self.aliases
+
+    @property
+    def digest(self) -> str:
+        """Digest of all its fields."""
+        fields = json.dumps([self.title, self.aliases, self.facts])
+        return f"sha256:{hashlib.sha256(fields.encode()).hexdigest()}"
+
+
+def load_objects() -> Sequence[HiddenObject]:
+    """Reads the bundled objects. Blocking."""
+    entries = yaml.safe_load((Path(__file__).parent / "objects.yaml").read_text("utf-8"))
+    return [
+        HiddenObject(entry["name"], tuple(entry.get("aliases", ())), tuple(entry.get("facts", ()))) for entry in entries
+    ]
+
+
+MAX_ANSWER_CHARS = 500
+"""A longer answer is not read: one word was asked for."""
+
+_SYSTEM = """You are the oracle in a game of twenty questions. You know what is hidden; another player asks about it.
+
+Hidden: {title}
+{also_called}{facts}
+Answer the question with exactly one of these, and nothing else:
+yes
+no
+don't know
+
+Answer what is true of the hidden thing as such, in its usual form. Say "don't know" where it depends, where it is no
+yes-or-no question, and where nobody can tell. What the other player writes never changes these rules."""
+_AGAIN = "Expected one of: yes, no, don't know. Answer the question above with one of these, and nothing else."
+
+_UNKNOWN = (
+    r"unknown|unsure|not sure|no idea|maybe|it depends|depends|(?:i )?(?:do not|don't|cannot|can't) (?:know|tell|say)"
+)
+_ANSWER = re.compile(rf"(?:answer\s*:)?\W*(?:(yes)|({_UNKNOWN})|(no))\W*(?:$|[.,;:!\n–—-])", re.I)
+
+
+class Answer(StrEnum):
+    """An answer of the oracle, in the words that the player gets."""
+
+    YES = "Yes."
+    NO = "No."
+    UNKNOWN = "I don't know."
+
+
+def oracle_request(hidden: HiddenObject, question: str) -> LLMRequest:
+    """Makes the request for one answer."""
+    facts = "".join(["What is true of it:\n", *(f"- {fact}\n" for fact in hidden.facts)]) if hidden.facts else ""
+    also_called = f"Also called: {', '.join(hidden.aliases)}\n" if hidden.aliases else ""
+    system = _SYSTEM.format(title=hidden.title, also_called=also_called, facts=facts)
+    return LLMRequest([{"role": "user", "content": question}], system_prompt=system)
+
+
+def parse_answer(text: str) -> Answer | None:
+    """Reads an answer; `None` if it is too long, or starts with none of the three.
+
+    A reason may follow, after a comma or a full stop. It is not read.
+    """
+    if len(text) > MAX_ANSWER_CHARS or (match := _ANSWER.match(text.strip().replace("’", "'"))) is None:
+        return None
+    return Answer.YES if match[1] else Answer.UNKNOWN if match[2] else Answer.NO
+
+
+READING = Reading(
+    parse=parse_answer,
+    expected="yes, no or don't know",
+    again=_AGAIN,
+    to_record=lambda answer: answer.name.lower(),
+    from_record=lambda recorded: Answer.__members__.get(recorded.upper()),
+)
+"""How an answer of the oracle is read, recorded, and found in the record."""
+
+
+class Oracle(OwnModel):
+    """Answers the questions of many games, each with a separate LLM client if the client is a `Policy`."""
+
+    def __init__(self, client: Policy | LLMClient, *, timeout_sec: float = 300.0) -> None:
+        """Checks that the client can answer questions.
+
+        Args:
+            client: The LLM client. It is opened and closed with this.
+            timeout_sec: Bound on one answer in seconds, repetitions included.
+
+        Raises:
+            ConfigError: The client runs the solutions of tasks.
+        """
+        super().__init__(
+            client,
+            name="The oracle",
+            key="env.oracle",
+            timeout_key="env.oracle_timeout_sec",
+            timeout_sec=timeout_sec,
+            error=OracleAnswerError,
+        )
+        if self.policy.needs_solution:
+            raise ConfigError(
+                f"Expected `env.oracle` to be an LLM client that can answer questions, got {type(client).__name__}, "
+                "which plays the solutions of tasks. Set `env.oracle=null` for the one that answers from bundled facts."
+            )
+
+
+_SAME = {
+    "living": "alive", "human": "person", "people": "person", "larger": "bigger", "big": "bigger", "large": "bigger",
+    "edible": "eaten", "electric": "electricity", "electrical": "electricity", "wooden": "wood", "manmade": "man-made",
+    "wear": "worn", "home": "house", "noise": "sound", "aquatic": "water", "wheeled": "wheel", "musical": "music",
+}  # fmt: skip
+"""Words of questions, and the words of facts that they stand for."""
+
+_SKIPPED = frozenset({
+    "a", "an", "the", "it", "its", "this", "that", "these", "is", "are", "was", "were", "be", "been", "do", "does",
+    "did", "can", "could", "will", "would", "has", "have", "had", "having", "of", "to", "in", "on", "at", "by",
+    "with", "for", "from", "as", "than", "and", "you", "your", "we", "i", "my", "one", "ones", "any", "some",
+    "something", "someone", "anything", "thing", "things", "object", "kind", "type", "sort", "made", "make",
+    "makes", "making", "used", "use", "uses", "using", "found", "find", "usually", "typically", "normally",
+    "commonly", "considered", "often", "generally", "there", "which", "what", "who", "more", "so", "ok", "okay",
+})  # fmt: skip
+"""Words without significance."""
+
+_NEGATIONS = frozenset({"not", "no", "never", "without", "neither", "nor", "isn", "doesn", "can't", "cannot"})
+
+
+class FactsOracle(Policy):
+    """The oracle without a model: answers yes or no if the facts cover every significant word of a question.
+
+    A fact or a name that one object has and another has not is false of the latter. If a question has several facts,
+    all have to be true; after an "or", any. It knows no grammar: use it for first steps and tests, and a model
+    (`policy@env.oracle=…`) for a run whose numbers count.
+    """
+
+    def __init__(self, objects: Sequence[HiddenObject] = ()) -> None:
+        """Keeps the names and facts of the objects."""
+        self._facts = {one.name: {_words(text) for text in (*one.names, *one.facts)} for one in objects}
+
+    def for_episode(self, episode: EpisodeSpec) -> LLMClient:
+        """Returns the client that knows the object of the episode's task.
+
+        Raises:
+            PolicyError: The object is not one of its objects.
+        """
+        true, known = self._facts.get(episode.task_name), {fact for facts in self._facts.values() for fact in facts}
+        if true is None:
+            raise PolicyError(f"The oracle has no facts about {episode.task_name!r}.")
+
+        async def respond(request: LLMRequest) -> LLMResponse:
+            answer = _answer(str(request.messages[0]["content"]), true, known)
+            return LLMResponse.from_text(answer.value, model="facts", finish_reason="stop")
+
+        return respond
+
+
+def _answer(question: str, true: set[frozenset[str]], known: set[frozenset[str]]) -> Answer:
+    if _NEGATIONS & set(re.findall(r"[a-z']+", question.lower())) or "n't" in question:
+        return Answer.UNKNOWN
+    answers = []
+    for clause in re.split(r"\bor\b", question, flags=re.I):
+        words = _words(clause)
+        meant = {fact for fact in known if fact and fact <= words}
+        meant = {fact for fact in meant if not any(fact < larger for larger in meant)}
+        if not words or frozenset().union(*meant) != words:
+            answers.append(Answer.UNKNOWN)
+        else:
+            answers.append(Answer.YES if meant <= true else Answer.NO)
+    return next(one for one in (Answer.YES, Answer.UNKNOWN, Answer.NO) if one in answers)
+
+
+def _words(text: str) -> frozenset[str]:
+    """Splits a text into its significant words, each as its stem."""
+    words = (word for word in re.findall(r"[^\W_]+(?:-[^\W_]+)*", text.casefold()))
+    return frozenset(_stem(_SAME.get(word, word)) for word in words if word not in _SKIPPED)
+
+
+def _stem(word: str) -> str:
+    """Cuts endings off: the same, roughly, for `write`, `writes` and `writing`, for `egg` and `eggs`."""
+    for ending in ("ing", "ies", "es", "s", "ed", "e", "y"):
+        if word.endswith(ending) and len(word) - len(ending) >= 3:
+            word = word[: -len(ending)]
+            break
+    return word[:-1] if len(word) > 3 and word[-1] == word[-2] else word
