@@ -15,8 +15,7 @@ from ares_exp.environment import Environment
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.errors import UnsupportedTaskError
 from ares_exp.llms.request import LLMClient
-from ares_exp.tasks.task_contract import Task
-from ares_exp.tasks.task_origin import TaskOrigin
+from ares_exp.tasks.task_contract import Task, TaskOrigin
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

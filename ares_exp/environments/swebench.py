@@ -14,9 +14,9 @@ from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.refusals import refuse_together
 from ares_exp.environments.source import EpisodeParts, Report, SourceBase
 from ares_exp.errors import ConfigError
+from ares_exp.tasks.child_process import ChildProcess
 from ares_exp.tasks.selection import select
 from ares_exp.tasks.swebench.build_context import GITHUB, BuildOptions, make_context
-from ares_exp.tasks.swebench.child_process import ChildProcess
 from ares_exp.tasks.swebench.dataset import find_dataset, load_rows
 from ares_exp.tasks.swebench.eval_commands import check_command
 from ares_exp.tasks.swebench.instance_images import check_template

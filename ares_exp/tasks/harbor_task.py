@@ -21,7 +21,7 @@ from ares_exp.tasks.harborignore import UploadFilter
 from ares_exp.tasks.image_files import upload_image_files
 from ares_exp.tasks.instruction import read_instruction
 from ares_exp.tasks.prior_context import TRAJECTORY, read_prior_context
-from ares_exp.tasks.task_contract import Verdict
+from ares_exp.tasks.task_contract import TaskOrigin, Verdict
 from ares_exp.tasks.task_features import refusals, warnings_of
 from ares_exp.tasks.task_files import (
     COMPOSE,
@@ -31,7 +31,6 @@ from ares_exp.tasks.task_files import (
     check_links,
     compose_file,
 )
-from ares_exp.tasks.task_origin import TaskOrigin
 from ares_exp.tasks.task_toml import TASK_TOML, Step, TaskToml, read_task_toml
 from ares_exp.tasks.verification.health_check import await_health, longest_sec
 from ares_exp.tasks.verification.link_bounds import LinkBounds

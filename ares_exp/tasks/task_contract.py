@@ -13,6 +13,21 @@ from ares_exp.tasks.agent_context import AgentContext
 
 
 @dataclass(frozen=True, slots=True)
+class TaskOrigin:
+    """The origin of a task's files: a folder of a git repository at one commit.
+
+    Attributes:
+        git_url: The repository.
+        git_commit: All hexadecimal digits of the commit, also if a branch or a tag was named.
+        path: The task's folder in the repository, relative; `.` for the repository itself.
+    """
+
+    git_url: str
+    git_commit: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """The score by a verifier.
 

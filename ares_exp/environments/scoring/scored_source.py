@@ -12,8 +12,7 @@ from ares_exp.environments.own_model import OwnModel
 from ares_exp.environments.scoring.configured_scorers import make_scoring_rules
 from ares_exp.environments.scoring.scoring_environment import ScoringEnvironment, ScoringRules
 from ares_exp.environments.source import EpisodeParts, Report, SourceBase, make_source
-from ares_exp.tasks.task_contract import Task
-from ares_exp.tasks.task_origin import TaskOrigin
+from ares_exp.tasks.task_contract import Task, TaskOrigin
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -13,7 +13,7 @@ from typing import Any
 from ares_exp.cancellation import finish
 from ares_exp.containers.owned_directory import short_lived_directory
 from ares_exp.errors import VerifierError
-from ares_exp.tasks.swebench.child_process import ChildFailedError, ChildProcess
+from ares_exp.tasks.child_process import ChildFailedError, ChildProcess
 from ares_exp.tasks.swebench.grading import Expectation, Grade, nothing_to_grade
 
 TIMEOUT_SEC = 300.0
@@ -68,9 +68,11 @@ def _grade(child: ChildProcess, instance_id: str, log: str, expected: Expectatio
         paths[1].write_text(log, encoding="utf-8", newline="")
         env = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         env |= {"HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
-        child.run(_PROGRAM, [str(path) for path in paths], env=env, timeout_sec=TIMEOUT_SEC)
+        child.run_python(_PROGRAM, [str(path) for path in paths], env=env, timeout_sec=TIMEOUT_SEC)
         return _read(json.loads(paths[2].read_bytes())[instance_id], expected)
-    except (ChildFailedError, OSError, ValueError, LookupError) as error:
+    except ChildFailedError as error:
+        raise VerifierError(f"The official harness could not grade {instance_id}: its process {error}.") from None
+    except (OSError, ValueError, LookupError) as error:
         raise VerifierError(f"The official harness could not grade {instance_id}: {error}") from None
     finally:
         directory.remove()
