@@ -75,7 +75,7 @@ class HarborEnvironments(SourceBase):
             extra_instructions: Texts that are appended to every instruction, after those files.
         """
         self._source: TaskFolder | ListedTasks
-        if registry is dataset is git_url is git_commit is repo is None:
+        if all(one is None for one in (registry, dataset, git_url, git_commit, repo)):
             self._source = TaskFolder(path or SAMPLES)
         else:
             from ares_exp.tasks.task_sources.task_lists import listed_tasks

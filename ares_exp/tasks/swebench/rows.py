@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ares_exp.errors import TaskError
-from ares_exp.tasks.swebench.patch_files import PatchFiles, files_of_patch
 
 MAX_TEXT_CHARS = 16 * 2**20
 MAX_TESTS = 50_000
@@ -100,11 +99,6 @@ class SweBenchRow(BaseModel):
         return any((self.image_assets or {}).values())
 
     @cached_property
-    def test_files(self) -> PatchFiles:
-        """The files that the test patch touches."""
-        return files_of_patch(self.test_patch)
-
-    @cached_property
     def digest(self) -> str:
         """`sha256:` and the hex digest of what it says."""
         return f"sha256:{hashlib.sha256(self.model_dump_json().encode()).hexdigest()}"
@@ -125,14 +119,10 @@ def parse_row(data: Any, where: str) -> SweBenchRow:
     if isinstance(data.get("instance_id"), str):
         where += f" ({data['instance_id']!r:.100})"
     try:
-        row = SweBenchRow.model_validate(data)
-        _ = row.test_files
+        return SweBenchRow.model_validate(data)
     except ValidationError as error:
         wrong = "; ".join(_explain(item) for item in error.errors(include_url=False, include_context=False)[:5])
         raise TaskError(f"{where}: {wrong}.") from None
-    except ValueError as error:
-        raise TaskError(f"{where}: test_patch: {error}.") from None
-    return row
 
 
 def _explain(item: Any) -> str:
