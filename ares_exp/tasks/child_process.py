@@ -72,8 +72,8 @@ class ChildProcess:
             late = threading.Event()
             timer = threading.Timer(timeout_sec, self._kill, [process, late])
             timer.start()
+            assert process.stdout is not None
             try:
-                assert process.stdout is not None
                 output: bytes = process.stdout.read(MAX_OUTPUT_BYTES + 1)
                 if len(output) > MAX_OUTPUT_BYTES:
                     self._kill(process)
