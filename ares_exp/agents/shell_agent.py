@@ -29,7 +29,7 @@ from ares_exp.agents.templating import compile_templates
 from ares_exp.containers.container import ExecResult
 from ares_exp.errors import RepeatedFormatError
 from ares_exp.llms.request import LLMClient, Message
-from ares_exp.tasks.agent_context import AgentContext
+from ares_exp.tasks.task_contract import AgentContext
 
 SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 TEMPLATES = Path(__file__).parent / "templates"

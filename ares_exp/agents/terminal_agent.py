@@ -34,7 +34,7 @@ from ares_exp.agents.terminal_screen import TerminalScreen, emulator
 from ares_exp.agents.terminal_xml_reply import read_xml_reply
 from ares_exp.errors import AgentError, RepeatedFormatError
 from ares_exp.llms.request import LLMClient, Message
-from ares_exp.tasks.agent_context import AgentContext
+from ares_exp.tasks.task_contract import AgentContext
 
 if TYPE_CHECKING:
     from jinja2 import Template

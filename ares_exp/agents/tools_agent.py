@@ -44,7 +44,7 @@ from ares_exp.containers.container import ExecResult
 from ares_exp.errors import ConfigError, RepeatedFormatError
 from ares_exp.llms.request import LLMClient, Message
 from ares_exp.llms.response import LLMResponse, ToolCallData
-from ares_exp.tasks.agent_context import AgentContext
+from ares_exp.tasks.task_contract import AgentContext
 
 TEMPLATES = Path(__file__).parent / "tools_templates"
 ALL_TOOLS: tuple[ToolName, ...] = ("bash", "edit", "submit")

@@ -34,7 +34,7 @@ from ares_exp.errors import (
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import AgentFacts
-from ares_exp.tasks.agent_context import AgentContext
+from ares_exp.tasks.task_contract import AgentContext
 
 NO_CONTEXT = AgentContext()
 FIRST_REQUEST_GRACE_SEC = 2.0

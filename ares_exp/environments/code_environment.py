@@ -67,8 +67,7 @@ from ares_exp.llms.message_edit import MessageEdit, edited
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.episode_usage import EpisodeUsage
-from ares_exp.tasks.agent_context import AgentContext
-from ares_exp.tasks.task_contract import Stage, Task, Verdict
+from ares_exp.tasks.task_contract import AgentContext, Stage, Task, Verdict
 
 if TYPE_CHECKING:
     from ares_exp.environments.playing_again import EpisodeStart

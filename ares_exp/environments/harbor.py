@@ -14,9 +14,9 @@ from ares_exp.environments.refusals import refuse_together
 from ares_exp.environments.source import EpisodeParts, Report, SourceBase
 from ares_exp.tasks.harbor_task import HarborTask
 from ares_exp.tasks.instruction import read_extra_instruction
-from ares_exp.tasks.recorded_digest import with_files
 from ares_exp.tasks.selection import select
 from ares_exp.tasks.task_contract import TaskOrigin
+from ares_exp.tasks.task_files import with_files
 from ares_exp.tasks.task_set import SAMPLES, TaskFolder
 from ares_exp.tasks.task_warnings import TaskWarnings
 

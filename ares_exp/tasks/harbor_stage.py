@@ -11,18 +11,23 @@ from pathlib import Path
 from ares_exp.containers.container import Container, ContainerSpec, Shell, User
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.errors import AddTestsDirError, TaskError, TransferError, VerifierError
-from ares_exp.tasks.artifact import Artifact, CollectHook
 from ares_exp.tasks.env_templates import resolve_env, secret_values
 from ares_exp.tasks.environment_section import EnvironmentSection
-from ares_exp.tasks.harborignore import uploadable
-from ares_exp.tasks.image_files import upload_image_files
 from ares_exp.tasks.task_contract import Verdict
-from ares_exp.tasks.task_files import CONTAINER_DEFINITIONS, compose_file
-from ares_exp.tasks.task_toml import TASK_TOML, AgentSection, Step, TaskToml, VerifierMode, VerifierSection
-from ares_exp.tasks.verification.collection import COLLECT_TIMEOUT_SEC, collect
+from ares_exp.tasks.task_files import CONTAINER_DEFINITIONS, compose_file, upload_image_files, uploadable
+from ares_exp.tasks.task_toml import (
+    TASK_TOML,
+    AgentSection,
+    Artifact,
+    CollectHook,
+    Step,
+    TaskToml,
+    VerifierMode,
+    VerifierSection,
+)
+from ares_exp.tasks.verification.collection import COLLECT_TIMEOUT_SEC, collect, hook_limit_sec
 from ares_exp.tasks.verification.delivery import deliver_artifacts
-from ares_exp.tasks.verification.hooks import hook_limit_sec
-from ares_exp.tasks.verification.places import with_conventional
+from ares_exp.tasks.verification.manifest import with_conventional
 from ares_exp.tasks.verification.rewards import reaches
 from ares_exp.tasks.verification.root_commands import (
     empty,

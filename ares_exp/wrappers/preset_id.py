@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ares_exp.errors import PresetError, PresetLookupError
-from ares_exp.tasks.positions import parse_position
+from ares_exp.tasks.selection import parse_position
 
 Selector = Callable[[Sequence[Any]], list[Any]]
 """Selects tasks of a preset, in order. Raises `LookupError` if none is left."""

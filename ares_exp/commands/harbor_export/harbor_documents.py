@@ -19,7 +19,7 @@ from ares_exp.config.targets import find_part
 from ares_exp.containers.container import ContainerFactoryBase
 from ares_exp.records.results import UNFINISHED, EpisodeResult, ErrorInfo, Outcome, StageResult
 from ares_exp.records.statistics.pass_rates import pass_at_k
-from ares_exp.tasks.recorded_digest import content_of
+from ares_exp.tasks.task_files import content_of
 
 CANCELLED = "CancelledError"
 NO_DATASET = "adhoc"

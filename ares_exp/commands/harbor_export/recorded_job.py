@@ -16,7 +16,7 @@ from ares_exp.records.results import UNFINISHED, EpisodeResult, final_results
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.secrets import scrub
 from ares_exp.runs.resume.recorded_run import RecordedRun, recorded_config
-from ares_exp.tasks.step_name import check_step_name, check_unique
+from ares_exp.tasks.toml_table import check_step_name, check_unique
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,7 @@ from ares_exp.environments.ares.conversion import response_to_ares
 from ares_exp.environments.ares.environment import AresEnvironment
 from ares_exp.environments.source import EpisodeParts, Report, SourceBase
 from ares_exp.errors import ConfigError, PreflightError
-from ares_exp.tasks.positions import parse_position
-from ares_exp.tasks.selection import select
+from ares_exp.tasks.selection import parse_position, select
 
 Entry = int | str
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -25,7 +25,7 @@ from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.secrets import scrub_argv
 from ares_exp.runs.resume.previous_sessions import PreviousSessions, load_previous_sessions
 from ares_exp.runs.resume.recorded_run import recorded_config, starts_where_started
-from ares_exp.tasks.recorded_digest import changed_files, content_of
+from ares_exp.tasks.task_files import changed_files, content_of
 
 SHOWN = 5
 RESUME_KEYS = ("resume", "resume_redo", "resume_force")

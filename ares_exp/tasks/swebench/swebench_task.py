@@ -13,12 +13,11 @@ from typing import Any, Literal
 from ares_exp.containers.container import Container, ContainerSpec
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC
 from ares_exp.errors import ConfigError, TaskError, UnsupportedTaskError
-from ares_exp.tasks.agent_context import AgentContext
 from ares_exp.tasks.swebench.official import official_version
 from ares_exp.tasks.swebench.repository import REPOSITORY, set_up_repository
 from ares_exp.tasks.swebench.rows import SweBenchRow
 from ares_exp.tasks.swebench.stage import SweBenchStage
-from ares_exp.tasks.task_contract import Verdict
+from ares_exp.tasks.task_contract import AgentContext, Verdict
 from ares_exp.tasks.verification.root_commands import make_log_dirs
 
 START_TIMEOUT_SEC = 3600.0

@@ -1,4 +1,4 @@
-"""The collection of artifacts from a container. Whatever is missing or wrong is noted in its manifest."""
+"""The end of a stage: collect hooks run, then artifacts are copied. The manifest notes missing and wrong ones."""
 
 from __future__ import annotations
 
@@ -10,15 +10,72 @@ from pathlib import Path, PurePosixPath
 
 from ares_exp.cancellation import finish, in_thread
 from ares_exp.containers.archive import remove, unpack_directory
-from ares_exp.containers.container import ComposedContainer, Container, ServiceContainer
+from ares_exp.containers.container import ComposedContainer, Container, ExecOptions, ServiceContainer
 from ares_exp.containers.owned_directory import working_directory
 from ares_exp.errors import ContainerDiedError, ContainerError, TransferError
-from ares_exp.tasks.artifact import MAIN_SERVICE, Artifact, CollectHook
-from ares_exp.tasks.verification.hooks import run_hooks, service_of
-from ares_exp.tasks.verification.manifest import MANIFEST, ArtifactKind, ArtifactStatus, ManifestEntry, write_manifest
-from ares_exp.tasks.verification.places import Places, covers, is_conventional, place_of
+from ares_exp.tasks.task_toml import MAIN_SERVICE, Artifact, CollectHook
+from ares_exp.tasks.verification.health_check import whole_seconds
+from ares_exp.tasks.verification.manifest import (
+    MANIFEST,
+    ArtifactKind,
+    ArtifactStatus,
+    ManifestEntry,
+    Places,
+    covers,
+    is_conventional,
+    place_of,
+    write_manifest,
+)
 from ares_exp.tasks.verification.redaction import redacted
 from ares_exp.tasks.verification.root_commands import PLAIN_SHELL
+
+MAX_HOOK_SEC = 1800.0
+"""Bound on a hook that sets none."""
+_SHOWN_OUTPUT_CHARS = 500
+
+_logger = logging.getLogger(__name__)
+
+
+def hook_limit_sec(hook: CollectHook) -> float:
+    """Seconds that the hook may take."""
+    return min(whole_seconds(hook.timeout_sec) or MAX_HOOK_SEC, MAX_HOOK_SEC)
+
+
+async def run_hooks(hooks: Iterable[CollectHook], container: Container) -> None:
+    """Runs the hooks one after the other. A failure is logged, no more.
+
+    Raises:
+        ContainerDiedError: The agent's container is gone.
+    """
+    for hook in hooks:
+        options: ExecOptions = {"timeout_sec": hook_limit_sec(hook)}
+        if hook.user is not None:
+            options["user"] = hook.user
+        try:
+            result = await service_of(container, hook.service).exec(hook.command, **options)
+        except (ContainerError, ValueError) as error:
+            if isinstance(error, ContainerDiedError) and hook.service == MAIN_SERVICE:
+                raise
+            _logger.warning("The collect hook `%s` in %s failed: %s", hook.command, hook.service, error)
+            continue
+        if result.exit_code != 0:
+            ending = "took too long" if result.timed_out else f"gave exit code {result.exit_code}"
+            output = result.output.strip()[-_SHOWN_OUTPUT_CHARS:]
+            _logger.warning("The collect hook `%s` in %s %s: %s", hook.command, hook.service, ending, output)
+
+
+def service_of(container: Container, name: str) -> Container | ServiceContainer:
+    """Returns the service of that name.
+
+    Raises:
+        ContainerError: There is none.
+    """
+    if name == MAIN_SERVICE:
+        return container
+    if not isinstance(container, ComposedContainer):
+        raise ContainerError(f"Expected a container with a service {name!r} beside it, got one without services.")
+    return container.service(name)
+
 
 COLLECT_TIMEOUT_SEC = 600.0
 """Bound on the copying of all artifacts of a stage; its hooks have their own limits."""

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from ares_exp.containers.container import Container
 from ares_exp.errors import TaskError
-from ares_exp.tasks.harborignore import UploadFilter, uploadable
-from ares_exp.tasks.task_files import require_uploaded
+from ares_exp.tasks.task_files import UploadFilter, require_uploaded, uploadable
 from ares_exp.tasks.verification.root_commands import as_root
 
 SOLUTION_DIR = "/solution"

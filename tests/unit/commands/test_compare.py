@@ -16,7 +16,7 @@ from ares_exp.commands.cli.commands import COMMANDS
 from ares_exp.commands.compared_pair import adjust
 from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome
 from ares_exp.records.run_dir import dump_json
-from ares_exp.tasks.recorded_digest import with_files
+from ares_exp.tasks.task_files import with_files
 
 main = partial(COMMANDS["compare"].main, program="ares-exp compare")
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ares_exp.errors import TaskError
 from ares_exp.llms.request import freeze
 from ares_exp.tasks.harbor_task import load_task
-from ares_exp.tasks.prior_context import read_prior_context
+from ares_exp.tasks.instruction import read_prior_context
 from tests.examples import examples
 from tests.unit.trajectories.atif_examples import counting
 from tests.unit.trajectories.strategies import json_values

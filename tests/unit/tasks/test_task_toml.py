@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from ares_exp.errors import TaskError
-from ares_exp.tasks.task_features import warnings_of
-from ares_exp.tasks.task_toml import TaskToml, parse_task_toml, read_task_toml
+from ares_exp.tasks.task_toml import TaskToml, parse_task_toml, read_task_toml, warnings_of
 from ares_exp.tasks.verification.link_bounds import LinkBounds
 
 PATH = Path("/set/a-task/task.toml")

@@ -16,7 +16,7 @@ import pytest
 from ares_exp.commands.cli.run_command import run_module
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import Outcome, StageResult
-from ares_exp.tasks.content_digest import content_digest
+from ares_exp.tasks.task_files import content_digest
 from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.tasks.verification.link_bounds import LinkBounds
 from ares_exp.trajectories.exports.atif_schema import validate_atif
