@@ -6,120 +6,14 @@ import difflib
 import logging
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Protocol, TypeVar
 
 from ares_exp.errors import ConfigError
 
-T = TypeVar("T")
-
 _SHARD = re.compile(r"@([0-9]+)/([0-9]+)")
-_INDEX = re.compile(r"[0-9]+")
+_SLICE = re.compile(r"([0-9]*):([0-9]*)(?::([0-9]*))?")
 _POSITIONAL = re.compile(r"@.*|-?[0-9]+|[0-9:-]*:[0-9:-]*")
-
-
-@dataclass(frozen=True, slots=True)
-class Index:
-    """The item at `index`, counted from 0."""
-
-    index: int
-
-    def __call__(self, items: Sequence[T]) -> list[T]:
-        """Picks it.
-
-        Raises:
-            IndexError: There are not so many.
-        """
-        if self.index >= len(items):
-            raise IndexError(f"expected an index below {len(items)}, got {self.index}")
-        return [items[self.index]]
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """The items from `start` to before `stop`, every `step`-th, as Python slices."""
-
-    start: int | None
-    stop: int | None
-    step: int | None = None
-
-    def __call__(self, items: Sequence[T]) -> list[T]:
-        """Picks them.
-
-        Raises:
-            LookupError: There are none.
-        """
-        picked = list(items[self.start : self.stop : self.step])
-        if not picked:
-            raise LookupError(f"expected a slice that holds something, got none of {len(items)}")
-        return picked
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """The `index`-th of `count` runs of items whose lengths differ by at most one."""
-
-    index: int
-    count: int
-
-    def __call__(self, items: Sequence[T]) -> list[T]:
-        """Picks them.
-
-        Raises:
-            LookupError: The shard is empty: there are fewer items than shards.
-        """
-        size = len(items)
-        picked = list(items[self.index * size // self.count : (self.index + 1) * size // self.count])
-        if not picked:
-            raise LookupError(f"expected at least {self.count} items for {self.count} shards, got {size}")
-        return picked
-
-
-Position = Index | Slice | Shard
-
-
-def is_position(text: str) -> bool:
-    """Whether `text` is meant as a position, well written or not, rather than as a name."""
-    return _POSITIONAL.fullmatch(text) is not None
-
-
-def parse_position(text: str) -> Position:
-    """Parses an index `5`, a slice `0:10`, `5:`, `:10`, `::2`, or a shard `@2/8` (the third of eight).
-
-    Raises:
-        ValueError: It is none of these, or has a negative number.
-    """
-    parsers: tuple[Callable[[str], Position | None], ...] = (_shard, _index, _slice)
-    position = next((found for parse in parsers if (found := parse(text)) is not None), None)
-    if position is None:
-        raise ValueError(f"expected an index 5, a slice 0:10, or a shard @2/8, none of it negative, got {text!r}")
-    return position
-
-
-def _index(text: str) -> Index | None:
-    return Index(int(text)) if _INDEX.fullmatch(text) else None
-
-
-def _slice(text: str) -> Slice | None:
-    parts = text.split(":")
-    if len(parts) not in (2, 3) or not all(part == "" or _INDEX.fullmatch(part) for part in parts):
-        return None
-    numbers = [int(part) if part else None for part in parts]
-    if numbers[2:] == [0]:
-        raise ValueError(f"expected a step of at least 1, got {text!r}")
-    return Slice(*numbers)
-
-
-def _shard(text: str) -> Shard | None:
-    match = _SHARD.fullmatch(text)
-    if match is None:
-        return None
-    index, count = int(match[1]), int(match[2])
-    if index >= count:
-        raise ValueError(f"expected a shard @i/n with i from 0 to n - 1, got {text!r}")
-    return Shard(index, count)
-
 
 log = logging.getLogger(__name__)
 
@@ -133,8 +27,51 @@ class Named(Protocol):
     def name(self) -> str: ...  # noqa: D102
 
 
+Item = TypeVar("Item")
 T = TypeVar("T", bound=Named)
 Entries = str | int | Sequence[str | int] | None
+
+
+def is_position(text: str) -> bool:
+    """Whether `text` is meant as a position, well written or not, rather than as a name."""
+    return _POSITIONAL.fullmatch(text) is not None
+
+
+def parse_position(text: str) -> Callable[[Sequence[Item]], list[Item]]:
+    """Parses an index `5`, a slice `0:10`, `5:`, `:10`, `::2`, or a shard `@2/8` (the third of eight).
+
+    Shards are consecutive items, and their lengths differ by at most one.
+
+    Returns:
+        A function that picks the items of a list. It raises `LookupError` if there are none.
+
+    Raises:
+        ValueError: It has another form, or a negative number.
+    """
+    if text.isascii() and text.isdecimal():
+        return lambda items: _picked(items, slice(int(text), int(text) + 1), f"an index below {len(items)}, got {text}")
+    if (match := _SLICE.fullmatch(text)) is not None:
+        start, stop, step = (int(part) if part else None for part in match.groups())
+        if step == 0:
+            raise ValueError(f"expected a step of at least 1, got {text!r}")
+        nothing = "a slice that holds something, got none of {}"
+        return lambda items: _picked(items, slice(start, stop, step), nothing.format(len(items)))
+    if (match := _SHARD.fullmatch(text)) is not None:
+        index, count = map(int, match.groups())
+        if index >= count:
+            raise ValueError(f"expected a shard @i/n with i from 0 to n - 1, got {text!r}")
+        return lambda items: _picked(
+            items,
+            slice(index * len(items) // count, (index + 1) * len(items) // count),
+            f"at least {count} items for {count} shards, got {len(items)}",
+        )
+    raise ValueError(f"expected an index 5, a slice 0:10, or a shard @2/8, none of it negative, got {text!r}")
+
+
+def _picked(items: Sequence[Item], part: slice, expected: str) -> list[Item]:
+    if not (picked := list(items[part])):
+        raise LookupError(f"expected {expected}")
+    return picked
 
 
 def select(

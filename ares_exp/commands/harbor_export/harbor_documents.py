@@ -165,7 +165,7 @@ def _exception(error: ErrorInfo | None, occurred_at: float) -> dict[str, Any] | 
 
 def _phases(result: EpisodeResult) -> dict[str, Json]:
     """Returns start and end of the phases, computed from their lengths: they follow each other."""
-    clock, found = result.started_at, {}
+    clock, found = result.started_at, dict[str, Json]()
     for name, parts in _PHASES.items():
         if name in result.phase_sec:
             length = sum(result.phase_sec.get(part, 0.0) for part in parts)

@@ -350,7 +350,7 @@ def test_p_values_are_adjusted_as_holm_did() -> None:
 def test_as_a_module_without_the_tracker(tmp_path: Path) -> None:
     a, b = _run(tmp_path / "a", _tasks([1, 2])), _run(tmp_path / "b", _tasks([2, 2]))
     code = (
-        "import sys; from ares_exp.commands.cli.words import run_word; code = run_word(sys.argv[1:], 'ares-exp'); "
+        "import sys; from ares_exp.commands.cli.main import run_word; code = run_word(sys.argv[1:], 'ares-exp'); "
         "sys.exit(code or ('wandb' in sys.modules or 'scipy.stats' in sys.modules))"
     )
     done = subprocess.run(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ares_exp.commands.cli.commands import COMMANDS
-from ares_exp.commands.cli.completion import candidates, is_query
+from ares_exp.commands.cli.completion import candidates
 from tests.conftest import ROOT
 
 
@@ -55,12 +55,6 @@ def test_what_stands_behind_the_cursor_does_not_count(monkeypatch: pytest.Monkey
     monkeypatch.setenv("COMP_LINE", "ares-exp sho outputs/first")
     monkeypatch.setenv("COMP_POINT", str(len("ares-exp sho")))
     assert candidates() == (["show"], True)
-
-
-def test_a_query_is_told_from_a_run() -> None:
-    assert is_query(["-sc", "query=bash"])
-    assert not is_query(["-sc", "install=bash"])
-    assert not is_query(["query=bash"])
 
 
 @pytest.mark.once
