@@ -357,8 +357,3 @@ def test_as_a_module_without_the_tracker(tmp_path: Path) -> None:
         [sys.executable, "-c", code, "compare", a, b], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-    done = subprocess.run(
-        [sys.executable, "-m", "ares_exp", "compare", "--help"], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0
-    assert "The first run is the baseline" in done.stdout

@@ -57,6 +57,7 @@ def test_what_stands_behind_the_cursor_does_not_count(monkeypatch: pytest.Monkey
     assert candidates() == (["show"], True)
 
 
+@pytest.mark.slow
 @pytest.mark.once
 def test_bash_completes_commands_options_and_files(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()

@@ -62,12 +62,6 @@ def test_a_repository_of_tasks(load: Load, make_repository: MakeRepository, cach
     ]
 
 
-def test_another_folder_and_the_root(load: Load, make_repository: MakeRepository) -> None:
-    repository = make_repository("tasks/a", "more/here/b", "c")
-    assert names(load(repo=repository.url, path="more/here")) == ["b"]
-    assert names(load(repo=repository.url, path=".")) == ["c"]
-
-
 def test_only_selected_tasks_are_fetched(load: Load, make_repository: MakeRepository, cache_dir: Path) -> None:
     repository = make_repository("tasks/a", "tasks/b", "tasks/c")
     repository.write({"tasks/d/task.toml": "wrong = ["})
@@ -86,15 +80,6 @@ def test_branches_tags_and_commits(load: Load, make_repository: MakeRepository) 
         source = load(repo=f"{repository.url}@{ref}")
         assert {origin.git_commit for origin in source.origins.values()} == {commit}
         assert names(source) == ["a", "b"][: 1 + (commit == second)]
-
-
-def test_one_task_of_a_repository(load: Load, make_repository: MakeRepository) -> None:
-    repository = make_repository("deep/er/a", "tasks/b")
-    commit = repository.git("rev-parse", "HEAD")
-    source = load(git_url=repository.url, path="deep/er/a", git_commit=commit, reward_key="k")
-    assert names(source) == ["a"]
-    assert source.origins == {"a": TaskOrigin(repository.url, commit, "deep/er/a")}
-    assert source.tasks[0].reward_key == "k"
 
 
 def test_a_repository_that_is_one_task(load: Load, make_repository: MakeRepository) -> None:

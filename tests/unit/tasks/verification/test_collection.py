@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ares_exp.containers.archive import unpack_file
 from ares_exp.containers.container import Container
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.errors import ContainerDiedError
@@ -93,15 +94,16 @@ async def test_packing_leaves_nothing_behind(
 
 
 async def test_what_is_there_and_cannot_be_had_is_told(
-    make_task: MakeTask, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    make_task: MakeTask, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(unpack_file.__kwdefaults__, "max_bytes", 10**6)
     task = load_task(make_task(toml="artifacts = ['/large', '/pipe', '/missing']"))
     with caplog.at_level(logging.WARNING):
-        manifest = await collected(task, tmp_path / "out", "truncate -s 1025M /large; mkfifo /pipe")
+        manifest = await collected(task, tmp_path / "out", "truncate -s 5M /large; mkfifo /pipe")
     assert set(statuses(manifest).values()) == {"empty", "failed"}
     told = [record.getMessage() for record in caplog.records]
     assert [message.split()[2] for message in told] == ["/large", "/pipe"]
-    assert "expected at most 1073741824" in told[0]
+    assert "expected at most 1000000" in told[0]
 
 
 async def test_what_comes_out_is_not_trusted(make_task: MakeTask, tmp_path: Path) -> None:
