@@ -178,11 +178,7 @@ class HarborStage:
         return resolve_env(env, where=f"{self.root / TASK_TOML}: [{table}.env]")
 
     def check_runnable(self, *, needs_solution: bool) -> None:
-        """Checks, without starting anything, what would fail in the middle of an episode.
-
-        Raises:
-            TaskError: A host variable is missing; or there is no solution, and it is needed.
-        """
+        """Checks, without starting anything, what would fail in the middle of an episode."""
         self._verifier_env()
         _ = self.verifier_spec  # its variables
         if needs_solution:
@@ -209,15 +205,7 @@ class HarborStage:
         return {"DEBIAN_FRONTEND": "noninteractive", **self._resolved("solution", self.config.solution.env)}
 
     async def upload_solution(self, container: Container) -> Mapping[str, str]:
-        """Puts the solution into the container, ready to run as `/solution/solve.sh`.
-
-        Returns:
-            As `solution_env`.
-
-        Raises:
-            TaskError: There is no solution, or a host variable is missing.
-            ContainerError: The container failed.
-        """
+        """Puts the solution into the container, ready to run as `/solution/solve.sh`."""
         await upload_solution(container, self.root, self.folder)
         return self.solution_env()
 
@@ -227,12 +215,7 @@ class HarborStage:
         return longest_set_up_sec(self.folder, self.step.healthcheck) if self.step is not None else 0.0
 
     async def start(self, container: Container) -> None:
-        """Prepares a step: empties the log directories, then sets up its files, its script and its health check.
-
-        Raises:
-            StepSetupError, HealthcheckError: The script failed, or the check did.
-            ContainerError: The container failed.
-        """
+        """Prepares a step: empties the log directories, then sets up its files, its script and its health check."""
         if self.step is None:
             return
         await make_log_dirs(container, AGENT_DIR)
@@ -258,11 +241,7 @@ class HarborStage:
         return sum(map(hook_limit_sec, self.collect_hooks), start=COLLECT_TIMEOUT_SEC)
 
     async def collect(self, container: Container, target: Path | None) -> None:
-        """Runs the collect hooks, and copies the artifacts into `target` with a `manifest.json`.
-
-        Raises:
-            ContainerError: The agent's container is gone.
-        """
+        """Runs the collect hooks, and copies the artifacts into `target` with a `manifest.json`."""
         await collect(
             container,
             target,
@@ -292,27 +271,14 @@ class HarborStage:
         return (TESTS_DIR,) if had_tests and self.step is None else ()
 
     async def prepare_verifier(self, container: Container, artifacts: Path) -> None:
-        """Gives a container of the verifier's own its log directory, and the artifacts that `collect` left.
-
-        Raises:
-            ContainerError: The container failed.
-        """
+        """Gives a container of the verifier's own its log directory, and the artifacts that `collect` left."""
         await make_log_dirs(container, VERIFIER_DIR)
         if not self.brings_tests:  # it is what the agent's container was
             await upload_image_files(container, self.root / "environment", self.config.environment)
         await deliver_artifacts(container, artifacts)
 
     async def verify(self, container: Container, output_dir: Path | None) -> Verdict:
-        """Runs the tests on what the agent left. The caller bounds it.
-
-        Args:
-            container: The verifier's own container, or the agent's.
-            output_dir: Where to leave the verifier's files on the host, or `None`.
-
-        Raises:
-            VerifierError: There is no usable reward; the class says why.
-            ContainerError: The container failed.
-        """
+        """Runs the tests on what the agent left. The caller bounds it."""
         try:
             env = self._verifier_env()
         except TaskError as error:

@@ -8,7 +8,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,21 +39,8 @@ _NAMESPACE = uuid.UUID("5b0a4c0e-7a0f-5d0c-9a51-5d9f3c1f6a0b")
 _FILE_NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]+")
 
 
-@dataclass(frozen=True, slots=True)
-class ExportedJob:
-    """A job that was written.
-
-    Attributes:
-        result: Its `result.json`.
-        warnings: What the user should know.
-    """
-
-    result: Mapping[str, Any]
-    warnings: tuple[str, ...]
-
-
-def write_job(job: RecordedJob, jobs_dir: Path, name: str) -> ExportedJob:
-    """Writes `<jobs_dir>/<name>`.
+def write_job(job: RecordedJob, jobs_dir: Path, name: str) -> tuple[Mapping[str, Any], list[str]]:
+    """Writes `<jobs_dir>/<name>`; returns its `result.json`, and warnings for the user.
 
     Raises:
         ConfigError: There is something already, or it cannot be written.
@@ -91,14 +78,14 @@ class _Writer:
         self._config = job_config(job, name=name, jobs_dir=str(jobs_dir))
         self._warnings: list[str] = []
 
-    def write(self) -> ExportedJob:
+    def write(self) -> tuple[Mapping[str, Any], list[str]]:
         stored = self._trajectories()
         trials = [self._write_trial(one, stored.get(one.episode_id)) for one in self._job.results]
         result = job_result(self._job, trials, job_id=self._job_id)
         _write_json(self._place / "config.json", self._config)
         _write_json(self._place / "result.json", result)
         _copy_file(self._job.run_dir.log, self._place / "job.log")
-        return ExportedJob(result, tuple(self._warnings))
+        return result, self._warnings
 
     def _trajectories(self) -> dict[str, StoredEpisode]:
         try:

@@ -26,8 +26,6 @@ NO_DATASET = "adhoc"
 NO_TRACEBACK = "ares_exp records no tracebacks."
 _PATH_OF_CLASS = re.compile(r"[A-Za-z_][\w.]*\.[A-Za-z_]\w*")
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
-_PHASES = {"start": ("start",), "agent": ("agent", "policy", "snapshot"), "verify": ("verify",)}
-"""Our phases that Harbor has too, and their parts: Harbor counts waiting for the model as the agent's."""
 
 Json = Mapping[str, Any]
 Documents = Sequence[Json | None]
@@ -118,7 +116,6 @@ def trial_result(
     usage = result.prompt_tokens, result.generated_tokens, result.cost
     limit = result.limit if result.outcome is Outcome.TRUNCATED else None
     document = None if has_stages else documents[0]
-    timing = _phases(result)
     provider, slash, model = config["agent"]["model_name"].partition("/")
     place, source = job.place(result.task_name)
     digest = job.tasks[result.task_name]
@@ -143,10 +140,10 @@ def trial_result(
         "exception_info": _exception(trial_error(result), result.finished_at),
         "started_at": _utc(result.started_at),
         "finished_at": _utc(result.finished_at),
-        "environment_setup": timing.get("start"),
+        "environment_setup": None,
         "agent_setup": None,
-        "agent_execution": None if has_stages else timing.get("agent"),
-        "verifier": None if has_stages else timing.get("verify"),
+        "agent_execution": None,
+        "verifier": None,
         "step_results": [_step(stage, part, result) for stage, part in zip(result.stages, documents, strict=False)]
         or None,
     }
@@ -161,18 +158,6 @@ def _exception(error: ErrorInfo | None, occurred_at: float) -> dict[str, Any] | 
         "exception_traceback": NO_TRACEBACK,
         "occurred_at": _utc(occurred_at) or _utc(1.0),
     }
-
-
-def _phases(result: EpisodeResult) -> dict[str, Json]:
-    """Returns start and end of the phases, computed from their lengths: they follow each other."""
-    clock, found = result.started_at, dict[str, Json]()
-    for name, parts in _PHASES.items():
-        if name in result.phase_sec:
-            length = sum(result.phase_sec.get(part, 0.0) for part in parts)
-            end = max(clock, min(clock + length, result.finished_at))
-            found[name] = {"started_at": _utc(clock), "finished_at": _utc(end)}
-            clock = end
-    return found
 
 
 def _step(stage: StageResult, document: Json | None, result: EpisodeResult) -> dict[str, Any]:

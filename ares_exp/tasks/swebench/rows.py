@@ -63,8 +63,6 @@ class SweBenchRow(BaseModel):
         test_patch: What the fix brought for the tests.
         fail_to_pass: Tests that fail without the fix and pass with it.
         pass_to_pass: Tests that pass before and after.
-        version: Of the repository, as the data set counts.
-        environment_setup_commit: Whose requirements the image has.
         image: The image's name.
         eval_script: The script that applies the test patch and runs the tests.
         log_parser: Name of the harness's function that reads its output.
@@ -83,8 +81,6 @@ class SweBenchRow(BaseModel):
     test_patch: Text
     fail_to_pass: Annotated[TestNames, Field(alias="FAIL_TO_PASS", min_length=1)]
     pass_to_pass: Annotated[TestNames, Field(alias="PASS_TO_PASS")]
-    version: Text = ""
-    environment_setup_commit: Text = ""
     image: Annotated[Text, Field(pattern=r"^(?:[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254})?$")] = ""
     eval_script: Text = ""
     log_parser: Annotated[Text, Field(pattern=r"^\w{0,100}$")] = ""

@@ -110,12 +110,7 @@ class SweBenchStage:
         return {}
 
     async def upload_solution(self, container: Container) -> Mapping[str, str]:
-        """Puts the row's fix into the container, ready to be applied by `/solution/solve.sh`.
-
-        Raises:
-            TaskError: The row has none.
-            ContainerError: The container failed.
-        """
+        """Puts the row's fix into the container, ready to be applied by `/solution/solve.sh`."""
         self.check_solution()
         await _upload(container, {"gold.patch": _ended(self.row.patch), SOLVE_SCRIPT: _SOLVE}, SOLUTION_DIR)
         await as_root(container, f"chmod +x {SOLUTION_DIR}/{SOLVE_SCRIPT}")
@@ -127,11 +122,7 @@ class SweBenchStage:
             raise TaskError(f"{self.row.instance_id}: expected a fix in `patch`, found none. Play another policy.")
 
     async def collect(self, container: Container, target: Path | None) -> None:
-        """Takes the agent's changes out of its container: `model.patch`, or `no_patch.txt` with the reason.
-
-        Raises:
-            ContainerError: The container failed.
-        """
+        """Takes the agent's changes out of its container: `model.patch`, or `no_patch.txt` with the reason."""
         if target is None:
             return
         patch = await agent_patch(container, self.row.base_commit)
@@ -152,11 +143,7 @@ class SweBenchStage:
         return ()
 
     async def prepare_verifier(self, container: Container, artifacts: Path) -> None:
-        """Gives the fresh container what `collect` left.
-
-        Raises:
-            ContainerError: The container failed.
-        """
+        """Gives the fresh container what `collect` left."""
         for name in (MODEL_PATCH, NO_PATCH):
             if await asyncio.to_thread((artifacts / name).is_file):
                 await container.upload(artifacts / name, f"{TESTS_DIR}/{name}")

@@ -150,11 +150,7 @@ class SweBenchTask:
             self.stages[0].check_solution()
 
     async def set_up(self, container: Container) -> None:
-        """Makes the log directories, and removes everything later than the base commit.
-
-        Raises:
-            ContainerError: The container failed, or its image is not the row's.
-        """
+        """Makes the log directories, and removes everything later than the base commit."""
         await make_log_dirs(container, *LOG_DIRS)
         await set_up_repository(container, self.row.base_commit)
 

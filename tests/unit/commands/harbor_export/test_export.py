@@ -138,9 +138,6 @@ def test_a_trial(job: Path) -> None:
         "model_info": {"name": "tiny", "provider": "local"},
     }
     assert (trial["started_at"], trial["finished_at"]) == ("2026-01-05T09:00:00Z", "2026-01-05T09:00:06Z")
-    assert trial["environment_setup"]["finished_at"] == trial["agent_execution"]["started_at"]
-    assert trial["agent_execution"]["finished_at"] == "2026-01-05T09:00:04.500000Z", "waiting for the model included"
-    assert trial["verifier"]["finished_at"] == "2026-01-05T09:00:05Z"
     usage = {name: trial["agent_result"][name] for name in ("n_input_tokens", "n_output_tokens", "cost_usd")}
     assert usage == {"n_input_tokens": 300, "n_output_tokens": 30, "cost_usd": 0.75}
     trajectory = read(folder / "agent" / "trajectory.json")

@@ -36,10 +36,8 @@ def test_the_digest_is_that_of_the_content(row: Row) -> None:
 
 
 def test_none_stands_for_nothing(row: Row) -> None:
-    found = parse_row(
-        {**row, "hints_text": None, "version": None, "image": None, "eval_type": None, "image_assets": None}, "here"
-    )
-    assert (found.hints_text, found.version, found.image) == ("", "", "")
+    found = parse_row({**row, "hints_text": None, "image": None, "eval_type": None, "image_assets": None}, "here")
+    assert (found.hints_text, found.image) == ("", "")
     assert found.eval_type == "pass_and_fail"
 
 
