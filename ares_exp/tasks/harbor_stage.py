@@ -25,8 +25,7 @@ from ares_exp.tasks.task_toml import (
     VerifierMode,
     VerifierSection,
 )
-from ares_exp.tasks.verification.collection import COLLECT_TIMEOUT_SEC, collect, hook_limit_sec
-from ares_exp.tasks.verification.delivery import deliver_artifacts
+from ares_exp.tasks.verification.collection import COLLECT_TIMEOUT_SEC, collect, deliver_artifacts, hook_limit_sec
 from ares_exp.tasks.verification.manifest import with_conventional
 from ares_exp.tasks.verification.rewards import reaches
 from ares_exp.tasks.verification.root_commands import (
@@ -36,8 +35,7 @@ from ares_exp.tasks.verification.root_commands import (
     reserve_log_dir,
     stop_processes,
 )
-from ares_exp.tasks.verification.solution import find_solution, upload_solution
-from ares_exp.tasks.verification.step_setup import longest_set_up_sec, set_up_step
+from ares_exp.tasks.verification.step_setup import find_solution, longest_set_up_sec, set_up_step, upload_solution
 from ares_exp.tasks.verification.verification import TESTS_DIR, VERIFIER_DIR, verify
 
 AGENT_DIR = "/logs/agent"

@@ -28,11 +28,10 @@ from ares_exp.tasks.task_files import (
     upload_image_files,
 )
 from ares_exp.tasks.task_toml import MAIN_SERVICE, TASK_TOML, Step, TaskToml, read_task_toml, refusals, warnings_of
-from ares_exp.tasks.verification.health_check import await_health, longest_sec
 from ares_exp.tasks.verification.link_bounds import LinkBounds
 from ares_exp.tasks.verification.rewards import overall_verdict
 from ares_exp.tasks.verification.root_commands import PLAIN_SHELL, as_root
-from ares_exp.tasks.verification.solution import SOLUTION_DIR
+from ares_exp.tasks.verification.step_setup import SOLUTION_DIR, await_health, longest_sec
 from ares_exp.tasks.verification.verification import TESTS_DIR
 
 LOG_DIRS = "/logs/agent /logs/verifier /logs/artifacts"

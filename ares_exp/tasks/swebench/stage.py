@@ -30,7 +30,7 @@ from ares_exp.tasks.swebench.repository import (
 from ares_exp.tasks.swebench.rows import SweBenchRow
 from ares_exp.tasks.task_contract import Verdict
 from ares_exp.tasks.verification.root_commands import as_root
-from ares_exp.tasks.verification.solution import SOLUTION_DIR, SOLVE_SCRIPT
+from ares_exp.tasks.verification.step_setup import SOLUTION_DIR, SOLVE_SCRIPT
 from ares_exp.tasks.verification.verification import TESTS_DIR
 
 AGENT_TIMEOUT_SEC = 3600.0

@@ -1,8 +1,10 @@
-"""The end of a stage: collect hooks run, then artifacts are copied. The manifest notes missing and wrong ones."""
+"""Artifacts at the end of a stage: hooks run, artifacts are collected, and a verifier of its own gets them."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import posixpath
 import shlex
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
@@ -14,7 +16,6 @@ from ares_exp.containers.container import ComposedContainer, Container, ExecOpti
 from ares_exp.containers.owned_directory import working_directory
 from ares_exp.errors import ContainerDiedError, ContainerError, TransferError
 from ares_exp.tasks.task_toml import MAIN_SERVICE, Artifact, CollectHook
-from ares_exp.tasks.verification.health_check import whole_seconds
 from ares_exp.tasks.verification.manifest import (
     MANIFEST,
     ArtifactKind,
@@ -24,10 +25,12 @@ from ares_exp.tasks.verification.manifest import (
     covers,
     is_conventional,
     place_of,
+    read_manifest,
     write_manifest,
 )
 from ares_exp.tasks.verification.redaction import redacted
-from ares_exp.tasks.verification.root_commands import PLAIN_SHELL
+from ares_exp.tasks.verification.root_commands import PLAIN_SHELL, as_root
+from ares_exp.tasks.verification.step_setup import whole_seconds
 
 MAX_HOOK_SEC = 1800.0
 """Bound on a hook that sets none."""
@@ -262,3 +265,37 @@ async def _download_without(service: Container | ServiceContainer, artifact: Art
 def _unpack(packed: Path, target: Path) -> None:
     with packed.open("rb") as stream:
         unpack_directory(stream, target)
+
+
+async def deliver_artifacts(container: Container, folder: Path) -> None:
+    """Uploads what `folder` has of artifacts to the paths that they came from.
+
+    What came out of a container has no setuid bits, no special files and no links that lead out of an artifact any
+    more: `Container.download` sees to it.
+
+    Args:
+        container: The verifier's own.
+        folder: Artifacts and their manifest.
+
+    Raises:
+        ContainerError: The container failed.
+    """
+    for entry in await asyncio.to_thread(read_manifest, folder):  # none: the collection took too long
+        if entry.status in ("ok", "empty"):
+            await _deliver(container, entry, entry.host_path(folder))
+
+
+async def _deliver(container: Container, entry: ManifestEntry, path: Path) -> None:
+    """Puts an artifact in place: a directory, or that of a file, is made writable; the former is emptied first.
+
+    What the verifier's image has at that path is in the way where the agent has made something of another kind of it.
+    """
+    source = shlex.quote(entry.source)
+    if entry.type == "directory":
+        made = f"mkdir -p -- {source} && chmod 777 {source} && find {source} -mindepth 1 -delete"
+        await as_root(container, f"[ -d {source} ] || rm -f -- {source}; {made}", cwd=None)
+    else:
+        parent = shlex.quote(posixpath.dirname(entry.source) or ".")
+        made = f"mkdir -p -- {parent} && chmod 777 {parent}"
+        await as_root(container, f"{made} && if [ -d {source} ]; then rm -rf -- {source}; fi", cwd=None)
+    await container.upload(path, entry.source)

@@ -11,7 +11,7 @@ from ares_exp.containers.container import Container, ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.errors import HealthcheckError
 from ares_exp.tasks.environment_section import HealthCheck
-from ares_exp.tasks.verification.health_check import await_health, whole_seconds
+from ares_exp.tasks.verification.step_setup import await_health, whole_seconds
 
 pytestmark = pytest.mark.local
 
