@@ -8,6 +8,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.tasks.swebench.official import official_version
+from ares_exp.tasks.swebench.swebench_task import SweBenchTask
+
 BUGGY = "def add(a, b):\n    return a - b\n\n\ndef double(a):\n    return 2 * a\n"
 FIXED = BUGGY.replace("a - b", "a + b")
 OLD_TESTS = (
@@ -20,8 +26,71 @@ REPO = "demo/calc"
 F2P = ["test_add (tests.test_calc.Tests.test_add)"]
 P2P = ["test_double (tests.test_calc.Tests.test_double)"]
 
-UNITTEST = ("env.test_command='python3 -m unittest -v {modules}'", "env.log_parser=unittest")
-"""Options: the base images have no pytest."""
+EVAL_SCRIPT = """\
+#!/bin/bash
+set -uxo pipefail
+cd /testbed
+git apply -v - <<'EOF_114329324912'
+{patch}
+EOF_114329324912
+: '>>>>> Start Test Output'
+python3 -m unittest -v tests.test_calc
+: '>>>>> End Test Output'
+git checkout {base} tests/test_calc.py
+"""
+
+HARNESS = {
+    "swebench-5.0.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: swebench\nVersion: 5.0.0\n",
+    "swebench/__init__.py": "",
+    "swebench/types.py": "import types\n\nTestSpec = types.SimpleNamespace\n",
+    "swebench/harness/__init__.py": "",
+    "swebench/harness/grading.py": """\
+import re
+
+
+def get_eval_report(spec, prediction, log_path, include_tests_status):
+    assert spec.log_parser == "parse_log_django", spec.log_parser
+    log = open(log_path).read()
+    between = re.search("Start Test Output(.*)>>>>> End Test Output.*Exit Code: (-?[0-9]+)", log, re.DOTALL)
+    found = dict(re.findall(r"^(\\S+ \\(.*\\)) \\.\\.\\. (.*)$", between[1], re.MULTILINE)) if between else {}
+    if not found or (between[2] != "0" and {*found.values()} == {"ok"}):
+        return {spec.instance_id: {"infra_failure_reason": None}}
+    names = {"FAIL_TO_PASS": spec.FAIL_TO_PASS, "PASS_TO_PASS": spec.PASS_TO_PASS}
+    tests = {kind: {"success": [one for one in all if found.get(one) == "ok"]} for kind, all in names.items()}
+    return {spec.instance_id: {"tests_status": tests}}
+""",
+}
+"""A package with the interface of the official harness, for machines without it. It reads the output of unittest."""
+
+
+def put_harness_on_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes a harness importable, unless the official one is installed, in this process and in its children."""
+    if official_version() is None:
+        for name, text in HARNESS.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+        monkeypatch.syspath_prepend(folder)
+        monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+
+
+def build_context(folder: Path, repository: Path, base: str) -> Path:
+    """Makes the build context of an image with the history up to the commit with the bug."""
+    (folder / "context").mkdir()
+    git(repository, "clone", "--quiet", "--bare", ".", str(folder / "context" / "repository"))
+    lines = ["FROM python:3.12-slim", "COPY repository /testbed/.git", "WORKDIR /testbed"]
+    lines += [f"RUN git config core.bare false && git reset -q --hard {base}"]
+    (folder / "context" / "Dockerfile").write_text("\n".join(lines) + "\n")
+    return folder / "context"
+
+
+def use_local_image(context: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaces the image of all rows by one that `container=local` can build."""
+
+    def fresh_spec(task: SweBenchTask) -> ContainerSpec:
+        return ContainerSpec(task.name, context_dir=context, workdir="/testbed", users=frozenset({"root"}))
+
+    monkeypatch.setattr(SweBenchTask, "fresh_spec", property(fresh_spec))
+
 
 _GIT_ENV = {
     **{name: value for name, value in os.environ.items() if not name.startswith("GIT_")},
@@ -60,6 +129,7 @@ def make_repository(folder: Path) -> tuple[Path, str]:
 
 def make_row(repository: Path, base: str, instance_id: str = "demo__calc-1", **columns: Any) -> dict[str, Any]:
     """The row of the fix."""
+    test_patch = git(repository, "diff", base, "main", "--", "tests")
     return {
         "instance_id": instance_id,
         "repo": REPO,
@@ -67,7 +137,9 @@ def make_row(repository: Path, base: str, instance_id: str = "demo__calc-1", **c
         "problem_statement": "add(2, 3) is -1.",
         "hints_text": "It subtracts.",
         "patch": git(repository, "diff", base, "main", "--", "calc.py"),
-        "test_patch": git(repository, "diff", base, "main", "--", "tests"),
+        "test_patch": test_patch,
+        "eval_script": EVAL_SCRIPT.format(patch=test_patch, base=base),
+        "log_parser": "parse_log_django",
         "FAIL_TO_PASS": json.dumps(F2P),
         "PASS_TO_PASS": json.dumps(P2P),
         "version": "1.0",

@@ -13,7 +13,7 @@ from ares_exp.config.parts import completed, kind_of, name_of
 from ares_exp.containers.container import ExecOptions, ExecResult, Mount, TerminalOutput
 from ares_exp.llms.request import LLMClient
 from ares_exp.records.results import AgentFacts
-from ares_exp.tasks.agent_context import AgentContext
+from ares_exp.tasks.task_contract import AgentContext
 
 
 class AgentContainer(Protocol):

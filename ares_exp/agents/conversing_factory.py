@@ -13,7 +13,7 @@ from ares_exp.agents.conversation import Compaction, CompactionKind
 from ares_exp.agents.templating import compile_templates, find_folders
 from ares_exp.errors import RepeatedFormatError
 from ares_exp.llms.request import LLMClient
-from ares_exp.tasks.agent_context import AgentContext
+from ares_exp.tasks.task_contract import AgentContext
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -22,7 +22,7 @@ from ares_exp.errors import AgentError, WireFormatError
 from ares_exp.llms.response import ToolCallData
 from ares_exp.llms.streamed_answer import EventReader
 from ares_exp.llms.wire import list_of, optional, required, shorten, typed
-from ares_exp.tasks.mcp_server import McpServer
+from ares_exp.tasks.environment_section import McpServer
 
 PROTOCOL_VERSION = "2025-06-18"
 MAX_TOOLS = 128

@@ -9,7 +9,7 @@ from ares_exp.commands.compared_runs import ChosenRun
 from ares_exp.records.statistics.comparison import Comparison
 from ares_exp.records.statistics.power import Obstacle, Remedy
 from ares_exp.records.terminal_text import count_of, format_number
-from ares_exp.tasks.recorded_digest import changed_files, content_of
+from ares_exp.tasks.task_files import changed_files, content_of
 
 
 @dataclass(frozen=True, slots=True)

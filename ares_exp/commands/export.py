@@ -214,9 +214,9 @@ def _write_harbor(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> 
     job = read_job(arguments.run)
     if not job.results:
         return 0, ["0 trials.", "No attempt has a result yet."]
-    exported = write_job(job, folder, name)
-    episodes.problems += exported.warnings
-    trials, errors = (exported.result["stats"][key] for key in ("n_completed_trials", "n_errored_trials"))
+    result, warnings = write_job(job, folder, name)
+    episodes.problems += warnings
+    trials, errors = (result["stats"][key] for key in ("n_completed_trials", "n_errored_trials"))
     sentences = [f"{count_of(trials, 'trial')}, {errors} of them with an error.", f"To open it: harbor view {folder}"]
     if unfinished := job.planned - trials:
         sentences.insert(1, f"{count_of(unfinished, 'attempt')} without a result yet.")

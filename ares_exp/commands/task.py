@@ -192,10 +192,10 @@ def _print(verdicts: Sequence[TaskVerdict], played: dict[str, PlayedRun], *, as_
         document = {
             "schema_version": SCHEMA_VERSION,
             "good": all(verdict.is_good for verdict in verdicts),
-            "runs": {name: str(run.path) for name, run in played.items()},
+            "runs": {name: run.path for name, run in played.items()},
             "tasks": [verdict.to_dict() for verdict in verdicts],
         }
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        sys.stdout.write(json.dumps(document, indent=2, default=str) + "\n")
         return
     columns = {
         "task": [one_line(verdict.candidate.name) for verdict in verdicts],

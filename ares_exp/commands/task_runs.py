@@ -72,7 +72,8 @@ def play_both(
     write_atomically(listed, json.dumps([row], indent=2))
     words = [*flags, "env=harbor", f"env.registry={quoted(str(listed))}", f"env.dataset={DATASET}"]
     words += [f"env.path={quoted(str(shared.resolve()))}" for shared in {one.shared for one in tasks} if shared]
-    words += ["name=task-check", *_unless_given("tracker=none", overrides), *overrides]
+    words += ["name=task-check", *overrides]
+    words += [] if any(one.startswith("tracker=") for one in overrides) else ["tracker=none"]
     played: dict[str, PlayedRun] = {}
     try:
         for name, what in ((SOLUTION, "the solutions of"), (NOTHING, "an agent that does nothing, on")):
@@ -87,11 +88,6 @@ def play_both(
                 folder.rmdir()
         raise
     return played
-
-
-def _unless_given(override: str, given: Sequence[str]) -> list[str]:
-    key = f"{override.partition('=')[0]}="
-    return [] if any(one.startswith(key) for one in given) else [override]
 
 
 def _play(words: Sequence[str]) -> None:
@@ -140,12 +136,10 @@ def _ended_with_us(process: subprocess.Popen[str]) -> Iterator[None]:
 
 
 def _attempts(run: Path) -> dict[str, list[EpisodeResult]]:
-    results = sorted(final_results(read_results(RunDir(run).episodes).results), key=_task_and_attempt)
+    results = sorted(
+        final_results(read_results(RunDir(run).episodes).results), key=lambda result: (result.task_name, result.attempt)
+    )
     return {name: list(attempts) for name, attempts in groupby(results, key=lambda result: result.task_name)}
-
-
-def _task_and_attempt(result: EpisodeResult) -> tuple[str, int]:
-    return result.task_name, result.attempt
 
 
 def _tell(line: str) -> None:

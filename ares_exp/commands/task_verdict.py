@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -56,16 +56,6 @@ class Problem:
     files: Path | None = None
     episode: Path | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON-ready form."""
-        return {
-            "fault": self.fault.value,
-            "message": self.message,
-            "outputs": dict(self.outputs),
-            "files": None if self.files is None else str(self.files),
-            "episode": None if self.episode is None else str(self.episode),
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class TaskVerdict:
@@ -89,14 +79,13 @@ class TaskVerdict:
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON-ready form."""
+        """Returns the JSON-ready form, except for paths."""
+        about = {"name": self.candidate.name, "path": self.candidate.path, "good": self.is_good}
         return {
-            "name": self.candidate.name,
-            "path": str(self.candidate.path),
-            "good": self.is_good,
-            "solution": list(self.solution),
-            "nothing": list(self.nothing),
-            "problems": [problem.to_dict() for problem in self.problems],
+            **about,
+            "solution": self.solution,
+            "nothing": self.nothing,
+            "problems": list(map(asdict, self.problems)),
         }
 
 

@@ -40,7 +40,7 @@ from ares_exp.errors import (
 from ares_exp.llms.request import LLMClient, LLMRequest, Message
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import AgentFacts
-from ares_exp.tasks.agent_context import AgentContext
+from ares_exp.tasks.task_contract import AgentContext
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,7 @@ from ares_exp.environments.source import EpisodeParts, Report, SourceBase
 from ares_exp.errors import ConfigError, PolicyError, PreflightError, close_matches
 from ares_exp.llms.request import REQUEST_DEFAULTS, LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
-from ares_exp.tasks.positions import parse_position
-from ares_exp.tasks.selection import select
+from ares_exp.tasks.selection import parse_position, select
 
 CLOSE_TIMEOUT_SEC = 120.0
 """How long the wrapped environment may take to let go of its container."""

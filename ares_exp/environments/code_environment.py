@@ -62,8 +62,7 @@ from ares_exp.errors import (
 from ares_exp.llms.request import LLMClient, LLMRequest, MessageEdit, edited
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import EpisodeUsage
-from ares_exp.tasks.agent_context import AgentContext
-from ares_exp.tasks.task_contract import Stage, Task, Verdict
+from ares_exp.tasks.task_contract import AgentContext, Stage, Task, Verdict
 
 if TYPE_CHECKING:
     from ares_exp.environments.restoring import EpisodeStart

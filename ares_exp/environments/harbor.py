@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, validate_call
 
@@ -13,11 +13,14 @@ from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.source import EpisodeParts, Report, SourceBase, refuse_together
 from ares_exp.tasks.harbor_task import HarborTask
 from ares_exp.tasks.instruction import read_extra_instruction
-from ares_exp.tasks.recorded_digest import with_files
 from ares_exp.tasks.selection import select
-from ares_exp.tasks.task_origin import TaskOrigin
-from ares_exp.tasks.task_sources.task_options import task_source
+from ares_exp.tasks.task_contract import TaskOrigin
+from ares_exp.tasks.task_files import with_files
+from ares_exp.tasks.task_set import SAMPLES, TaskFolder
 from ares_exp.tasks.task_warnings import TaskWarnings
+
+if TYPE_CHECKING:
+    from ares_exp.tasks.task_sources.task_lists import ListedTasks
 
 Entry = int | str
 MAX_TIMEOUT_SEC = 7 * 86_400
@@ -70,16 +73,22 @@ class HarborEnvironments(SourceBase):
             extra_instruction_paths: Files whose text is appended to every instruction, each after a blank line.
             extra_instructions: Texts that are appended to every instruction, after those files.
         """
-        self._source = task_source(
-            path=path,
-            registry=registry,
-            dataset=dataset,
-            git_url=git_url,
-            git_commit=git_commit,
-            repo=repo,
-            cache_dir=cache_dir,
-            git_timeout_sec=git_timeout_sec,
-        )
+        self._source: TaskFolder | ListedTasks
+        if all(one is None for one in (registry, dataset, git_url, git_commit, repo)):
+            self._source = TaskFolder(path or SAMPLES)
+        else:
+            from ares_exp.tasks.task_sources.task_lists import listed_tasks
+
+            self._source = listed_tasks(
+                path=path,
+                registry=registry,
+                dataset=dataset,
+                git_url=git_url,
+                git_commit=git_commit,
+                repo=repo,
+                cache_dir=cache_dir,
+                git_timeout_sec=git_timeout_sec,
+            )
         self._selector = tasks
         self._exclude = exclude
         self._limit = limit

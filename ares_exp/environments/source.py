@@ -18,8 +18,7 @@ from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.errors import ConfigError, TaskError, UnsupportedTaskError
 from ares_exp.llms.request import LLMClient
 from ares_exp.tasks.selection import Named
-from ares_exp.tasks.task_contract import Task
-from ares_exp.tasks.task_origin import TaskOrigin
+from ares_exp.tasks.task_contract import Task, TaskOrigin
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -18,7 +18,7 @@ from typing import Any
 import ares_exp
 from ares_exp.config.plugins import ENTRY_POINTS
 from ares_exp.records.secrets import scrub_argv
-from ares_exp.tasks.task_origin import TaskOrigin
+from ares_exp.tasks.task_contract import TaskOrigin
 
 _BESIDE = ("numpy", "openai")
 """Packages that a result may depend on, although ares_exp does not require them."""

@@ -11,18 +11,22 @@ from pathlib import Path
 from ares_exp.containers.container import Container, ContainerSpec, Shell, User
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.errors import AddTestsDirError, TaskError, TransferError, VerifierError
-from ares_exp.tasks.artifact import Artifact, CollectHook
 from ares_exp.tasks.env_templates import resolve_env, secret_values
 from ares_exp.tasks.environment_section import EnvironmentSection
-from ares_exp.tasks.harborignore import uploadable
-from ares_exp.tasks.image_files import upload_image_files
 from ares_exp.tasks.task_contract import Verdict
-from ares_exp.tasks.task_files import CONTAINER_DEFINITIONS, compose_file
-from ares_exp.tasks.task_toml import TASK_TOML, AgentSection, Step, TaskToml, VerifierMode, VerifierSection
-from ares_exp.tasks.verification.collection import COLLECT_TIMEOUT_SEC, collect
-from ares_exp.tasks.verification.delivery import deliver_artifacts
-from ares_exp.tasks.verification.hooks import hook_limit_sec
-from ares_exp.tasks.verification.places import with_conventional
+from ares_exp.tasks.task_files import CONTAINER_DEFINITIONS, compose_file, upload_image_files, uploadable
+from ares_exp.tasks.task_toml import (
+    TASK_TOML,
+    AgentSection,
+    Artifact,
+    CollectHook,
+    Step,
+    TaskToml,
+    VerifierMode,
+    VerifierSection,
+)
+from ares_exp.tasks.verification.collection import COLLECT_TIMEOUT_SEC, collect, deliver_artifacts, hook_limit_sec
+from ares_exp.tasks.verification.manifest import with_conventional
 from ares_exp.tasks.verification.rewards import reaches
 from ares_exp.tasks.verification.root_commands import (
     empty,
@@ -31,8 +35,7 @@ from ares_exp.tasks.verification.root_commands import (
     reserve_log_dir,
     stop_processes,
 )
-from ares_exp.tasks.verification.solution import find_solution, upload_solution
-from ares_exp.tasks.verification.step_setup import longest_set_up_sec, set_up_step
+from ares_exp.tasks.verification.step_setup import find_solution, longest_set_up_sec, set_up_step, upload_solution
 from ares_exp.tasks.verification.verification import TESTS_DIR, VERIFIER_DIR, verify
 
 AGENT_DIR = "/logs/agent"
@@ -173,11 +176,7 @@ class HarborStage:
         return resolve_env(env, where=f"{self.root / TASK_TOML}: [{table}.env]")
 
     def check_runnable(self, *, needs_solution: bool) -> None:
-        """Checks, without starting anything, what would fail in the middle of an episode.
-
-        Raises:
-            TaskError: A host variable is missing; or there is no solution, and it is needed.
-        """
+        """Checks, without starting anything, what would fail in the middle of an episode."""
         self._verifier_env()
         _ = self.verifier_spec  # its variables
         if needs_solution:
@@ -204,15 +203,7 @@ class HarborStage:
         return {"DEBIAN_FRONTEND": "noninteractive", **self._resolved("solution", self.config.solution.env)}
 
     async def upload_solution(self, container: Container) -> Mapping[str, str]:
-        """Puts the solution into the container, ready to run as `/solution/solve.sh`.
-
-        Returns:
-            As `solution_env`.
-
-        Raises:
-            TaskError: There is no solution, or a host variable is missing.
-            ContainerError: The container failed.
-        """
+        """Puts the solution into the container, ready to run as `/solution/solve.sh`."""
         await upload_solution(container, self.root, self.folder)
         return self.solution_env()
 
@@ -222,12 +213,7 @@ class HarborStage:
         return longest_set_up_sec(self.folder, self.step.healthcheck) if self.step is not None else 0.0
 
     async def start(self, container: Container) -> None:
-        """Prepares a step: empties the log directories, then sets up its files, its script and its health check.
-
-        Raises:
-            StepSetupError, HealthcheckError: The script failed, or the check did.
-            ContainerError: The container failed.
-        """
+        """Prepares a step: empties the log directories, then sets up its files, its script and its health check."""
         if self.step is None:
             return
         await make_log_dirs(container, AGENT_DIR)
@@ -253,11 +239,7 @@ class HarborStage:
         return sum(map(hook_limit_sec, self.collect_hooks), start=COLLECT_TIMEOUT_SEC)
 
     async def collect(self, container: Container, target: Path | None) -> None:
-        """Runs the collect hooks, and copies the artifacts into `target` with a `manifest.json`.
-
-        Raises:
-            ContainerError: The agent's container is gone.
-        """
+        """Runs the collect hooks, and copies the artifacts into `target` with a `manifest.json`."""
         await collect(
             container,
             target,
@@ -287,27 +269,14 @@ class HarborStage:
         return (TESTS_DIR,) if had_tests and self.step is None else ()
 
     async def prepare_verifier(self, container: Container, artifacts: Path) -> None:
-        """Gives a container of the verifier's own its log directory, and the artifacts that `collect` left.
-
-        Raises:
-            ContainerError: The container failed.
-        """
+        """Gives a container of the verifier's own its log directory, and the artifacts that `collect` left."""
         await make_log_dirs(container, VERIFIER_DIR)
         if not self.brings_tests:  # it is what the agent's container was
             await upload_image_files(container, self.root / "environment", self.config.environment)
         await deliver_artifacts(container, artifacts)
 
     async def verify(self, container: Container, output_dir: Path | None) -> Verdict:
-        """Runs the tests on what the agent left. The caller bounds it.
-
-        Args:
-            container: The verifier's own container, or the agent's.
-            output_dir: Where to leave the verifier's files on the host, or `None`.
-
-        Raises:
-            VerifierError: There is no usable reward; the class says why.
-            ContainerError: The container failed.
-        """
+        """Runs the tests on what the agent left. The caller bounds it."""
         try:
             env = self._verifier_env()
         except TaskError as error:

@@ -12,32 +12,26 @@ from ares_exp.containers.container import Container, ContainerSpec, User
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.errors import ContainerStartError, TaskError, UnsupportedTaskError
 from ares_exp.records.secrets import protect
-from ares_exp.tasks.agent_context import AgentContext
-from ares_exp.tasks.artifact import MAIN_SERVICE
-from ares_exp.tasks.content_digest import content_digest
 from ares_exp.tasks.env_templates import resolve_env
 from ares_exp.tasks.harbor_stage import HarborStage
-from ares_exp.tasks.harborignore import UploadFilter
-from ares_exp.tasks.image_files import upload_image_files
-from ares_exp.tasks.instruction import read_instruction
-from ares_exp.tasks.prior_context import TRAJECTORY, read_prior_context
-from ares_exp.tasks.task_contract import Verdict
-from ares_exp.tasks.task_features import refusals, warnings_of
+from ares_exp.tasks.instruction import TRAJECTORY, read_instruction, read_prior_context
+from ares_exp.tasks.task_contract import AgentContext, TaskOrigin, Verdict
 from ares_exp.tasks.task_files import (
     COMPOSE,
     INSTRUCTION,
+    UploadFilter,
     check_definition_links,
     check_files,
     check_links,
     compose_file,
+    content_digest,
+    upload_image_files,
 )
-from ares_exp.tasks.task_origin import TaskOrigin
-from ares_exp.tasks.task_toml import TASK_TOML, Step, TaskToml, read_task_toml
-from ares_exp.tasks.verification.health_check import await_health, longest_sec
+from ares_exp.tasks.task_toml import MAIN_SERVICE, TASK_TOML, Step, TaskToml, read_task_toml, refusals, warnings_of
 from ares_exp.tasks.verification.link_bounds import LinkBounds
 from ares_exp.tasks.verification.rewards import overall_verdict
 from ares_exp.tasks.verification.root_commands import PLAIN_SHELL, as_root
-from ares_exp.tasks.verification.solution import SOLUTION_DIR
+from ares_exp.tasks.verification.step_setup import SOLUTION_DIR, await_health, longest_sec
 from ares_exp.tasks.verification.verification import TESTS_DIR
 
 LOG_DIRS = "/logs/agent /logs/verifier /logs/artifacts"
@@ -193,12 +187,7 @@ class HarborTask:
         return longest_sec(self.config.environment.healthcheck)
 
     async def set_up(self, container: Container) -> None:
-        """Makes the log directories, copies the files that go with a prebuilt image, waits for the health check.
-
-        Raises:
-            HealthcheckError: The check failed.
-            ContainerError: The container failed.
-        """
+        """Makes the log directories, copies the files that go with a prebuilt image, waits for the health check."""
         await as_root(container, f"mkdir -p {LOG_DIRS} && chmod 777 {LOG_DIRS}")
         here = await container.exec("pwd", user="root", timeout_sec=60, shell=PLAIN_SHELL)
         if here.exit_code != 0:  # every command of the agent would fail in the same way

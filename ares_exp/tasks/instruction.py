@@ -1,10 +1,13 @@
-"""The instruction text of an agent."""
+"""The instruction of an agent, and the conversation that it continues."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from ares_exp.errors import ConfigError, TaskError
+from ares_exp.errors import ConfigError, TaskError, TrajectoryFormatError
 from ares_exp.tasks.verification.link_bounds import LinkBounds
 
 
@@ -53,3 +56,58 @@ def read_extra_instruction(path: Path) -> str:
         raise ConfigError(
             f"Expected `env.extra_instruction_paths` to be readable UTF-8 files, got {path}: {error}."
         ) from None
+
+
+TRAJECTORY = "trajectory.json"
+
+
+def read_prior_context(path: Path) -> tuple[Mapping[str, Any], ...]:
+    """Reads the messages of the conversation, oldest first; empty if there is no such file. Blocking.
+
+    System steps at its start are left out: they are the prompt of the agent that it was recorded with. After a
+    system step that says that the context was replaced, the conversation is what that step shows.
+
+    Raises:
+        TaskError: The file is no valid ATIF document, or shows no conversation.
+    """
+    if not path.is_file():
+        return ()
+    from ares_exp.trajectories.exports.atif_schema import validate_atif
+    from ares_exp.trajectories.files.line_file import read_lines, read_rest
+    from ares_exp.trajectories.records import BROKEN, what_broke
+
+    try:
+        with read_lines(path) as lines:
+            document = json.loads(read_rest(lines))
+        validate_atif(document)
+        messages = _messages(document)
+    except (OSError, TrajectoryFormatError, *BROKEN) as error:
+        what = str(error) if isinstance(error, OSError | TrajectoryFormatError) else f"{what_broke(error)}."
+        raise TaskError(f"{path}: {what} (The task's prior context has to be a valid ATIF document.)") from None
+    if not messages:
+        raise TaskError(f"{path}: expected an ATIF document of a conversation, found no message in it.")
+    return messages
+
+
+def _messages(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    from ares_exp.llms.request import freeze
+    from ares_exp.trajectories.exports.atif_messages import llm_calls, message_of_result, message_of_step
+
+    messages: list[Mapping[str, Any]] = []
+    after_prompt = False
+    for step in document["steps"]:
+        if step["source"] == "system" and _replaces_context(step):
+            messages.clear()
+        elif step["source"] != "system" or after_prompt:
+            messages.append(message_of_step(step))
+        after_prompt |= step["source"] != "system"
+        calls = {call[0] for call in llm_calls(step)}
+        for result in (step.get("observation") or {"results": ()})["results"]:
+            if result.get("content") is not None:
+                messages.append(message_of_result(result, calls))
+    return tuple(map(freeze, messages))
+
+
+def _replaces_context(step: Mapping[str, Any]) -> bool:
+    management = (step.get("extra") or {}).get("context_management")
+    return isinstance(management, Mapping) and management.get("boundary") == "replace"

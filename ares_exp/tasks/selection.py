@@ -1,15 +1,19 @@
-"""Selection of the tasks of a set that are played (`env.tasks`, `env.exclude`, `env.limit`)."""
+"""Selection of the tasks of a set (`env.tasks`, `env.exclude`, `env.limit`), by name or position."""
 
 from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Protocol, TypeVar
 
 from ares_exp.errors import ConfigError
-from ares_exp.tasks.positions import is_position, parse_position
+
+_SHARD = re.compile(r"@([0-9]+)/([0-9]+)")
+_SLICE = re.compile(r"([0-9]*):([0-9]*)(?::([0-9]*))?")
+_POSITIONAL = re.compile(r"@.*|-?[0-9]+|[0-9:-]*:[0-9:-]*")
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +27,51 @@ class Named(Protocol):
     def name(self) -> str: ...  # noqa: D102
 
 
+Item = TypeVar("Item")
 T = TypeVar("T", bound=Named)
 Entries = str | int | Sequence[str | int] | None
+
+
+def is_position(text: str) -> bool:
+    """Whether `text` is meant as a position, well written or not, rather than as a name."""
+    return _POSITIONAL.fullmatch(text) is not None
+
+
+def parse_position(text: str) -> Callable[[Sequence[Item]], list[Item]]:
+    """Parses an index `5`, a slice `0:10`, `5:`, `:10`, `::2`, or a shard `@2/8` (the third of eight).
+
+    Shards are consecutive items, and their lengths differ by at most one.
+
+    Returns:
+        A function that picks the items of a list. It raises `LookupError` if there are none.
+
+    Raises:
+        ValueError: It has another form, or a negative number.
+    """
+    if text.isascii() and text.isdecimal():
+        return lambda items: _picked(items, slice(int(text), int(text) + 1), f"an index below {len(items)}, got {text}")
+    if (match := _SLICE.fullmatch(text)) is not None:
+        start, stop, step = (int(part) if part else None for part in match.groups())
+        if step == 0:
+            raise ValueError(f"expected a step of at least 1, got {text!r}")
+        nothing = "a slice that holds something, got none of {}"
+        return lambda items: _picked(items, slice(start, stop, step), nothing.format(len(items)))
+    if (match := _SHARD.fullmatch(text)) is not None:
+        index, count = map(int, match.groups())
+        if index >= count:
+            raise ValueError(f"expected a shard @i/n with i from 0 to n - 1, got {text!r}")
+        return lambda items: _picked(
+            items,
+            slice(index * len(items) // count, (index + 1) * len(items) // count),
+            f"at least {count} items for {count} shards, got {len(items)}",
+        )
+    raise ValueError(f"expected an index 5, a slice 0:10, or a shard @2/8, none of it negative, got {text!r}")
+
+
+def _picked(items: Sequence[Item], part: slice, expected: str) -> list[Item]:
+    if not (picked := list(items[part])):
+        raise LookupError(f"expected {expected}")
+    return picked
 
 
 def select(

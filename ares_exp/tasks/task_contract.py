@@ -1,4 +1,4 @@
-"""The `Task` protocol: one problem, whatever format it was written in."""
+"""The `Task` protocol: one problem, in any format, and what its agent gets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,45 @@ from typing import Any, Protocol
 
 from ares_exp.containers.container import Container, ContainerSpec, Shell, User
 from ares_exp.containers.network_policy import NetworkPolicy
-from ares_exp.tasks.agent_context import AgentContext
+from ares_exp.tasks.environment_section import McpServer
+
+
+@dataclass(frozen=True, slots=True)
+class AgentContext:
+    """Parts of a task that its agent gets besides the instruction. The factory of an agent that supports them says so.
+
+    Such a factory has `supports: frozenset[str]` with some of the names below, and its agents have
+    `set_context(context)`, called before `run`. A task that needs what the agent does not support is refused.
+
+    Attributes:
+        messages: `"messages"`: a conversation that the agent continues, oldest first.
+        skills_dir: `"skills_dir"`: a directory of skills in the container.
+        mcp_servers: `"mcp_servers"`: tool servers.
+    """
+
+    messages: tuple[Mapping[str, Any], ...] = ()
+    skills_dir: str | None = None
+    mcp_servers: tuple[McpServer, ...] = ()
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Names of what there is."""
+        return frozenset(name for name in ("messages", "skills_dir", "mcp_servers") if getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOrigin:
+    """The origin of a task's files: a folder of a git repository at one commit.
+
+    Attributes:
+        git_url: The repository.
+        git_commit: All hexadecimal digits of the commit, also if a branch or a tag was named.
+        path: The task's folder in the repository, relative; `.` for the repository itself.
+    """
+
+    git_url: str
+    git_commit: str
+    path: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,230 @@
-"""The files that a Harbor task must have, and checks of its symbolic links."""
+"""The files of a task: which files are checked, uploaded and part of its digest."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ares_exp.errors import TaskError
-from ares_exp.tasks.content_digest import TOP_FILES
-from ares_exp.tasks.harborignore import IGNORE_FILE, UploadFilter
-from ares_exp.tasks.task_toml import TaskToml, VerifierSection
+from ares_exp.cancellation import in_thread
+from ares_exp.containers.ownership import working_directory
+from ares_exp.errors import TaskError, TransferError
 from ares_exp.tasks.verification.link_bounds import LinkBounds
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+import hashlib
+import json
+from collections.abc import Mapping
+
+from ares_exp.containers.container import Container
+from ares_exp.errors import ContainerStartError
+from ares_exp.tasks.environment_section import EnvironmentSection
+from ares_exp.tasks.task_toml import TaskToml, VerifierSection
+from ares_exp.tasks.verification.root_commands import PLAIN_SHELL
+
+IGNORE_FILE = ".harborignore"
+_FILTERED = ("tests", "solution")
+
+
+class UploadFilter:
+    """The files of a task that are left out of uploads, of its validation, and of its content digest.
+
+    `.harborignore` has the syntax of `.gitignore`. It is read in `tests/`, `solution/`, `steps/*/tests/`,
+    `steps/*/solution/` and below; it holds for its directory and those in it, whose own rules win over it.
+    What is in a directory that is left out is left out, too; so is a link to what is.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = Path(os.path.realpath(root))
+        self._read: dict[Path, GitIgnoreSpec | None] = {}
+
+    def excludes(self, path: Path) -> bool:
+        """Whether `path`, below the task directory, is left out. Blocking.
+
+        Raises:
+            TaskError: A `.harborignore` cannot be read.
+        """
+        real = Path(os.path.realpath(path))
+        return self._is_ruled_out(path) or (real != path and self._is_ruled_out(real))
+
+    def excludes_any(self, folder: Path) -> bool:
+        """Whether something in `folder` or below may be left out. Blocking."""
+        return any(IGNORE_FILE in names for _, _, names in os.walk(folder))
+
+    def _is_ruled_out(self, path: Path) -> bool:
+        if not path.is_relative_to(self._root):
+            return False
+        parts = path.relative_to(self._root).parts
+        if parts and parts[-1] == IGNORE_FILE:
+            return True
+        start = 3 if len(parts) > 3 and parts[0] == "steps" and parts[2] in _FILTERED else 1
+        if len(parts) <= start or parts[start - 1] not in _FILTERED:
+            return False
+        ruling: list[tuple[Path, GitIgnoreSpec]] = []
+        folder = self._root.joinpath(*parts[:start])
+        for part in parts[start:]:
+            if (rules := self._rules(folder)) is not None:
+                ruling.append((folder, rules))
+            folder = folder / part
+            if ruling and _matches(ruling, folder, is_directory=folder != path or path.is_dir()):
+                return True
+        return False
+
+    def _rules(self, folder: Path) -> GitIgnoreSpec | None:
+        if folder not in self._read:
+            self._read[folder] = self._read_rules(folder / IGNORE_FILE)
+        return self._read[folder]
+
+    def _read_rules(self, path: Path) -> GitIgnoreSpec | None:
+        if not path.exists():
+            return None
+        import pathspec
+
+        try:
+            return pathspec.GitIgnoreSpec.from_lines(LinkBounds.of(self._root).read_text(path).splitlines())
+        except (OSError, ValueError) as error:
+            raise TaskError(f"{path}: expected lines as in a .gitignore, got: {error}.") from None
+
+
+def _matches(ruling: list[tuple[Path, GitIgnoreSpec]], path: Path, *, is_directory: bool) -> bool:
+    """Whether the nearest rules that say something about a path say that it is left out."""
+    for folder, rules in reversed(ruling):
+        said = rules.check_file(path.relative_to(folder).as_posix() + "/" * is_directory).include
+        if said is not None:
+            return said
+    return False
+
+
+@asynccontextmanager
+async def uploadable(root: Path, folder: Path) -> AsyncIterator[Path]:
+    """Yields `folder` of the task `root` for upload: itself, or a temporary copy without the files that are left out.
+
+    Raises:
+        TransferError: It cannot be copied.
+    """
+    chosen = UploadFilter(root)
+    if not await asyncio.to_thread(chosen.excludes_any, folder):
+        yield folder
+        return
+    async with working_directory("transfer") as copy:
+        await in_thread(lambda: _copy(folder, copy, chosen))
+        yield copy
+
+
+def _copy(folder: Path, target: Path, chosen: UploadFilter) -> None:
+    try:
+        for path in _kept(folder, chosen):
+            new = target / path.relative_to(folder)
+            if path.is_symlink() or path.is_file():
+                shutil.copy2(path, new, follow_symlinks=False)
+            elif path.is_dir():
+                new.mkdir()
+                shutil.copymode(path, new)
+            else:
+                raise TransferError(f"Cannot read {path} for an upload: expected a file, a directory or a link.")
+    except OSError as error:
+        raise TransferError(f"Cannot copy {folder} for an upload: {error}.") from error
+
+
+def _kept(folder: Path, chosen: UploadFilter) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        if not chosen.excludes(path):
+            yield path
+            if path.is_dir() and not path.is_symlink():
+                yield from _kept(path, chosen)
+
+
+_FILES = ("task.toml", "instruction.md", "README.md", "trajectory.json")
+_GITIGNORE = ".gitignore"
+TOP_FILES = (*_FILES, _GITIGNORE)
+"""The files directly in a task directory that are read."""
+_FOLDERS = ("environment", "tests", "solution", "steps")
+_DEFAULT_IGNORES = ("__pycache__/", "*.py[cod]", "*.sw[op]", "*~", ".DS_Store")
+
+
+def content_digest(bounds: LinkBounds) -> str:
+    """Computes `sha256:` and the hex digest over the sorted relative paths and contents of the task's files.
+
+    File modes and empty directories do not count, nor does what the task's `.gitignore` names (without one: bytecode
+    caches, editor backups, `.DS_Store`), nor what a `.harborignore` leaves out. Reads every file.
+
+    Raises:
+        OSError: A file cannot be read.
+        TaskError: A `.harborignore` cannot.
+    """
+    total = hashlib.sha256()
+    for relative in digested_files(bounds):
+        with (bounds.root / relative).open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        total.update(f"{relative}\0{content}\n".encode(errors="surrogateescape"))
+    return f"sha256:{total.hexdigest()}"
+
+
+def digested_files(bounds: LinkBounds) -> list[str]:
+    """Lists the files that the digest of a task covers, as paths relative to it, sorted.
+
+    Links that leave the bounds are left out: in a build context they are copied as links, and nothing reads the target.
+
+    Raises:
+        OSError: Its `.gitignore` cannot be read.
+        TaskError: A `.harborignore` cannot.
+    """
+    import pathspec
+
+    root = bounds.root
+    gitignore = root / _GITIGNORE
+    lines = gitignore.read_text(encoding="utf-8").splitlines() if gitignore.is_file() else _DEFAULT_IGNORES
+    ignored = pathspec.GitIgnoreSpec.from_lines(lines)
+    chosen = UploadFilter(root)
+    return sorted(
+        relative
+        for relative in _present(root)
+        if not ignored.match_file(relative) and not chosen.excludes(root / relative) and bounds.contain(root / relative)
+    )
+
+
+def _present(root: Path) -> Iterator[str]:
+    yield from (name for name in _FILES if (root / name).is_file())
+    for folder in _FOLDERS:
+        for directory, _, names in os.walk(root / folder):
+            paths = (Path(directory, name) for name in names)
+            yield from (path.relative_to(root).as_posix() for path in paths if path.is_file())
+
+
+def with_files(content: str, texts: Mapping[str, str]) -> str:
+    """Joins the digests of a task and of its further files.
+
+    Args:
+        content: The digest of its content.
+        texts: Texts of further files that change the agent's instruction, by their names.
+    """
+    digests = {name: hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest() for name, text in texts.items()}
+    return f"{content} {json.dumps(digests, sort_keys=True)}" if digests else content
+
+
+def content_of(recorded: str | None) -> str | None:
+    """Returns the digest of the task's content from a record."""
+    return recorded.partition(" ")[0] if isinstance(recorded, str) else recorded
+
+
+def changed_files(before: str | None, now: str | None) -> list[str]:
+    """Lists the files whose text has changed; a file that only one of the two records has is left out."""
+    old, new = _files(before), _files(now)
+    return [name for name in old if name in new and old[name] != new[name]]
+
+
+def _files(recorded: str | None) -> dict[str, str]:
+    try:
+        files = json.loads(str(recorded).partition(" ")[2] or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return files if isinstance(files, dict) else {}
+
 
 INSTRUCTION = "instruction.md"
 COMPOSE = "docker-compose.yaml"
@@ -124,3 +339,29 @@ class _LinkCheck:
         for child in sorted(path.iterdir()):
             self.visit(child, above=above | {real})
         self._done.add(real)
+
+
+async def upload_image_files(container: Container, folder: Path, environment: EnvironmentSection) -> None:
+    """Copies them to the working directory of a container of that image, if there are some.
+
+    Args:
+        container: Started.
+        folder: `environment/` of the task.
+        environment: Says whether the image is a prebuilt one.
+
+    Raises:
+        ContainerStartError: The container has no working directory.
+        ContainerError: The container failed.
+    """
+    if not environment.docker_image or not await asyncio.to_thread(_is_data, folder):
+        return
+    here = await container.exec("pwd", user="root", timeout_sec=60, shell=PLAIN_SHELL)
+    if here.exit_code != 0:
+        raise ContainerStartError(f"{folder} has to go to the working directory: {here.output.strip()}.")
+    await container.upload(folder, (here.output.splitlines() or ["/"])[-1])
+
+
+def _is_data(folder: Path) -> bool:
+    if not folder.is_dir() or any((folder / name).exists() for name in CONTAINER_DEFINITIONS):
+        return False
+    return any(folder.iterdir())

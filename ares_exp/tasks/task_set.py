@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from ares_exp.errors import TaskError
+from ares_exp.errors import ConfigError, TaskError
 from ares_exp.tasks.harbor_task import HarborTask, load_task
+from ares_exp.tasks.selection import T
 from ares_exp.tasks.task_toml import TASK_TOML
+from ares_exp.tasks.task_warnings import TaskWarnings
 
 SAMPLES = Path(__file__).parent / "samples"
 """The bundled sample tasks."""
+
+_URL = re.compile(r"(https?:)/+", re.IGNORECASE)
+
+
+class Select(Protocol):
+    """Picks tasks of a set by their names."""
+
+    def __call__(self, tasks: Sequence[T], /) -> list[T]: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +100,47 @@ def load_task_set(path: str | Path, *, reward_key: str | None = None) -> TaskSet
         reasons = "; ".join(f"{skip.name}: {skip.reason}" for skip in skipped[:5]) or "it has no sub-directories"
         raise TaskError(f"{root}: expected directories with a task.toml, found no valid task ({reasons}).")
     return TaskSet(root.resolve(), tuple(tasks), tuple(skipped))
+
+
+class TaskFolder:
+    """A local folder of tasks, or one task, as a source of tasks.
+
+    Attributes:
+        path: The folder that contains all tasks.
+        loads_offline: Whether `load` reads only local files.
+    """
+
+    loads_offline = True
+
+    def __init__(self, path: Path) -> None:
+        """Names the folder, or the task."""
+        refuse_url("path", path, "the repository of tasks is `env.repo=<url>`")
+        self.path = path
+
+    def load(self, select: Select, report: Callable[[str], None], *, reward_key: str | None) -> list[HarborTask]:
+        """Reads the tasks, and selects some. Blocking.
+
+        Args:
+            select: Picks them.
+            report: Gets warnings that do not stop the run, such as directories without a valid task.
+            reward_key: See `load_task`.
+
+        Raises:
+            UserError: There are none, or some are wrong.
+        """
+        found = load_task_set(self.path, reward_key=reward_key)
+        skipped = TaskWarnings()
+        for one in found.skipped:
+            skipped.add(one.name, [f"skipped, no valid task: {one.reason}"])
+        skipped.tell(report, "directories")
+        return select(found.tasks)
+
+    def stop(self) -> None:
+        """Ends a `load` in another thread soon, with an error: this one takes no time."""
+
+
+def refuse_url(option: str, path: Path | None, remedy: str) -> None:
+    """Raises `ConfigError` if the path of an option is a URL."""
+    if path is not None and (found := _URL.match(str(path))) is not None:
+        url = f"{found[1]}//{str(path)[found.end() :]}"  # as a path it has lost a slash
+        raise ConfigError(f"Expected `env.{option}` to be a path, got the URL {url}: {remedy}.")

@@ -1,23 +1,85 @@
-"""task.toml of the Harbor task format, every field of it, as pydantic models."""
+"""`task.toml`: its tables, how it is read, and the features that are rejected or deserve a warning."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from ares_exp.errors import TaskError
-from ares_exp.tasks.artifact import Artifacts, CollectHook
 from ares_exp.tasks.environment_section import EnvironmentSection, HealthCheck
-from ares_exp.tasks.step_name import check_step_name, check_unique
-from ares_exp.tasks.task_network import PhaseTable
-from ares_exp.tasks.toml_table import REMEDY, EnvVars, Seconds, TomlTable, User, explain
+from ares_exp.tasks.toml_table import (
+    REMEDY,
+    EnvVars,
+    PhaseTable,
+    Seconds,
+    TomlTable,
+    User,
+    check_step_name,
+    check_unique,
+    explain,
+)
 from ares_exp.tasks.verification.link_bounds import LinkBounds
+
+MAIN_SERVICE = "main"
+
+
+def _service(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
+        raise ValueError(f"expected a service name of letters, digits, '_', '.' and '-', got {name!r}")
+    return name
+
+
+def _source(path: str) -> str:
+    if ".." in PurePosixPath(path).parts:
+        raise ValueError(f"expected a path without '..', got {path!r}")
+    return path
+
+
+def _destination(path: str) -> str | None:
+    if path == "":
+        return None
+    parts = PurePosixPath(path)
+    if parts.is_absolute() or ".." in parts.parts or "\\" in path or str(parts) in (".", "manifest.json"):
+        raise ValueError(f"expected a relative path other than manifest.json, without '..' or backslash, got {path!r}")
+    return path
+
+
+class Artifact(TomlTable):
+    """A file or directory of the container to fetch; in the file also written as a bare string."""
+
+    source: Annotated[str, AfterValidator(_source)]
+    destination: Annotated[str, AfterValidator(_destination)] | None = None
+    exclude: tuple[str, ...] = ()
+    service: Annotated[str, AfterValidator(_service)] = MAIN_SERVICE
+
+    @model_validator(mode="after")
+    def _absolute_for_other_services(self) -> Self:
+        if self.service != MAIN_SERVICE and not self.source.startswith("/"):
+            raise ValueError(f"expected an absolute source for service {self.service!r}, got {self.source!r}")
+        return self
+
+
+def _as_table(entry: object) -> object:
+    return {"source": entry} if isinstance(entry, str) else entry
+
+
+Artifacts = tuple[Annotated[Artifact, BeforeValidator(_as_table)], ...]
+
+
+class CollectHook(TomlTable):
+    """`[[verifier.collect]]`: a command to run before artifacts are fetched."""
+
+    command: str
+    service: str = MAIN_SERVICE
+    timeout_sec: Seconds = 60.0
+    user: User | None = None
+
 
 TASK_TOML = "task.toml"
 
@@ -157,3 +219,61 @@ def read_task_toml(path: Path, bounds: LinkBounds) -> ParsedToml:
         raise TaskError(f"{path}: expected this file, found none. A task is a directory with a task.toml.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise TaskError(f"{path}: expected readable UTF-8 text, got: {error}.") from None
+
+
+def refusals(config: TaskToml) -> list[str]:
+    """Features that the task uses and that are not supported, each with the field that asks for it."""
+    return [feature for name, environment in _environments(config) for feature in _refused(name, environment)]
+
+
+def _refused(name: str, environment: EnvironmentSection) -> Iterator[str]:
+    if environment.os != "linux":
+        yield f'operating system "{environment.os}" ([{name}].os)'
+    if environment.tpu is not None:
+        yield f"TPUs ([{name}].tpu)"
+
+
+def _environments(config: TaskToml) -> Iterator[tuple[str, EnvironmentSection]]:
+    """Lists every environment that the task describes, with the name of its table."""
+    yield "environment", config.environment
+    owners = [("verifier", config.verifier)]
+    owners += [(f"steps[{number}].verifier", step.verifier) for number, step in enumerate(config.steps)]
+    yield from ((f"{name}.environment", owner.environment) for name, owner in owners if owner.environment is not None)
+
+
+def warnings_of(parsed: ParsedToml) -> list[str]:
+    """Keys of task.toml that are ignored, dropped, or spelt as in old versions of the format."""
+    found = [f"unknown key {key} is ignored" for key in parsed.config.unknown_keys()]
+    if "version" in parsed.raw:
+        found.append("version is the old name of schema_version")
+    for name, table in _environment_tables(parsed.raw):
+        found += [f"{name}.{text}" for text in _environment_warnings(table)]
+    return found
+
+
+def _environment_tables(raw: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Lists every table of a validated task.toml that has the keys of `[environment]`, with its dotted name."""
+    owners = [("", raw), ("verifier.", raw.get("verifier", {}))]
+    owners += [(f"steps[{i}].verifier.", step.get("verifier", {})) for i, step in enumerate(raw.get("steps", []))]
+    return ((f"{prefix}environment", owner["environment"]) for prefix, owner in owners if "environment" in owner)
+
+
+def _environment_warnings(table: Mapping[str, Any]) -> Iterator[str]:
+    for key in ("memory", "storage"):
+        if isinstance(table.get(key), str):
+            yield f"{key} is the old name of {key}_mb"
+        elif key in table:
+            yield f"{key} = {table[key]!r} is no size string and sets no limit; write {key}_mb = {table[key]!r}"
+    if "allow_internet" in table:
+        yield from _internet_warnings(table)
+    if table.get("gpu_types"):
+        yield "gpu_types is not enforced"
+
+
+def _internet_warnings(table: Mapping[str, Any]) -> Iterator[str]:
+    if "network_mode" in table:
+        yield "allow_internet is ignored beside network_mode"
+    elif table.get("allowed_hosts") == [] and not table["allow_internet"]:
+        yield 'allow_internet = false does nothing beside allowed_hosts = []; write network_mode = "no-network"'
+    else:
+        yield "allow_internet is the old spelling of network_mode"

@@ -1,13 +1,17 @@
-"""`TomlTable`: the validation of tables of task.toml, and the messages about mistakes."""
+"""Tables of task.toml: their validation, messages about mistakes, and values that several tables share."""
 
 from __future__ import annotations
 
 import math
+import re
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
+
+from ares_exp.containers.network_policy import NetworkMode, NetworkPolicy, normalise_host
 
 REMEDY = "Correct the value, or remove the key to get its default."
 
@@ -84,3 +88,71 @@ def _expectation(kind: str, message: str, found: object) -> str:
     if kind == "value_error":
         return message.removeprefix("Value error, ")
     return f"{message.replace('Input should be', 'expected')}, got {reprlib.repr(found)} ({type(found).__name__})"
+
+
+AllowedHost = Annotated[str, AfterValidator(normalise_host)]
+
+
+class PhaseTable(TomlTable):
+    """A table that may override the network of one phase (`[agent]`, `[verifier]`)."""
+
+    network_mode: NetworkMode | None = None
+    allowed_hosts: tuple[AllowedHost, ...] | None = None
+
+    @model_validator(mode="after")
+    def _hosts_need_a_mode(self) -> Self:
+        if self.network is None and self.allowed_hosts is not None:
+            raise ValueError('allowed_hosts needs network_mode = "allowlist" beside it, got no network_mode')
+        return self
+
+    @property
+    def network(self) -> NetworkPolicy | None:
+        """The override, or `None` where the environment's policy stays in force.
+
+        Raises:
+            ValueError: Hosts under a mode that does not read them; validation has seen to it.
+        """
+        mode = self.network_mode
+        return None if mode is None else NetworkPolicy(mode, frozenset(self.allowed_hosts or ()))
+
+
+_FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
+_DEVICES = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³])(\..*)?", re.IGNORECASE)
+
+
+def check_step_name(name: str) -> str:
+    """Returns `name` unchanged.
+
+    Raises:
+        ValueError: It is no portable directory name.
+    """
+    complaint = _complaint(name)
+    if complaint:
+        raise ValueError(f"expected a portable directory name, got {name!r}, which {complaint}")
+    return name
+
+
+def _complaint(name: str) -> str | None:
+    checks = (
+        (not name.strip(), "is blank"),
+        (name in (".", ".."), "means another directory"),
+        (name.endswith((".", " ")), "ends in a dot or a space"),
+        (_FORBIDDEN.search(name) is not None, "holds a character that some file systems refuse"),
+        (_DEVICES.fullmatch(name) is not None, "is the name of a Windows device"),
+        (len(name.encode()) > 255, "is longer than 255 bytes"),
+    )
+    return next((complaint for wrong, complaint in checks if wrong), None)
+
+
+def check_unique(names: Iterable[str]) -> None:
+    """Refuses names that some file system would not tell apart.
+
+    Raises:
+        ValueError: Two are equal after Unicode normalisation and case folding.
+    """
+    seen: dict[str, str] = {}
+    for name in names:
+        key = unicodedata.normalize("NFC", name).casefold()
+        if key in seen:
+            raise ValueError(f"expected different step names, got {seen[key]!r} and {name!r}")
+        seen[key] = name

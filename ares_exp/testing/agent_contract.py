@@ -16,7 +16,7 @@ from ares_exp.config.parts import kind_of
 from ares_exp.errors import SnapshotUnsupportedError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.tasks.agent_context import AgentContext
+from ares_exp.tasks.task_contract import AgentContext
 from ares_exp.testing.check_agent import Replies, check_agent
 from ares_exp.testing.echo_container import RehearsalContainer
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ares_exp.records.run_dir import RunDir, dump_json
 from ares_exp.records.secrets import KnownSecrets, scrub
-from ares_exp.tasks.content_digest import content_digest, digested_files
-from ares_exp.tasks.recorded_digest import content_of
+from ares_exp.tasks.task_files import content_digest, content_of, digested_files
 from ares_exp.tasks.task_toml import TASK_TOML
 from ares_exp.tasks.verification.link_bounds import LinkBounds
 from ares_exp.trackers.tracker import RunInfo

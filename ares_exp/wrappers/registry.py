@@ -26,7 +26,7 @@ from ares_exp.environment import Environment
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.source import EpisodeParts, as_source, make_scored_source
 from ares_exp.errors import PresetError, PresetLookupError, close_matches
-from ares_exp.tasks.positions import parse_position
+from ares_exp.tasks.selection import parse_position
 from ares_exp.wrappers.task_sampling_environment import TaskSamplingEnvironment
 
 if TYPE_CHECKING:

@@ -28,8 +28,7 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.episode_events import EpisodeEvents
 from ares_exp.rollout import run_episode
 from ares_exp.runs.experiment import collecting_seldom
-from ares_exp.tasks.agent_context import AgentContext
-from ares_exp.tasks.task_contract import Verdict
+from ares_exp.tasks.task_contract import AgentContext, Verdict
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector
 from ares_exp.wrappers.async_gym import drive_async_gym

@@ -38,16 +38,19 @@ class Case:
     """A sentence of the specification, and what shows that it holds.
 
     Attributes:
-        id: Unique name.
-        section: Of the specification.
+        id: The section of the specification, and a unique name.
         says: The sentence.
         deviation: Why ares_exp does something else on purpose; empty where it does what the specification says.
     """
 
     id: str
-    section: str
     says: str
     deviation: str = ""
+
+    @property
+    def section(self) -> str:
+        """The section of the specification."""
+        return self.id.partition(" ")[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +64,7 @@ class Reading(Case):
         reference: What Harbor reads it as, where that differs.
     """
 
-    text: Text
+    text: Text = "task.toml"
     examples: Mapping[str | bytes, Any]
     reference: Mapping[str | bytes, Any] = field(default_factory=dict)
 
@@ -74,13 +77,18 @@ class Directory(Case):
         files: What differs from `MINIMAL`; `None` removes.
         links: Symbolic links, by their paths, and where they lead.
         scan: Whether the scan of its folder takes it for a task.
-        load: Whether it loads when it is named.
+        load: Whether it loads when it is named; `None`: as the scan.
     """
 
     files: Files = field(default_factory=dict)
     links: Mapping[str, str] = field(default_factory=dict)
-    scan: bool
-    load: bool
+    scan: bool = True
+    load: bool | None = None
+
+    @property
+    def loads(self) -> bool:
+        """Whether it loads when it is named."""
+        return self.scan if self.load is None else self.load
 
 
 @dataclass(frozen=True, kw_only=True)

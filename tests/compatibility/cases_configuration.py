@@ -17,10 +17,8 @@ def network(table: str, keys: str) -> str:
 CASES: list[Case] = [
     # 1.5 general parsing
     Reading(
-        id="any schema version",
-        section="1.5",
+        id="1.5 any schema version",
         says="schema_version is compared with nothing; it has to be a string.",
-        text="task.toml",
         examples={
             "": {"schema_version": "1.4"},
             "schema_version = '99'": {"schema_version": "99"},
@@ -28,10 +26,8 @@ CASES: list[Case] = [
         },
     ),
     Reading(
-        id="no range checks",
-        section="1.5",
+        id="1.5 no range checks",
         says="Negative and zero numbers are accepted; inf is a time limit.",
-        text="task.toml",
         examples={
             "[agent]\ntimeout_sec = -1": {"agent.timeout_sec": -1.0},
             "[agent]\ntimeout_sec = 0": {"agent.timeout_sec": 0.0},
@@ -40,19 +36,15 @@ CASES: list[Case] = [
         },
     ),
     Reading(
-        id="not a number",
-        section="1.5",
+        id="1.5 not a number",
         says="There are no range checks: nan is accepted as a time limit.",
         deviation="A limit that no time is longer or shorter than means nothing: refused.",
-        text="task.toml",
         examples={"[agent]\ntimeout_sec = nan": INVALID},
         reference={"[agent]\ntimeout_sec = nan": {}},
     ),
     Reading(
-        id="lax numbers, strict strings",
-        section="1.5",
+        id="1.5 lax numbers, strict strings",
         says="Numeric strings, true and integral floats are accepted for numbers; numbers are not for strings.",
-        text="task.toml",
         examples={
             "[agent]\ntimeout_sec = '5'": {"agent.timeout_sec": 5.0},
             "[environment]\ncpus = '2'\nmemory_mb = 512.0": {"environment.cpus": 2, "environment.memory_mb": 512},
@@ -62,10 +54,8 @@ CASES: list[Case] = [
         },
     ),
     Reading(
-        id="env tables hold strings",
-        section="1.5",
+        id="1.5 env tables hold strings",
         says="All env tables are string to string.",
-        text="task.toml",
         examples={
             f"[{table}]\nA = {value}": INVALID
             for table in ("environment.env", "verifier.env", "solution.env")
@@ -73,8 +63,7 @@ CASES: list[Case] = [
         },
     ),
     Episode(
-        id="unknown keys",
-        section="1.5",
+        id="1.5 unknown keys",
         says="Unknown keys at any level are ignored silently.",
         deviation="They are ignored, and the user is told: most are typing errors.",
         files={"task.toml": "colour = 'red'\n[agent]\nenv = {A = 'b'}\n"},
@@ -83,10 +72,8 @@ CASES: list[Case] = [
     ),
     # 1.6 every field
     Reading(
-        id="root fields",
-        section="1.6",
+        id="1.6 root fields",
         says="Defaults and types of the root; steps = [] is a single step.",
-        text="task.toml",
         examples={
             "": {"source": None, "multi_step_reward_strategy": None},
             "steps = []": {"steps": []},
@@ -103,10 +90,8 @@ CASES: list[Case] = [
         },
     ),
     Reading(
-        id="package identity",
-        section="1.6",
+        id="1.6 package identity",
         says="[task].name is organisation/name of safe characters; a version is not empty.",
-        text="task.toml",
         examples={
             "[task]\nname = 'org/name'": {"task.name": "org/name", "task.version": None, "task.description": ""},
             "[task]\nname = '1.a_b-c/x.Y'\nversion = '2'": {"task.version": "2"},
@@ -121,10 +106,8 @@ CASES: list[Case] = [
         },
     ),
     Reading(
-        id="agent fields",
-        section="1.6",
+        id="1.6 agent fields",
         says="No agent time limit unless one is given; users are names or numbers.",
-        text="task.toml",
         examples={
             "": {"agent.timeout_sec": None, "agent.user": None, "agent.network_mode": None},
             "[agent]\nuser = 'nobody'": {"agent.user": "nobody"},
@@ -133,10 +116,8 @@ CASES: list[Case] = [
         },
     ),
     Reading(
-        id="verifier fields",
-        section="1.6",
+        id="1.6 verifier fields",
         says="The verifier has 600 s by default; collect hooks need a command.",
-        text="task.toml",
         examples={
             "": {"verifier.timeout_sec": 600.0, "verifier.environment": None, "verifier.environment_mode": None},
             "[[verifier.collect]]\ncommand = 'x'": {
@@ -150,10 +131,8 @@ CASES: list[Case] = [
         },
     ),
     Reading(
-        id="environment fields",
-        section="1.6",
+        id="1.6 environment fields",
         says="Defaults of [environment]; its system is linux or windows in any case; cpus are finite.",
-        text="task.toml",
         examples={
             "": {
                 "environment.build_timeout_sec": 600.0,
@@ -177,10 +156,8 @@ CASES: list[Case] = [
         },
     ),
     Reading(
-        id="TPUs",
-        section="1.6",
+        id="1.6 TPUs",
         says="A topology is two or more positive integers joined by x.",
-        text="task.toml",
         examples={
             "[environment]\ntpu = {type = 'v5', topology = '2x4'}": {"environment.tpu.topology": "2x4"},
             **{
@@ -191,10 +168,8 @@ CASES: list[Case] = [
     ),
     # 1.7 legacy spellings
     Reading(
-        id="sizes as text",
-        section="1.7",
+        id="1.7 sizes as text",
         says="memory and storage are numbers with K, M or G, cut to whole megabytes.",
-        text="task.toml",
         examples={
             **{
                 f"[environment]\nmemory = '{size}'\nstorage = '{size}'": {
@@ -215,15 +190,12 @@ CASES: list[Case] = [
         },
     ),
     Reading(
-        id="sizes as numbers",
-        section="1.7",
+        id="1.7 sizes as numbers",
         says="memory = 2048, a number, is dropped.",
-        text="task.toml",
         examples={"[environment]\nmemory = 2048": {"environment.memory_mb": None}},
     ),
     Episode(
-        id="sizes as numbers are warned about",
-        section="1.7",
+        id="1.7 sizes as numbers are warned about",
         says="memory = 2048, a number, is dropped without a word.",
         deviation="It is dropped, and the user is told: the limit that was meant is not in force.",
         files={"task.toml": "[environment]\nmemory = 2048\n"},
@@ -231,10 +203,8 @@ CASES: list[Case] = [
         reference={"error": None, "rewards": {"reward": 1.0}},
     ),
     Reading(
-        id="old and new size",
-        section="1.7",
+        id="1.7 old and new size",
         says="An old key that contradicts the new one, as it is written, is an error.",
-        text="task.toml",
         examples={
             "[environment]\nmemory = '2G'\nmemory_mb = 2048": {"environment.memory_mb": 2048},
             "[environment]\nmemory = '2G'\nmemory_mb = 4096": INVALID,
@@ -242,10 +212,8 @@ CASES: list[Case] = [
         },
     ),
     Reading(
-        id="allow_internet",
-        section="1.7",
+        id="1.7 allow_internet",
         says="allow_internet is the old network_mode, which wins; beside an empty allowed_hosts it does nothing.",
-        text="task.toml",
         examples={
             f"[{table}]\n{keys}": {f"{table}.network": policy} if policy else INVALID
             for table in ("environment", "verifier.environment")
@@ -260,8 +228,7 @@ CASES: list[Case] = [
         },
     ),
     Episode(
-        id="allow_internet does nothing",
-        section="1.7",
+        id="1.7 allow_internet does nothing",
         says="allow_internet = false beside allowed_hosts = [] is ignored without a word.",
         deviation="It is ignored, and the user is told: the network is open where a task meant to shut it.",
         files={"task.toml": "[environment]\nallow_internet = false\nallowed_hosts = []\n"},
@@ -269,10 +236,8 @@ CASES: list[Case] = [
         reference={"error": None, "rewards": {"reward": 1.0}},
     ),
     Reading(
-        id="version",
-        section="1.7",
+        id="1.7 version",
         says="version is the old schema_version, which wins where both are there.",
-        text="task.toml",
         examples={
             "version = '1.0'": {"schema_version": "1.0"},
             "version = '1.0'\nschema_version = '1.3'": {"schema_version": "1.3"},
@@ -280,10 +245,8 @@ CASES: list[Case] = [
     ),
     # 1.8 network policies
     Reading(
-        id="modes and hosts",
-        section="1.8",
+        id="1.8 modes and hosts",
         says="Hosts need network_mode = allowlist, which may have none; a phase's hosts always need a mode.",
-        text="task.toml",
         examples={
             network(ENV, "network_mode = 'allowlist'"): {"environment.network": ["allowlist", []]},
             network(ENV, "network_mode = 'allowlist'\nallowed_hosts = ['a.org']"): {
@@ -299,10 +262,8 @@ CASES: list[Case] = [
         },
     ),
     Reading(
-        id="hosts",
-        section="1.8",
+        id="1.8 hosts",
         says="Names, wildcards, addresses and networks, in a canonical form; no URLs, ports or paths.",
-        text="task.toml",
         examples={
             network(ENV, f"network_mode = 'allowlist'\nallowed_hosts = ['{host}']"): {
                 "environment.network": ["allowlist", [canonical]]
@@ -332,8 +293,7 @@ CASES: list[Case] = [
         },
     ),
     Containers(
-        id="networks of phases",
-        section="1.8",
+        id="1.8 networks of phases",
         says="Each phase has its own policy, else that of the environment, which holds between phases.",
         files={
             "task.toml": "[environment]\nnetwork_mode = 'no-network'\n"
@@ -342,8 +302,7 @@ CASES: list[Case] = [
         expected={"networks": [[NOTHING, ["allowlist", ["a.org"]], PUBLIC]]},
     ),
     Containers(
-        id="networks of steps",
-        section="1.8",
+        id="1.8 networks of steps",
         says="A step's policy goes before the task's, and that before the environment's.",
         files={
             "task.toml": "[agent]\nnetwork_mode = 'no-network'\n[[steps]]\nname = 'a'\n"
@@ -354,8 +313,7 @@ CASES: list[Case] = [
         expected={"networks": [[PUBLIC, NOTHING, PUBLIC], [PUBLIC, PUBLIC, NOTHING]]},
     ),
     Containers(
-        id="network of a separate verifier",
-        section="1.8",
+        id="1.8 network of a separate verifier",
         says="A separate verifier has its own table's policy (public by default), or a copy of the environment's.",
         files={
             "task.toml": "[environment]\nnetwork_mode = 'no-network'\n[[steps]]\nname = 'a'\n"
@@ -366,8 +324,7 @@ CASES: list[Case] = [
         expected={"networks": [[NOTHING, NOTHING, NOTHING], [NOTHING, NOTHING, PUBLIC]]},
     ),
     Episode(
-        id="no network",
-        section="1.8",
+        id="1.8 no network",
         says="A backend enforces the mode: without a network there is only the loopback.",
         files={
             "task.toml": "[environment]\nnetwork_mode = 'no-network'\n",
@@ -378,8 +335,7 @@ CASES: list[Case] = [
         expected={"files": {"artifacts/logs/artifacts/agent": "lo", "verifier/test-stdout.txt": "lo"}},
     ),
     Episode(
-        id="a network that cannot be switched",
-        section="1.8",
+        id="1.8 a network that cannot be switched",
         says="A backend that cannot switch the policy between phases rejects the task before the start.",
         files={"task.toml": "[agent]\nnetwork_mode = 'no-network'\n"},
         network="public",
@@ -388,8 +344,7 @@ CASES: list[Case] = [
     ),
     # 1.9 variables
     Reading(
-        id="templates",
-        section="1.9",
+        id="1.9 templates",
         says="Only a value that is a template as a whole is one; a variable that is set counts even when it is empty.",
         text="template",
         examples={
@@ -408,8 +363,7 @@ CASES: list[Case] = [
         },
     ),
     Episode(
-        id="a variable of the environment is missing",
-        section="1.9",
+        id="1.9 a variable of the environment is missing",
         says="A missing variable in [environment.env] aborts the whole job when the trial is made.",
         deviation="The tasks that lack one are refused by name before anything starts; the others can be played.",
         files={"task.toml": "[environment.env]\nA = '${ARES_EXP_MISSING}'\n"},
@@ -417,8 +371,7 @@ CASES: list[Case] = [
         reference={"error": "ValueError", "started": False},
     ),
     Episode(
-        id="a variable of the verifier is missing",
-        section="1.9",
+        id="1.9 a variable of the verifier is missing",
         says="A missing variable in [verifier.env] is an error of the trial, after the tests were uploaded.",
         deviation="It is found before anything starts: no episode is played that cannot be verified.",
         files={"task.toml": "[verifier.env]\nA = '${ARES_EXP_MISSING}'\n"},
@@ -426,15 +379,13 @@ CASES: list[Case] = [
         reference={"error": "ValueError", "rewards": None},
     ),
     Episode(
-        id="a variable of the solution is missing",
-        section="1.9",
+        id="1.9 a variable of the solution is missing",
         says="A missing variable in [solution.env] counts only for the oracle.",
         files={"task.toml": "[solution.env]\nA = '${ARES_EXP_MISSING}'\n"},
         expected={"reward": 1},
     ),
     Episode(
-        id="variables of the test script",
-        section="1.9",
+        id="1.9 variables of the test script",
         says="[verifier.env] goes before [environment.env]; the solution's are not visible to the verifier.",
         files={
             "task.toml": "[environment.env]\nLAYER = 'environment'\nTASK = '${ARES_EXP_HOST}'\n"
@@ -452,8 +403,7 @@ CASES: list[Case] = [
         },
     ),
     Episode(
-        id="variables of an image",
-        section="1.9",
+        id="1.9 variables of an image",
         says="[environment.env] goes before the variables of the image.",
         files={
             "task.toml": "[environment.env]\nA = 'task'\n",
@@ -463,8 +413,7 @@ CASES: list[Case] = [
         expected={"files": {"verifier/test-stdout.txt": "task image"}},
     ),
     Episode(
-        id="variables of the first process",
-        section="1.9",
+        id="1.9 variables of the first process",
         says="[environment.env] reaches the container's first process, a literal $ and all.",
         files={
             "task.toml": "[environment.env]\nARES = 'a $HOME $$ ${X} b'\n",

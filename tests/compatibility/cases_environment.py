@@ -23,23 +23,20 @@ def healthcheck(command: str, **fields: float) -> str:
 CASES: list[Case] = [
     # 1.10 environment definition
     Containers(
-        id="an image and a Dockerfile",
-        section="1.10",
+        id="1.10 an image and a Dockerfile",
         says="With docker_image the Dockerfile is not used: the image wins.",
         files={"task.toml": "[environment]\ndocker_image = 'an/image'\n"},
         expected={"agent.docker_image": "an/image"},
     ),
     Episode(
-        id="the image wins",
-        section="1.10",
+        id="1.10 the image wins",
         says="With docker_image the Dockerfile is not even built.",
         files={"task.toml": IMAGE, "environment/Dockerfile": "FROM debian:bookworm-slim\nRUN exit 1\n"},
         container="docker",
         expected={"reward": 1},
     ),
     Episode(
-        id="files beside an image",
-        section="1.10",
+        id="1.10 files beside an image",
         says="Files in environment/ beside an image are uploaded into its working directory.",
         files={
             "task.toml": IMAGE + "workdir = '/opt'\n",
@@ -51,29 +48,25 @@ CASES: list[Case] = [
         expected={"reward": 1, "files": {"verifier/test-stdout.txt": "here"}},
     ),
     Containers(
-        id="a compose file",
-        section="1.10",
+        id="1.10 a compose file",
         says="environment/docker-compose.yaml is the task's compose file; other spellings are not.",
         files={"environment/docker-compose.yaml": "services: {}\n", "environment/compose.yaml": "x"},
         expected={"agent.compose_file": "docker-compose.yaml"},
     ),
     Containers(
-        id="another compose file",
-        section="1.10",
+        id="1.10 another compose file",
         says="environment/docker-compose.yml is not recognised.",
         files={"environment/docker-compose.yml": "services: {}\n"},
         expected={"agent.compose_file": None},
     ),
     Episode(
-        id="compose without an engine for it",
-        section="1.10",
+        id="1.10 compose without an engine for it",
         says="A backend without compose cannot play a task that has a compose file.",
         files={"environment/docker-compose.yaml": "services: {main: {}}\n"},
         expected={"error": "UnsupportedTaskError", "started": False, "message": ["docker-compose.yaml", "a-task"]},
     ),
     Episode(
-        id="no definition",
-        section="1.10",
+        id="1.10 no definition",
         says="Neither image nor Dockerfile nor compose file: an error that aborts the job when the trial is made.",
         deviation="The task is refused by name before anything starts; the others can be played.",
         files={"environment/Dockerfile": None, "environment/data": "x"},
@@ -81,8 +74,7 @@ CASES: list[Case] = [
         reference={"error": "FileNotFoundError", "started": False},
     ),
     Containers(
-        id="resources",
-        section="1.10",
+        id="1.10 resources",
         says="cpus, memory and storage are limits of the container; build_timeout_sec bounds its whole start.",
         files={
             "task.toml": "[environment]\ncpus = 2\nmemory_mb = 512\nstorage_mb = 1024\ngpus = 1\n"
@@ -98,8 +90,7 @@ CASES: list[Case] = [
         },
     ),
     Episode(
-        id="a start that takes too long",
-        section="1.10",
+        id="1.10 a start that takes too long",
         says="build_timeout_sec bounds the start: EnvironmentStartTimeoutError.",
         files={
             "task.toml": "[environment]\nbuild_timeout_sec = 0.5\n",
@@ -109,16 +100,14 @@ CASES: list[Case] = [
         reference={"error": "EnvironmentStartTimeoutError", "rewards": None},
     ),
     Episode(
-        id="a start that fails",
-        section="1.10",
+        id="1.10 a start that fails",
         says="A Dockerfile that does not build is an error of the trial.",
         files={"environment/Dockerfile": "FROM debian:bookworm-slim\nRUN exit 7\n"},
         expected={"error": "ContainerStartError"},
     ),
     # 1.11 commands
     Episode(
-        id="the working directory",
-        section="1.11",
+        id="1.11 the working directory",
         says="[environment].workdir goes before the image's WORKDIR.",
         files={
             "task.toml": "[environment]\nworkdir = '/srv'\n",
@@ -128,16 +117,14 @@ CASES: list[Case] = [
         expected={"files": {"verifier/test-stdout.txt": "/srv", "artifacts/logs/artifacts/agent": "/srv"}},
     ),
     Episode(
-        id="a missing working directory",
-        section="1.11",
+        id="1.11 a missing working directory",
         says="workdir is not created: every command fails, which shows as a missing reward.",
         deviation="It is said before the agent starts.",
         files={"task.toml": "[environment]\nworkdir = '/not/there'\n"},
         expected={"error": "ContainerStartError", "message": ["/not/there"]},
     ),
     Episode(
-        id="users of the image",
-        section="1.11",
+        id="1.11 users of the image",
         says="Without a phase's user it is the image's.",
         needs_root=True,
         files={
@@ -148,16 +135,14 @@ CASES: list[Case] = [
         expected={"files": {"verifier/test-stdout.txt": "nobody", "artifacts/logs/artifacts/agent": "nobody"}},
     ),
     Episode(
-        id="no standard input",
-        section="1.11",
+        id="1.11 no standard input",
         says="Commands have no input to wait for.",
         agent=["cat; echo $? > /logs/artifacts/code"],
         expected={"reward": 1, "files": {"artifacts/logs/artifacts/code": "0"}},
     ),
     *(
         Episode(
-            id=f"the image's PATH, {container}, {who}",
-            section="1.11",
+            id=f"1.11 the image's PATH, {container}, {who}",
             says="ENV PATH of the image holds for the agent, for the solution and for the tests.",
             files={
                 "environment/Dockerfile": WITH_TOOL,
@@ -176,8 +161,7 @@ CASES: list[Case] = [
     ),
     *(
         Episode(
-            id=f"variables of the image, {container}",
-            section="1.11",
+            id=f"1.11 variables of the image, {container}",
             says="Variables of the image hold for every command, unless those of the task have the same name.",
             files={
                 "task.toml": "[environment.env]\nBOTH = 'the task'\nPATH = '/opt/task:/usr/bin:/bin'\n",
@@ -198,8 +182,7 @@ CASES: list[Case] = [
     ),
     *(
         Episode(
-            id=f"SHELL of the image, {container}",
-            section="1.11",
+            id=f"1.11 SHELL of the image, {container}",
             says="SHELL is for the lines of the Dockerfile: commands are read by bash -c, which is no login shell.",
             files={
                 "environment/Dockerfile": "FROM debian:bookworm-slim\nRUN echo 'export READ=profile' > ~/.profile\n"
@@ -212,8 +195,7 @@ CASES: list[Case] = [
         for container in ("local", "docker")
     ),
     Episode(
-        id="BASH_ENV of the image",
-        section="1.11",
+        id="1.11 BASH_ENV of the image",
         says="bash reads the file of BASH_ENV for each command, as it is then.",
         files={"environment/Dockerfile": "FROM debian:bookworm-slim\nENV BASH_ENV=/bash_env\n"},
         agent=["echo SEEN=set > /bash_env", "echo $SEEN > /logs/artifacts/agent"],
@@ -221,8 +203,7 @@ CASES: list[Case] = [
     ),
     # 1.12 health checks
     Episode(
-        id="healthy in the end",
-        section="1.12",
+        id="1.12 healthy in the end",
         says="A check that succeeds within its retries lets the agent start, at once.",
         files={
             "task.toml": healthcheck(COUNTS, interval_sec=0.01, retries=3),
@@ -231,24 +212,21 @@ CASES: list[Case] = [
         expected={"reward": 1, "files": {"verifier/test-stdout.txt": "3"}},
     ),
     Episode(
-        id="never healthy",
-        section="1.12",
+        id="1.12 never healthy",
         says="When the count of failures reaches retries: HealthcheckError.",
         files={"task.toml": healthcheck(COUNTS, interval_sec=0.01, retries=2)},
         expected={"error": "HealthcheckError", "message": ["failed 2 times"]},
         reference={"error": "HealthcheckError", "rewards": None},
     ),
     Episode(
-        id="no retries",
-        section="1.12",
+        id="1.12 no retries",
         says="retries = 0 still runs the check once, and fails on the first failure.",
         files={"task.toml": healthcheck("exit 9", interval_sec=0.01, retries=0)},
         expected={"error": "HealthcheckError", "message": ["failed 1 times", "exit code 9"]},
         reference={"error": "HealthcheckError", "rewards": None},
     ),
     Episode(
-        id="failures at the start",
-        section="1.12",
+        id="1.12 failures at the start",
         says="Failures inside the start period are not counted; start_interval_sec is waited then.",
         files={
             "task.toml": healthcheck(COUNTS, interval_sec=60, start_period_sec=60, start_interval_sec=0.01, retries=1),
@@ -257,8 +235,7 @@ CASES: list[Case] = [
         expected={"reward": 1, "files": {"verifier/test-stdout.txt": "3"}},
     ),
     Episode(
-        id="a check that takes too long",
-        section="1.12",
+        id="1.12 a check that takes too long",
         says="A command that exceeds its timeout is no failed attempt: it ends the trial at once.",
         deviation="It does; the error is a HealthcheckError here, a plain RuntimeError there.",
         files={"task.toml": healthcheck("sleep 60", timeout_sec=1, retries=5)},
@@ -266,15 +243,13 @@ CASES: list[Case] = [
         reference={"error": "RuntimeError", "rewards": None},
     ),
     Episode(
-        id="a check without a limit",
-        section="1.12",
+        id="1.12 a check without a limit",
         says="The timeout is cut to whole seconds; less than one is no limit.",
         files={"task.toml": healthcheck("sleep 0.6", timeout_sec=0.1)},
         expected={"reward": 1},
     ),
     Episode(
-        id="the user of the check",
-        section="1.12",
+        id="1.12 the user of the check",
         says="The check runs as the image's user, not as the agent's, and before the agent.",
         needs_root=True,
         files={
@@ -284,16 +259,14 @@ CASES: list[Case] = [
         expected={"files": {"verifier/test-stdout.txt": "root"}},
     ),
     Episode(
-        id="the check of a verifier's environment",
-        section="1.12",
+        id="1.12 the check of a verifier's environment",
         says="[verifier.environment.healthcheck] is never run.",
         files={"task.toml": "[verifier.environment.healthcheck]\ncommand = 'exit 1'\nretries = 1\n"},
         expected={"reward": 1},
     ),
     # 1.16 skills and tool servers
     Episode(
-        id="skills",
-        section="1.16",
+        id="1.16 skills",
         says="skills_dir is a directory in the container whose skills the agent can find.",
         files={
             "task.toml": "[environment]\nskills_dir = '/skills'\n",
@@ -303,16 +276,14 @@ CASES: list[Case] = [
         expected={"reward": 1, "asked": ["Count", "How to count.", "/skills/counting/SKILL.md"]},
     ),
     Episode(
-        id="tool servers for an agent that has no use for them",
-        section="1.16",
+        id="1.16 tool servers for an agent that has no use for them",
         says="An agent that cannot use tool servers fails before the start.",
         files={"task.toml": "[[environment.mcp_servers]]\nname = 'a'\nurl = 'http://a'\n"},
         expected={"error": "UnsupportedTaskError", "started": False, "message": ["mcp_servers"]},
         reference={"error": "ValueError", "rewards": None},
     ),
     Episode(
-        id="tool servers for the oracle",
-        section="1.16",
+        id="1.16 tool servers for the oracle",
         says="The oracle ignores the skills and tool servers of a task.",
         files={
             "task.toml": "[environment]\nskills_dir = '/x'\n[[environment.mcp_servers]]\nname = 'a'\nurl = 'http://a'\n",
@@ -322,10 +293,8 @@ CASES: list[Case] = [
         expected={"reward": 1},
     ),
     Reading(
-        id="tool servers",
-        section="1.16",
+        id="1.16 tool servers",
         says="Transports need what they are reached by; http means streamable-http; headers are for HTTP.",
-        text="task.toml",
         examples={
             f"[[environment.mcp_servers]]\nname = 'a'\n{keys}": {f"environment.mcp_servers.0.{field}": value}
             if field
@@ -345,10 +314,8 @@ CASES: list[Case] = [
         },
     ),
     Reading(
-        id="credentials in headers",
-        section="1.16",
+        id="1.16 credentials in headers",
         says="A header that looks like a credential has references only, after a scheme word perhaps.",
-        text="task.toml",
         examples={
             f"[[environment.mcp_servers]]\nname = 'a'\nurl = 'http://a'\nheaders = {{{name} = '{value}'}}": {
                 "environment.mcp_servers.0.name": "a"
@@ -372,16 +339,12 @@ CASES: list[Case] = [
     ),
     # 1.17 Windows, TPUs
     Directory(
-        id="a windows task",
-        section="1.17",
+        id="1.17 a windows task",
         says="A windows task with test.bat is a task.",
         files={"task.toml": "[environment]\nos = 'windows'\n", "tests/test.bat": ""},
-        scan=True,
-        load=True,
     ),
     Episode(
-        id="windows is refused",
-        section="1.17",
+        id="1.17 windows is refused",
         says="A windows task runs where the engine has Windows containers; elsewhere it aborts the job.",
         deviation="Refused by name, before anything starts.",
         files={"task.toml": "[environment]\nos = 'windows'\n", "tests/test.bat": ""},
@@ -389,8 +352,7 @@ CASES: list[Case] = [
         reference={"error": "RuntimeError", "started": False},
     ),
     Episode(
-        id="TPUs are refused",
-        section="1.6",
+        id="1.6 TPUs are refused",
         says="A TPU that the backend does not have aborts the job when the trial is made.",
         deviation="Refused by name, before anything starts.",
         files={"task.toml": "[environment]\ntpu = {type = 'v5', topology = '2x4'}\n"},
@@ -398,8 +360,7 @@ CASES: list[Case] = [
         reference={"error": "RuntimeError", "started": False},
     ),
     Episode(
-        id="GPUs are refused where there are none",
-        section="1.10",
+        id="1.10 GPUs are refused where there are none",
         says="A backend without GPUs rejects a task that needs one.",
         files={"task.toml": "[environment]\ngpus = 1\n"},
         expected={"error": "UnsupportedTaskError", "started": False, "message": ["GPU"]},

@@ -13,8 +13,7 @@ def writes(*commands: str) -> dict[str, str]:
 
 CASES: list[Case] = [
     Reading(
-        id="reward.txt: a number",
-        section="2.4",
+        id="2.4 reward.txt: a number",
         says="One Python float after trimming, always a float, of any size.",
         text="reward.txt",
         examples={
@@ -28,8 +27,7 @@ CASES: list[Case] = [
         },
     ),
     Reading(
-        id="reward.txt: no number",
-        section="2.4",
+        id="2.4 reward.txt: no number",
         says="Blank, words, two numbers, no UTF-8: an error of parsing.",
         text="reward.txt",
         examples=dict.fromkeys(
@@ -38,22 +36,19 @@ CASES: list[Case] = [
         reference={b"\xff": "VerifierOutputParseError"},
     ),
     Reading(
-        id="reward.txt: not finite",
-        section="2.4",
+        id="2.4 reward.txt: not finite",
         says="nan, inf and what overflows: an error of parsing.",
         text="reward.txt",
         examples=dict.fromkeys([b"nan", b"inf", b"-Infinity", b"1e309"], UNPARSABLE),
     ),
     Reading(
-        id="reward.txt: no bytes",
-        section="2.4",
+        id="2.4 reward.txt: no bytes",
         says="A file of no bytes has an error of its own.",
         text="reward.txt",
         examples={b"": EMPTY},
     ),
     Reading(
-        id="reward.json: numbers by key",
-        section="2.4",
+        id="2.4 reward.json: numbers by key",
         says="An object of numbers: ints stay ints, true becomes 1.0, of equal keys the last one counts.",
         text="reward.json",
         examples={
@@ -65,8 +60,7 @@ CASES: list[Case] = [
         },
     ),
     Reading(
-        id="reward.json: other values",
-        section="2.4",
+        id="2.4 reward.json: other values",
         says="A string, null, a list, an object or no finite number as a value: an error of parsing.",
         text="reward.json",
         examples=dict.fromkeys(
@@ -75,15 +69,13 @@ CASES: list[Case] = [
         ),
     ),
     Reading(
-        id="reward.json: no object",
-        section="2.4",
+        id="2.4 reward.json: no object",
         says="A list, a string, null, a BOM, a truncated or blank text: an error of parsing.",
         text="reward.json",
         examples=dict.fromkeys([b"[1]", b'"1"', b"null", b"\xef\xbb\xbf{}", b'{"reward": 1', b" \n"], UNPARSABLE),
     ),
     Reading(
-        id="reward.json: a bare number",
-        section="2.4",
+        id="2.4 reward.json: a bare number",
         says="A bare number or boolean is a ValidationError of the data model.",
         deviation="It is an error of parsing as all the others are.",
         text="reward.json",
@@ -91,8 +83,7 @@ CASES: list[Case] = [
         reference={b"1": "ValidationError", b"true": "ValidationError"},
     ),
     Reading(
-        id="reward.json: no keys",
-        section="2.4",
+        id="2.4 reward.json: no keys",
         says="{} is accepted, and counts as no valid reward in reports.",
         deviation="An episode has one reward: without any key it is an error of parsing.",
         text="reward.json",
@@ -100,8 +91,7 @@ CASES: list[Case] = [
         reference={b"{}": {}},
     ),
     Reading(
-        id="reward.json: several keys",
-        section="2.4",
+        id="2.4 reward.json: several keys",
         says="All keys are kept, and none is special.",
         deviation="All are kept, but an episode has one reward: the key `reward`, the only key, or env.reward_key.",
         text="reward.json",
@@ -109,15 +99,13 @@ CASES: list[Case] = [
         reference={b'{"a": 1, "b": 0.5}': {"a": 1, "b": 0.5}},
     ),
     Reading(
-        id="reward.json: no bytes",
-        section="2.4",
+        id="2.4 reward.json: no bytes",
         says="A file of no bytes has an error of its own.",
         text="reward.json",
         examples={b"": EMPTY},
     ),
     Episode(
-        id="several keys and env.reward_key",
-        section="2.4",
+        id="2.4 several keys and env.reward_key",
         says="All keys are kept.",
         files=writes("""echo '{"a": 1, "b": 0.5}' > reward.json"""),
         options={"reward_key": "b"},
@@ -125,68 +113,59 @@ CASES: list[Case] = [
         reference={"rewards": {"a": 1, "b": 0.5}},
     ),
     Episode(
-        id="both reward files",
-        section="2.4",
+        id="2.4 both reward files",
         says="Where reward.json is there, only it is read.",
         files=writes("echo 1 > reward.txt", """echo '{"reward": 0.25}' > reward.json"""),
         expected={"rewards": {"reward": 0.25}},
     ),
     Episode(
-        id="a bad reward.json",
-        section="2.4",
+        id="2.4 a bad reward.json",
         says="A bad reward.json does not fall back to reward.txt.",
         files=writes("echo 1 > reward.txt", "echo '[]' > reward.json"),
         expected={"error": UNPARSABLE, "started": True},
         reference={"error": UNPARSABLE, "rewards": None},
     ),
     Episode(
-        id="no reward file",
-        section="2.4",
+        id="2.4 no reward file",
         says="Neither file: an error, whatever the script's exit code.",
         files=writes("exit 0"),
         expected={"error": "RewardFileNotFoundError", "started": True, "message": ["exit code 0"]},
         reference={"error": "RewardFileNotFoundError", "rewards": None},
     ),
     Episode(
-        id="an empty reward file",
-        section="2.4",
+        id="2.4 an empty reward file",
         says="An empty file: an error of its own.",
         files=writes(": > reward.txt"),
         expected={"error": EMPTY, "started": True},
         reference={"error": EMPTY, "rewards": None},
     ),
     Episode(
-        id="the exit code is ignored",
-        section="2.4",
+        id="2.4 the exit code is ignored",
         says="The exit code of the test script is ignored.",
         files=writes("echo 0.5 > reward.txt", "exit 3"),
         expected={"reward": 0.5, "rewards": {"reward": 0.5}},
     ),
     Episode(
-        id="rewards that were there before",
-        section="2.4",
+        id="2.4 rewards that were there before",
         says="Reward files that the agent left are deleted.",
         files=writes("ls | paste -sd' '", "echo 0 > reward.txt"),
         agent=["cd /logs/verifier; echo 1 > reward.txt; echo '{}' > reward.json"],
         expected={"reward": 0, "files": {"verifier/test-stdout.txt": "test-stdout.txt"}},
     ),
     Episode(
-        id="the shebang decides",
-        section="2.4",
+        id="2.4 the shebang decides",
         says="The script is made executable and run directly: its shebang decides the interpreter.",
         files={"tests/test.sh": '#!/usr/bin/perl\nopen(F, ">/logs/verifier/reward.txt"); print F "0.75"; print "p";\n'},
         expected={"reward": 0.75, "files": {"verifier/test-stdout.txt": "p"}},
     ),
     Episode(
-        id="output of the tests",
-        section="2.4",
+        id="2.4 output of the tests",
         says="stdout and stderr go to test-stdout.txt; the script runs in the default directory.",
         files=writes("cd - > /dev/null", "pwd", "echo err >&2", "echo 1 > /logs/verifier/reward.txt"),
         expected={"reward": 1, "files": {"verifier/test-stdout.txt": "/app\nerr"}},
     ),
     Episode(
-        id="tests that came with the image",
-        section="2.4",
+        id="2.4 tests that came with the image",
         says="/tests is not emptied first: files of the image stay unless the task has the same.",
         files={
             "environment/Dockerfile": "FROM debian:bookworm-slim\n"
@@ -197,15 +176,13 @@ CASES: list[Case] = [
         expected={"files": {"verifier/test-stdout.txt": "image\ntask"}},
     ),
     Episode(
-        id="tests that are not there before",
-        section="2.4",
+        id="2.4 tests that are not there before",
         says="The agent sees no tests: they are uploaded when it is done.",
         agent=["ls /tests > /logs/artifacts/seen 2>&1; echo $? >> /logs/artifacts/code"],
         expected={"reward": 1, "files": {"artifacts/logs/artifacts/code": "2"}},
     ),
     Episode(
-        id="the user of the tests",
-        section="2.4",
+        id="2.4 the user of the tests",
         says="The script runs as the verifier's user, of which the upload and chmod are independent.",
         needs_root=True,
         files={
@@ -216,8 +193,7 @@ CASES: list[Case] = [
         expected={"files": {"verifier/test-stdout.txt": "1234\nroot", "artifacts/logs/artifacts/agent": "nobody"}},
     ),
     Episode(
-        id="other files of the verifier",
-        section="2.4",
+        id="2.4 other files of the verifier",
         says="The whole of /logs/verifier is kept.",
         files=writes("mkdir sub", "echo '{}' > sub/ctrf.json", "echo 1 > reward.txt"),
         expected={"files": {"verifier/sub/ctrf.json": "{}", "verifier/reward.txt": "1"}},

@@ -26,10 +26,8 @@ def steps(toml: str = A + B, **tests: str) -> dict[str, str | None]:
 CASES: list[Case] = [
     # 1.15 fields, files, inheritance
     Reading(
-        id="names of steps",
-        section="1.15",
+        id="1.15 names of steps",
         says="A portable directory name, unique after normalisation and case folding.",
-        text="task.toml",
         examples={
             **{f"[[steps]]\nname = '{name}'": {"steps.0.name": name} for name in ("a", "two words", "schön", ".x")},
             **{
@@ -42,10 +40,8 @@ CASES: list[Case] = [
         },
     ),
     Reading(
-        id="fields of steps",
-        section="1.15",
+        id="1.15 fields of steps",
         says="min_reward is a number or a table of numbers; health check and artifacts are as elsewhere.",
-        text="task.toml",
         examples={
             A + "min_reward = 0.5": {"steps.0.min_reward": 0.5},
             A + "min_reward = {a = 1}": {"steps.0.min_reward": {"a": 1.0}},
@@ -57,31 +53,24 @@ CASES: list[Case] = [
         },
     ),
     Directory(
-        id="tests of steps",
-        section="1.15",
+        id="1.15 tests of steps",
         says="A step has its own test script, or uses tests/test.sh; the root's instruction is not needed.",
         files={**STEPS, "tests/test.sh": None, "steps/a/tests/test.sh": PASSES, "steps/b/tests/test.sh": PASSES},
-        scan=True,
-        load=True,
     ),
     Directory(
-        id="a step without tests",
-        section="1.15",
+        id="1.15 a step without tests",
         says="Neither: no valid task.",
         files={**STEPS, "tests/test.sh": None, "steps/a/tests/test.sh": PASSES},
         scan=False,
-        load=False,
     ),
     Limits(
-        id="time limits of steps",
-        section="1.15",
+        id="1.15 time limits of steps",
         says="A step inherits the agent's time limit of the task, not the verifier's.",
         toml="[agent]\ntimeout_sec = 10\n[verifier]\ntimeout_sec = 20\n" + A,
         expected={"agent": 10.0, "verifier": 600.0},
     ),
     Containers(
-        id="users of steps",
-        section="1.15",
+        id="1.15 users of steps",
         says="Users of agent and verifier: the step's, else the task's.",
         files={
             **STEPS,
@@ -90,8 +79,7 @@ CASES: list[Case] = [
         expected={"agent.users": ["one", "three", "two"]},
     ),
     Episode(
-        id="variables of steps",
-        section="1.15",
+        id="1.15 variables of steps",
         says="A step's verifier.env goes over the task's.",
         files={
             **STEPS,
@@ -108,8 +96,7 @@ CASES: list[Case] = [
     ),
     # 2.6 the order of things
     Episode(
-        id="one container for all steps",
-        section="2.6",
+        id="2.6 one container for all steps",
         says="Steps are played in order in the same container, an agent run and a verification each.",
         files={
             **STEPS,
@@ -122,16 +109,14 @@ CASES: list[Case] = [
         },
     ),
     Episode(
-        id="each step has its instruction",
-        section="2.6",
+        id="2.6 each step has its instruction",
         says="A step's agent is told that step's instruction.",
         files=steps(),
         agent=[DONE],
         expected={"asked": ["Do a."], "steps": {"a": 1, "b": 1}},
     ),
     Episode(
-        id="directories are emptied between steps",
-        section="2.6",
+        id="2.6 directories are emptied between steps",
         says="/logs/agent is emptied before a step; after shared verification /logs/verifier and /tests, too.",
         files={**STEPS, "steps/a/tests/of-a": "x"},
         agent=[
@@ -142,8 +127,7 @@ CASES: list[Case] = [
         expected={"steps": {"a": 1, "b": 1}, "files": {"steps/b/artifacts/logs/artifacts/seen": ""}},
     ),
     Episode(
-        id="tests of a step over shared tests",
-        section="2.4",
+        id="2.4 tests of a step over shared tests",
         says="In a step /tests is emptied first; then tests/, and the step's own over it.",
         files={
             **STEPS,
@@ -164,8 +148,7 @@ CASES: list[Case] = [
         reference={"rewards": {"reward": 1.0}},
     ),
     Episode(
-        id="the working directory of a step",
-        section="2.6",
+        id="2.6 the working directory of a step",
         says="workdir/ is uploaded to the current directory, and its setup.sh run as the step's agent user.",
         needs_root=True,
         files={
@@ -178,8 +161,7 @@ CASES: list[Case] = [
         expected={"steps": {"a": 1, "b": 1}, "files": {"steps/a/artifacts/logs/artifacts/log": "/app nobody d"}},
     ),
     Episode(
-        id="a setup.sh that fails",
-        section="2.3",
+        id="2.3 a setup.sh that fails",
         says="A setup.sh that fails is an error of the step: agent and verifier are skipped, the trial stops.",
         deviation="The episode ends in that error; Harbor keeps it on the step, and a mean over the steps before.",
         files={**steps(), "steps/b/workdir/setup.sh": "echo why >&2; exit 5\n"},
@@ -188,8 +170,7 @@ CASES: list[Case] = [
         reference={"steps": {"a": {"reward": 1.0}, "b": None}},
     ),
     Episode(
-        id="the health check of a step",
-        section="2.6",
+        id="2.6 the health check of a step",
         says="It runs after setup.sh, as the step's agent user, besides the environment's.",
         needs_root=True,
         files={
@@ -205,8 +186,7 @@ CASES: list[Case] = [
         expected={"files": {"steps/a/artifacts/logs/artifacts/log": "first\nsetup\nnobody"}},
     ),
     Episode(
-        id="a step that is not healthy",
-        section="2.3",
+        id="2.3 a step that is not healthy",
         says="A step's health check that fails is an error of the step; the trial stops.",
         deviation="The episode ends in that error; Harbor keeps it on the step.",
         files=steps(A + "healthcheck = {command = 'exit 1', retries = 1}\n" + B),
@@ -215,8 +195,7 @@ CASES: list[Case] = [
         reference={"steps": {"a": None}},
     ),
     Episode(
-        id="artifacts of a step",
-        section="2.6",
+        id="2.6 artifacts of a step",
         says="Each step collects the task's artifacts, then its own; kept under steps/<name>/.",
         files=steps("artifacts = ['/shared']\n" + A + "artifacts = ['/own']\n" + B),
         agent=["echo 1 > /shared; echo 1 > /own; echo 1 > /logs/artifacts/x", DONE, "echo 2 > /shared"],
@@ -230,8 +209,7 @@ CASES: list[Case] = [
         },
     ),
     Episode(
-        id="a separate verifier in the middle",
-        section="2.6",
+        id="2.6 a separate verifier in the middle",
         says="A separate verifier of a step that is not the last leaves the agent's container running.",
         files={
             **steps(A + "verifier = {environment_mode = 'separate'}\n" + B),
@@ -242,8 +220,7 @@ CASES: list[Case] = [
     ),
     # 2.6 rewards
     Episode(
-        id="the mean of steps",
-        section="2.6",
+        id="2.6 the mean of steps",
         says="By default the mean of the steps, key by key; a missing key counts as 0.",
         files=steps(a='{"reward": 1, "x": 1}', b='{"reward": 0.5}'),
         agent=[DONE],
@@ -251,47 +228,41 @@ CASES: list[Case] = [
         reference={"rewards": {"reward": 0.75, "x": 0.5}, "steps": {"a": {"reward": 1, "x": 1}, "b": {"reward": 0.5}}},
     ),
     Episode(
-        id="the last step's reward",
-        section="2.6",
+        id="2.6 the last step's reward",
         says="multi_step_reward_strategy = final: the result of the last step that was played.",
         files=steps("multi_step_reward_strategy = 'final'\n" + A + B, a='{"reward": 1, "x": 1}', b='{"reward": 0.5}'),
         agent=[DONE],
         expected={"rewards": {"reward": 0.5}},
     ),
     Episode(
-        id="a strategy without steps",
-        section="1.6",
+        id="1.6 a strategy without steps",
         says="multi_step_reward_strategy is ignored for a single step.",
         files={"task.toml": "multi_step_reward_strategy = 'final'\n"},
         expected={"reward": 1},
     ),
     Episode(
-        id="min_reward is met",
-        section="2.6",
+        id="2.6 min_reward is met",
         says="Equality passes.",
         files=steps(A + "min_reward = 0.5\n" + B, a='{"reward": 0.5}'),
         agent=[DONE],
         expected={"steps": {"a": 0.5, "b": 1}},
     ),
     Episode(
-        id="min_reward is not met",
-        section="2.6",
+        id="2.6 min_reward is not met",
         says="The trial stops after the step; steps that were not reached do not count in the mean.",
         files=steps(A + "min_reward = 0.6\n" + B, a='{"reward": 0.5}'),
         agent=[DONE],
         expected={"steps": {"a": 0.5}, "rewards": {"reward": 0.5}},
     ),
     Episode(
-        id="min_reward of a key",
-        section="2.6",
+        id="2.6 min_reward of a key",
         says="A table compares each key; a missing one is not met.",
         files=steps(A + "min_reward = {reward = 0, other = -1}\n" + B, a='{"reward": 1}'),
         agent=[DONE],
         expected={"steps": {"a": 1}},
     ),
     Episode(
-        id="min_reward of no reward key",
-        section="2.6",
+        id="2.6 min_reward of no reward key",
         says="A number is compared with the key reward, and with no other.",
         files=steps(A + "min_reward = 0\n" + B, a='{"score": 1}'),
         agent=[DONE],
@@ -299,24 +270,21 @@ CASES: list[Case] = [
         reference={"steps": {"a": {"score": 1}}},
     ),
     Episode(
-        id="final after a stop",
-        section="2.6",
+        id="2.6 final after a stop",
         says="final is the last step that was played.",
         files=steps("multi_step_reward_strategy = 'final'\n" + A + "min_reward = 1\n" + B, a='{"reward": 0.5}'),
         agent=[DONE],
         expected={"rewards": {"reward": 0.5}},
     ),
     Episode(
-        id="a time limit of a step",
-        section="2.3",
+        id="2.3 a time limit of a step",
         says="The step's agent is cut short; the step is verified, and the next one played.",
         files=steps(A + "agent = {timeout_sec = 1}\n" + B),
         agent=["sleep 60", DONE],
         expected={"steps": {"a": 1, "b": 1}, "rewards": {"reward": 1}, "truncated_by": None},
     ),
     Episode(
-        id="a verifier of a step that fails",
-        section="2.6",
+        id="2.6 a verifier of a step that fails",
         says="A verifier's error is recorded on the step; the trial stops, and the mean is over the others.",
         deviation="The episode ends in that error: a mean over what could be verified would hide it.",
         files={**steps(), "steps/b/tests/test.sh": "#!/bin/bash\n"},
@@ -325,8 +293,7 @@ CASES: list[Case] = [
         reference={"error": None, "steps": {"a": {"reward": 1.0}, "b": None}, "rewards": {"reward": 1.0}},
     ),
     Episode(
-        id="an agent of a step that fails",
-        section="2.3",
+        id="2.3 an agent of a step that fails",
         says="An agent's error is recorded on the step, which is verified; the next one is played.",
         deviation="An agent's error ends the episode, as it does in a task of a single step.",
         files=steps(),
@@ -336,8 +303,7 @@ CASES: list[Case] = [
         reference={"error": None, "steps": {"a": {"reward": 1.0}, "b": {"reward": 1.0}}},
     ),
     Episode(
-        id="the oracle in steps",
-        section="2.7",
+        id="2.7 the oracle in steps",
         says="A step's own solution/, else the task's; /solution is not emptied in between.",
         files={
             **steps(),
@@ -355,8 +321,7 @@ CASES: list[Case] = [
         },
     ),
     Episode(
-        id="a step's solution without a script",
-        section="2.7",
+        id="2.7 a step's solution without a script",
         says="steps/<name>/solution/ without solve.sh does not fall back: an error of the step, which is verified.",
         deviation="It is found before anything starts.",
         files={**steps(), "solution/solve.sh": PASSES, "steps/a/solution/notes": "x"},

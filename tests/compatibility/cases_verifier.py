@@ -21,21 +21,18 @@ def artifact(keys: str) -> str:
 CASES: list[Case] = [
     # 1.13 modes
     Containers(
-        id="shared by default",
-        section="1.13",
+        id="1.13 shared by default",
         says="Without a word the tests run in the agent's container.",
         expected={"verifier": [False]},
     ),
     Containers(
-        id="separate by a table",
-        section="1.13",
+        id="1.13 separate by a table",
         says="[verifier.environment], even empty, means separate.",
         files={"task.toml": "[verifier.environment]\n"},
         expected={"verifier": [True], "verifier.docker_image": None, "verifier.context_dir": "environment"},
     ),
     Containers(
-        id="modes of steps",
-        section="1.13",
+        id="1.13 modes of steps",
         says="A step's mode: its own word, its own table, else the task's mode.",
         files={
             "task.toml": SEPARATE
@@ -47,15 +44,13 @@ CASES: list[Case] = [
         expected={"verifier": [False, True, True]},
     ),
     Containers(
-        id="a step's table in a shared task",
-        section="1.13",
+        id="1.13 a step's table in a shared task",
         says="A step's own table makes that step separate.",
         files={"task.toml": TWO.format("", "verifier = {environment = {}}"), **TWO_FILES},
         expected={"verifier": [False, True]},
     ),
     Containers(
-        id="the step's image first",
-        section="1.13",
+        id="1.13 the step's image first",
         says="1: the image of the step's table. Resources are those of that table.",
         files={
             "task.toml": "[verifier.environment]\ndocker_image = 'of/task'\ncpus = 4\n[[steps]]\nname = 'a'\n"
@@ -66,8 +61,7 @@ CASES: list[Case] = [
         expected={"verifier.docker_image": "of/step", "verifier.cpus": 2, "verifier.context_dir": None},
     ),
     Containers(
-        id="the step's tests next",
-        section="1.13",
+        id="1.13 the step's tests next",
         says="2: steps/<name>/tests/ with a Dockerfile; resources are still those of the task's table.",
         files={
             "task.toml": "[verifier.environment]\ndocker_image = 'of/task'\ncpus = 4\n[[steps]]\nname = 'a'\n",
@@ -77,22 +71,19 @@ CASES: list[Case] = [
         expected={"verifier.docker_image": None, "verifier.cpus": 4, "verifier.context_dir": "steps/a/tests"},
     ),
     Containers(
-        id="the task's image next",
-        section="1.13",
+        id="1.13 the task's image next",
         says="3: the image of the task's table, before tests/Dockerfile.",
         files={"task.toml": "[verifier.environment]\ndocker_image = 'of/task'\n", "tests/Dockerfile": "FROM a\n"},
         expected={"verifier.docker_image": "of/task", "verifier.context_dir": None},
     ),
     Containers(
-        id="the task's tests next",
-        section="1.13",
+        id="1.13 the task's tests next",
         says="4: tests/ with a Dockerfile, whatever image the agent has.",
         files={"task.toml": SEPARATE + "[environment]\ndocker_image = 'of/agent'\n", "tests/Dockerfile": "FROM a\n"},
         expected={"verifier.docker_image": None, "verifier.context_dir": "tests"},
     ),
     Containers(
-        id="the agent's environment last",
-        section="1.13",
+        id="1.13 the agent's environment last",
         says="5: environment/ and the agent's image; resources are a copy of [environment], or the verifier's own.",
         files={"task.toml": SEPARATE + "[environment]\ndocker_image = 'of/agent'\ncpus = 3\nenv = {A = 'b'}\n"},
         expected={
@@ -103,23 +94,20 @@ CASES: list[Case] = [
         },
     ),
     Containers(
-        id="the start of a verifier",
-        section="1.13",
+        id="1.13 the start of a verifier",
         says="Its start is bounded by the agent's build_timeout_sec, not by that of its own table.",
         files={"task.toml": "[environment]\nbuild_timeout_sec = 50\n[verifier.environment]\nbuild_timeout_sec = 70\n"},
         expected={"verifier.start_timeout_sec": 50.0},
     ),
     Episode(
-        id="a separate verifier like the agent's container",
-        section="1.13",
+        id="1.13 a separate verifier like the agent's container",
         says="It starts from the image, not from what the agent left; tests are uploaded.",
         files={"task.toml": SEPARATE, "tests/test.sh": LOOKS, "tests/data": "x"},
         agent=["touch /answer /app/made"],
         expected={"reward": 1, "files": {"verifier/test-stdout.txt": "logs/artifacts tests/data"}},
     ),
     Episode(
-        id="a separate verifier with tests/Dockerfile",
-        section="1.13",
+        id="1.13 a separate verifier with tests/Dockerfile",
         says="Its image owns /tests: nothing is uploaded to it, and nothing from environment/.",
         files={
             "task.toml": SEPARATE,
@@ -131,8 +119,7 @@ CASES: list[Case] = [
         expected={"reward": 1, "files": {"verifier/test-stdout.txt": "logs/artifacts of-the-verifier"}},
     ),
     Episode(
-        id="variables of a separate verifier",
-        section="1.13",
+        id="1.13 variables of a separate verifier",
         says="It has the variables of its own table, not those of [environment], and [verifier.env].",
         files={
             "task.toml": "[environment.env]\nA = 'agent'\n[verifier.env]\nB = 'script'\n"
@@ -142,8 +129,7 @@ CASES: list[Case] = [
         expected={"files": {"verifier/test-stdout.txt": "[] [script] [verifier]"}},
     ),
     Episode(
-        id="artifacts in a separate verifier",
-        section="1.13",
+        id="1.13 artifacts in a separate verifier",
         says="It gets /logs/artifacts and every artifact, where they were; nothing else.",
         files={
             "task.toml": "artifacts = ['/out', {source = '/app/report', destination = 'elsewhere'}]\n" + SEPARATE,
@@ -155,10 +141,8 @@ CASES: list[Case] = [
     ),
     # 1.14 artifacts
     Reading(
-        id="artifact entries",
-        section="1.14",
+        id="1.14 artifact entries",
         says="A source without '..'; a destination that stays in artifacts/ and is not the manifest.",
-        text="task.toml",
         examples={
             **{
                 artifact(f"source = '/a', destination = '{place}'"): {"artifacts.0.destination": place}
@@ -178,8 +162,7 @@ CASES: list[Case] = [
         },
     ),
     Episode(
-        id="where artifacts go",
-        section="1.14",
+        id="1.14 where artifacts go",
         says="/logs/artifacts first; then each entry, to its path or its destination; all in manifest.json.",
         files={"task.toml": "artifacts = ['/out', {source = '/app/r.txt', destination = 'report/final.txt'}]\n"},
         agent=["mkdir /out; echo x > /out/x; echo y > /logs/artifacts/y; echo r > /app/r.txt"],
@@ -197,8 +180,7 @@ CASES: list[Case] = [
         },
     ),
     Episode(
-        id="artifacts that are missing",
-        section="1.14",
+        id="1.14 artifacts that are missing",
         says="A missing artifact is recorded as failed, which is no error; an empty /logs/artifacts as ok.",
         deviation="An empty /logs/artifacts is said to be empty, as Harbor does only where it is mounted.",
         files={"task.toml": "artifacts = ['/not/there', '/nor.this']\n"},
@@ -220,8 +202,7 @@ CASES: list[Case] = [
         },
     ),
     Episode(
-        id="artifacts that overlap",
-        section="1.14",
+        id="1.14 artifacts that overlap",
         says="The first claim wins: a later one is skipped, unless it is the same once more.",
         files={
             "task.toml": "artifacts = ['/out', '/out/x', {source = '/app', destination = 'out/app'}, "
@@ -242,8 +223,7 @@ CASES: list[Case] = [
         },
     ),
     Episode(
-        id="what artifacts leave out",
-        section="1.14",
+        id="1.14 what artifacts leave out",
         says="exclude has patterns of tar, for directories.",
         files={"task.toml": artifact("source = '/out', exclude = ['*.log', 'cache']")},
         agent=["mkdir -p /out/cache; cd /out; echo 1 > a.log; echo 1 > a.txt; echo 1 > cache/x"],
@@ -253,8 +233,7 @@ CASES: list[Case] = [
         },
     ),
     Episode(
-        id="artifacts come before the verifier",
-        section="1.14",
+        id="1.14 artifacts come before the verifier",
         says="They are collected before the tests run: what the tests write is none.",
         files={"tests/test.sh": PASSES + "echo late > /logs/artifacts/late\n"},
         agent=["echo early > /logs/artifacts/early"],
@@ -264,8 +243,7 @@ CASES: list[Case] = [
         },
     ),
     Episode(
-        id="files that only root can read",
-        section="1.14",
+        id="1.14 files that only root can read",
         says="Artifacts are looked at and fetched as root.",
         needs_root=True,
         files={
@@ -276,8 +254,7 @@ CASES: list[Case] = [
     ),
     # 1.14 hooks
     Episode(
-        id="collect hooks",
-        section="1.14",
+        id="1.14 collect hooks",
         says="Hooks run after the agent and before its artifacts are fetched, in their order, as their user.",
         needs_root=True,
         files={
@@ -289,8 +266,7 @@ CASES: list[Case] = [
         expected={"files": {"artifacts/logs/artifacts/first": "42", "artifacts/logs/artifacts/second": "nobody"}},
     ),
     Episode(
-        id="a hook that fails",
-        section="1.14",
+        id="1.14 a hook that fails",
         says="A hook that fails or takes too long is only a warning.",
         files={
             "task.toml": "[[verifier.collect]]\ncommand = 'exit 1'\n"
@@ -300,8 +276,7 @@ CASES: list[Case] = [
         expected={"reward": 1, "files": {"artifacts/logs/artifacts/on": "on"}},
     ),
     Episode(
-        id="hooks of a separate verifier",
-        section="1.14",
+        id="1.14 hooks of a separate verifier",
         says="Hooks run in the agent's container in both modes.",
         files={
             "task.toml": SEPARATE + "[[verifier.collect]]\ncommand = 'cp /answer /logs/artifacts'\n",
@@ -311,8 +286,7 @@ CASES: list[Case] = [
         expected={"reward": 0.5},
     ),
     Episode(
-        id="services without a compose file",
-        section="1.14",
+        id="1.14 services without a compose file",
         says="Artifacts and hooks of services without a compose file: an error when the trial is made.",
         files={"task.toml": artifact("source = '/a', service = 'db'")},
         expected={"error": "UnsupportedTaskError", "started": False, "message": ["db"]},

@@ -103,7 +103,7 @@ async def ask_harbor(case: Case, folder: Path) -> tuple[Any, Any]:
         wanted = {**case.examples, **case.reference}
         return [as_json(wanted[key]) for key in wanted], [as_json(found[key]) for key in wanted]
     if isinstance(case, Directory):
-        return {"scan": case.scan, "load": case.load}, directory(case, folder)
+        return {"scan": case.scan, "load": case.loads}, directory(case, folder)
     if isinstance(case, Containers):
         found = containers(case, folder)
         return {key: found[key] if found[key] == UNKNOWN else case.expected[key] for key in found}, found
@@ -127,7 +127,7 @@ async def main() -> int:
         asked += wanted is not None
         if wanted != found:
             wrong += 1
-            print(f"{case.section} {case.id}\n  table:  {wanted}\n  Harbor: {found}")
+            print(f"{case.id}\n  table:  {wanted}\n  Harbor: {found}")
     print(f"{asked} of {len(CASES)} cases were put to Harbor, {wrong} are not as the table says.")
     return 1 if wrong else 0
 

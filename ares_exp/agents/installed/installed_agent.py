@@ -20,7 +20,7 @@ from ares_exp.containers.forwarded_port import FORWARDED_PORT, ForwardedPort, Se
 from ares_exp.errors import AgentError, EndpointLostError, NoRequestError, PortForwardingError
 from ares_exp.llms.request import LLMClient
 from ares_exp.records.results import AgentFacts
-from ares_exp.tasks.agent_context import AgentContext
+from ares_exp.tasks.task_contract import AgentContext
 
 if TYPE_CHECKING:
     from ares_exp.agents.interception.agent_endpoint import Endpoint

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from ares_exp.agents.code_agent import AgentContainer
 from ares_exp.containers.container import ExecResult, Mount
-from ares_exp.tasks.agent_context import AgentContext
+from ares_exp.tasks.task_contract import AgentContext
 
 AGENT_DIR = "/logs/agent"
 """The directory in the container that is kept as `files/<episode>/agent/`; the agent's user may write there."""

@@ -7,17 +7,9 @@ of which it takes those that start as the last word does. Where there are none i
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
 from ares_exp.commands.cli.commands import COMMANDS
 from ares_exp.commands.cli.flags import FLAGS
-
-QUERY = ("-sc", "--shell-completion")
-
-
-def is_query(argv: Sequence[str]) -> bool:
-    """Whether a shell asks what could come next."""
-    return len(argv) == 2 and argv[0] in QUERY and argv[1].startswith("query=")
 
 
 def candidates() -> tuple[list[str], bool]:

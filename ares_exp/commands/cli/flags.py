@@ -1,8 +1,12 @@
-"""Flags of a command line that there are not: what is set here is set by overrides, which have no dashes."""
+"""Flags of a command line: explanations of unknown ones, and a correction of Hydra on Python 3.14."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from ares_exp.config.schema import GROUPS, KEYS
 from ares_exp.errors import closest
@@ -53,3 +57,28 @@ def _answer(flag: str, value: str) -> str:
     else:
         meant = f" It is `{key}={value or '…'}` here."
     return f"There is no flag `{flag}`.{meant} What is set has no dashes: `key=value`; `--help` lists keys and flags."
+
+
+@contextmanager
+def unchecked_help() -> Iterator[None]:
+    """Makes argparse accept any object as a help text while a command of Hydra runs.
+
+    Hydra up to 1.3.8 passes an object that only has a `repr` as the help of `--shell-completion`, and only argparse of
+    Python 3.14 requires a string. Remove this when the lower bound of `hydra-core` has the fix.
+    """
+    if sys.version_info[:2] != (3, 14):
+        yield
+        return
+    add_checked = argparse.ArgumentParser.add_argument
+
+    def add_unchecked(parser: argparse.ArgumentParser, *names: str, **options: Any) -> argparse.Action:
+        text = options.pop("help", None)
+        action = add_checked(parser, *names, **options)
+        action.help = text
+        return action
+
+    argparse.ArgumentParser.add_argument = add_unchecked
+    try:
+        yield
+    finally:
+        del argparse.ArgumentParser.add_argument  # the class inherits it

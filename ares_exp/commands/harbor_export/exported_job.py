@@ -3,51 +3,44 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import shutil
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ares_exp.commands.harbor_export.copied_files import copy_file, copy_tree
-from ares_exp.commands.harbor_export.exported_errors import trial_error
-from ares_exp.commands.harbor_export.exported_tasks import exported_tasks
-from ares_exp.commands.harbor_export.harbor_config import job_config, trial_config
-from ares_exp.commands.harbor_export.job_result import job_result
+from ares_exp.commands.harbor_export.harbor_documents import (
+    Documents,
+    job_config,
+    job_result,
+    trial_config,
+    trial_error,
+    trial_result,
+)
 from ares_exp.commands.harbor_export.recorded_job import RecordedJob
-from ares_exp.commands.harbor_export.trial_result import Documents, trial_result
 from ares_exp.environments.scoring.episode_scoring import ARTIFACTS_FOLDER, STEPS_FOLDER, VERIFIER_FOLDER
 from ares_exp.errors import ConfigError, TrajectoryFormatError
 from ares_exp.records.results import EpisodeResult, StageResult
 from ares_exp.records.run_dir import appearing, dump_json
-from ares_exp.records.secrets import mask_known_secrets
+from ares_exp.records.secrets import KnownSecrets, mask_known_secrets
 from ares_exp.trajectories.exports.atif_writer import to_atif
 from ares_exp.trajectories.records import EpisodeTrajectory
 from ares_exp.trajectories.stored_episodes import StoredEpisode, load
 
 AGENT_FOLDER, TRAJECTORY = "agent", "trajectory.json"
 MAX_TASK_CHARS, HASH_CHARS = 32, 7
+MAX_MASKED_BYTES = 64 * 2**20
+"""Larger files are copied as they are: the run has masked the task's own secrets in them."""
 
 _NAMESPACE = uuid.UUID("5b0a4c0e-7a0f-5d0c-9a51-5d9f3c1f6a0b")
 _FILE_NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]+")
 
 
-@dataclass(frozen=True, slots=True)
-class ExportedJob:
-    """A job that was written.
-
-    Attributes:
-        result: Its `result.json`.
-        warnings: What the user should know.
-    """
-
-    result: Mapping[str, Any]
-    warnings: tuple[str, ...]
-
-
-def write_job(job: RecordedJob, jobs_dir: Path, name: str) -> ExportedJob:
-    """Writes `<jobs_dir>/<name>`.
+def write_job(job: RecordedJob, jobs_dir: Path, name: str) -> tuple[Mapping[str, Any], list[str]]:
+    """Writes `<jobs_dir>/<name>`; returns its `result.json`, and warnings for the user.
 
     Raises:
         ConfigError: There is something already, or it cannot be written.
@@ -79,28 +72,20 @@ def stable_id(*parts: str) -> str:
 
 class _Writer:
     def __init__(self, job: RecordedJob, place: Path, jobs_dir: Path, name: str) -> None:
-        """Prepares the documents.
-
-        Args:
-            job: The run.
-            place: A folder that becomes `<jobs_dir>/<name>` when all is written.
-            jobs_dir: The folder of jobs.
-            name: Of the job.
-        """
+        """Prepares the documents of a folder `place` that becomes `<jobs_dir>/<name>` when it is complete."""
         self._job, self._place, self._uri = job, place, jobs_dir / name
         self._job_id = stable_id(job.run_id)
-        self._tasks = exported_tasks(job)
-        self._config = job_config(job, list(self._tasks.values()), name=name, jobs_dir=str(jobs_dir))
+        self._config = job_config(job, name=name, jobs_dir=str(jobs_dir))
         self._warnings: list[str] = []
 
-    def write(self) -> ExportedJob:
+    def write(self) -> tuple[Mapping[str, Any], list[str]]:
         stored = self._trajectories()
         trials = [self._write_trial(one, stored.get(one.episode_id)) for one in self._job.results]
         result = job_result(self._job, trials, job_id=self._job_id)
         _write_json(self._place / "config.json", self._config)
         _write_json(self._place / "result.json", result)
-        copy_file(self._job.run_dir.log, self._place / "job.log")
-        return ExportedJob(result, tuple(self._warnings))
+        _copy_file(self._job.run_dir.log, self._place / "job.log")
+        return result, self._warnings
 
     def _trajectories(self) -> dict[str, StoredEpisode]:
         try:
@@ -113,10 +98,10 @@ class _Writer:
 
     def _write_trial(self, result: EpisodeResult, stored: StoredEpisode | None) -> dict[str, Any]:
         """Writes the folder of a trial; returns its `result.json`."""
-        name, task = trial_name(result.task_name, result.episode_id), self._tasks[result.task_name]
+        name = trial_name(result.task_name, result.episode_id)
         folder = self._place / name
         folder.mkdir()
-        config = trial_config(self._config, task, name=name, job_id=self._job_id)
+        config = trial_config(self._job, self._config, task=result.task_name, name=name, job_id=self._job_id)
         _write_json(folder / "config.json", config)
         documents = self._documents(result, stored)
         places = [*(Path(STEPS_FOLDER, stage.name) for stage in result.stages), Path()]
@@ -127,19 +112,12 @@ class _Writer:
                 _write_json(folder / inside / AGENT_FOLDER / TRAJECTORY, document, indent=None)
         if is_file_name(result.episode_id):
             for inside in (one / kind for one in places for kind in (VERIFIER_FOLDER, ARTIFACTS_FOLDER)):
-                copy_tree(self._job.run_dir.files / result.episode_id / inside, folder / inside)
+                _copy_tree(self._job.run_dir.files / result.episode_id / inside, folder / inside)
         if (error := trial_error(result)) is not None:
             text = mask_known_secrets(f"{error.type}: {error.message}\n")
             (folder / "exception.txt").write_text(text, encoding="utf-8", errors="backslashreplace")
-        data = trial_result(
-            result,
-            documents,
-            task=task,
-            config=config,
-            trial_id=stable_id(self._job.run_id, result.episode_id),
-            uri=(self._uri / name).as_uri(),
-            version=str(self._job.provenance.get("ares_exp_version") or "unknown"),
-        )
+        trial_id, uri = stable_id(self._job.run_id, result.episode_id), (self._uri / name).as_uri()
+        data = trial_result(self._job, result, documents, config=config, trial_id=trial_id, uri=uri)
         _write_json(folder / "result.json", data)
         return data
 
@@ -181,3 +159,27 @@ def _between(trajectory: EpisodeTrajectory, first: int, last: int) -> EpisodeTra
 
 def _write_json(path: Path, data: Mapping[str, Any], *, indent: int | None = 4) -> None:
     path.write_text(dump_json(data, indent=indent), encoding="utf-8")
+
+
+def _copy_tree(source: Path, target: Path) -> None:
+    """Copies the regular files below a folder of the run. Behind a link in its path, nothing is copied."""
+    if source.resolve() != source:
+        return
+    for directory, _, names in os.walk(source):
+        here = target / Path(directory).relative_to(source)
+        here.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            _copy_file(Path(directory, name), here / name)
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    """Copies a file, if it is a regular one, with secrets masked."""
+    if source.is_symlink() or not source.is_file():
+        return
+    if source.stat().st_size > MAX_MASKED_BYTES:
+        shutil.copyfile(source, target)
+        return
+    data = source.read_bytes()
+    if KnownSecrets().found_in(data):
+        data = mask_known_secrets(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+    target.write_bytes(data)

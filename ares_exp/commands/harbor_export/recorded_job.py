@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import posixpath
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from ares_exp.records.results import UNFINISHED, EpisodeResult, final_results
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.secrets import scrub
 from ares_exp.runs.resume.recorded_run import RecordedRun, recorded_config
-from ares_exp.tasks.step_name import check_step_name, check_unique
+from ares_exp.tasks.toml_table import check_step_name, check_unique
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,35 +25,30 @@ class RecordedJob:
 
     Attributes:
         run_dir: Its directory.
-        config: As it was composed, without secrets.
-        provenance: As recorded; empty where it is missing.
-        choices: The options that were chosen, by group; empty where that was not recorded.
+        config: Its composed config, without secrets.
+        provenance: As recorded; empty if it is missing.
+        choices: The options that were chosen, by group; empty if they were not recorded.
         results: The last result of every attempt that has one.
-        tasks: The selected ones, each with its digest where that is known.
+        tasks: The selected tasks, each with its digest if that is known.
         attempts_each: Number of attempts at each task.
-        planned: Attempts that were asked for.
-        num_retries: Playings that failed and were followed by another one.
+        planned: Number of attempts of the run.
+        num_retries: Number of episodes that failed and were followed by another one.
     """
 
     run_dir: RunDir
     config: Mapping[str, Any]
     provenance: Mapping[str, Any]
-    choices: Mapping[str, str]
+    choices: Mapping[str, Any]
     results: tuple[EpisodeResult, ...]
-    tasks: Mapping[str, str | None]
+    tasks: Mapping[str, Any]
     attempts_each: int
     planned: int
     num_retries: int
 
     @property
     def run_id(self) -> str:
-        """Of the run; the name of its directory where it was not recorded."""
+        """The id of the run; the name of its directory if that was not recorded."""
         return str(self.provenance.get("run_id") or self.run_dir.path.name)
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether every attempt that was asked for has a result, be it an error."""
-        return sum(one.outcome not in UNFINISHED for one in self.results) >= self.planned
 
     @property
     def times(self) -> tuple[float, float]:
@@ -62,7 +58,7 @@ class RecordedJob:
         return min(times), max(times)
 
     def group(self, name: str) -> Mapping[str, Any]:
-        """Returns the config of a group; empty where there is none."""
+        """Returns the config of a group; empty if there is none."""
         found = self.config.get(name)
         return found if isinstance(found, Mapping) else {}
 
@@ -70,12 +66,34 @@ class RecordedJob:
         """Returns the option that was chosen for a group, or else the name of its class."""
         return str(self.choices.get(name) or str(self.group(name).get("_target_", "unknown")).rpartition(".")[2])
 
+    def place(self, task: str) -> tuple[dict[str, str], str | None]:
+        """Returns where a task is, as Harbor's ids of tasks say it, and its task set; `None` for a single task."""
+        from ares_exp.tasks.task_set import SAMPLES
+
+        env, origins = self.group("env"), self.provenance.get("task_origins")
+        if not str(env.get("_target_")).endswith(".HarborEnvironments"):
+            return {"path": task}, self.option("env")
+        dataset = None if env.get("dataset") is None else str(env["dataset"]).partition("@")[0]
+        origin: Any = origins.get(task) if isinstance(origins, Mapping) else None
+        if isinstance(origin, Mapping):
+            url, commit, path = (str(origin.get(key)) for key in ("git_url", "git_commit", "path"))
+            if dataset is None and env.get("repo") is not None:  # Harbor names a folder in a repository by its address
+                address = url.rpartition("://")[2].removesuffix(".git")
+                dataset = f"{address}/tree/{commit}/{posixpath.dirname(path) or '.'}"
+            return {"git_url": url, "git_commit_id": commit, "path": path}, dataset
+        if dataset is not None:
+            return {"path": task}, dataset
+        given, start = env.get("path"), Path(str(self.provenance.get("cwd") or "."))
+        root = SAMPLES if given is None else start.joinpath(str(given)).expanduser().resolve()
+        is_task = root.name == task and len(self.tasks) == 1 and not (root / task).is_dir()
+        return ({"path": str(root)}, None) if is_task else ({"path": str(root / task)}, root.name)
+
 
 def read_job(path: Path) -> RecordedJob:
     """Reads a run directory.
 
     Raises:
-        ConfigError: It is none, or cannot be read.
+        ConfigError: It is not a run directory, or cannot be read.
     """
     run_dir = RunDir(RecordedRun(path).path.resolve())
     everything = read_results(run_dir.episodes).results
@@ -89,7 +107,10 @@ def read_job(path: Path) -> RecordedJob:
     except OSError as error:
         raise ConfigError(f"Cannot read {run_dir.config}: {error.strerror}. An export needs it.") from None
     provenance, results = _json(run_dir.provenance), final_results(everything)
-    tasks = _tasks(provenance, results)
+    recorded = provenance.get("tasks")
+    tasks = {str(name): None for name in recorded} if isinstance(recorded, list) else {}
+    tasks |= recorded if isinstance(recorded, dict) else {}
+    tasks |= {one.task_name: None for one in results if one.task_name not in tasks}
     each = max(_count(config.get("attempts")), *(1 + one.attempt for one in results), 1)
     planned = _count(_json(run_dir.summary).get("planned")) or len(tasks) * each
     final = {one.episode_id for one in results}
@@ -106,20 +127,11 @@ def read_job(path: Path) -> RecordedJob:
     )
 
 
-def _tasks(provenance: Mapping[str, Any], results: Sequence[EpisodeResult]) -> dict[str, str | None]:
-    """The recorded selection; without it, the tasks that were played."""
-    recorded = provenance.get("tasks")
-    digests: Mapping[str, Any] = recorded if isinstance(recorded, dict) else {}
-    names = [*(recorded if isinstance(recorded, dict | list) else ()), *(one.task_name for one in results)]
-    found = {str(name): digests.get(name) for name in names}
-    return {name: digest if isinstance(digest, str) else None for name, digest in found.items()}
-
-
-def _choices(run_dir: RunDir) -> dict[str, str]:
+def _choices(run_dir: RunDir) -> Mapping[str, Any]:
     try:
         chosen = read_yaml(run_dir.path / HYDRA_RECORDS / "hydra.yaml")["hydra"]["runtime"]["choices"]
-        return {str(group): option for group, option in chosen.items() if isinstance(option, str)}
-    except (OSError, ConfigError, KeyError, TypeError, AttributeError):
+        return dict(chosen)
+    except (OSError, ConfigError, LookupError, TypeError, ValueError):
         return {}
 
 

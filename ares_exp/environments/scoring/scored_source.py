@@ -23,8 +23,7 @@ from ares_exp.environments.scoring.scorer_call import REWARD, ConfiguredScorer, 
 from ares_exp.environments.source import EpisodeParts, Report, SourceBase
 from ares_exp.errors import ConfigError, ScorerError
 from ares_exp.records.results import EnvironmentUsage
-from ares_exp.tasks.task_contract import Task
-from ares_exp.tasks.task_origin import TaskOrigin
+from ares_exp.tasks.task_contract import Task, TaskOrigin
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector
 

@@ -36,7 +36,7 @@ from ares_exp.records.run_dir import RunDir, append_durably, append_lines, dump_
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.secrets import scrub_argv
 from ares_exp.runs.scheduler import PlannedEpisode, episode_seed
-from ares_exp.tasks.recorded_digest import changed_files, content_of
+from ares_exp.tasks.task_files import changed_files, content_of
 from ares_exp.trajectories.answer_log import SUFFIX, LoggedEpisode, logged_episodes
 from ares_exp.trajectories.recorded_responses import answers
 

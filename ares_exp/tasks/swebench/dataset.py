@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ares_exp.containers.ownership import short_lived_directory
 from ares_exp.errors import ConfigError, PreflightError
-from ares_exp.tasks.swebench.child_process import ChildFailedError, ChildProcess
+from ares_exp.tasks.child_process import ChildFailedError, ChildProcess
 from ares_exp.tasks.swebench.row_files import SUFFIXES, read_row_file
 from ares_exp.tasks.swebench.rows import SweBenchRow, parse_rows
 
@@ -90,12 +90,12 @@ def load_rows(dataset: Dataset, *, child: ChildProcess, timeout_sec: float) -> l
     try:
         rows = directory.path / "rows.jsonl"
         arguments = [dataset.hub_name, dataset.split, str(rows)]
-        child.run(_FETCH_ROWS, arguments, env=dict(os.environ), timeout_sec=timeout_sec)
+        child.run_python(_FETCH_ROWS, arguments, env=dict(os.environ), timeout_sec=timeout_sec)
         return parse_rows(read_row_file(rows), dataset.source)
     except ChildFailedError as error:
         raise PreflightError(
-            f"The data set {dataset.hub_name} (split {dataset.split}) could not be loaded: {error} Is the hub within "
-            "reach, or the data in its cache? Or set env.dataset=<a .jsonl or .parquet file of its rows>."
+            f"The data set {dataset.hub_name} (split {dataset.split}) could not be loaded: the program {error}. Is the "
+            "hub within reach, or the data in its cache? Or set env.dataset=<a .jsonl or .parquet file of its rows>."
         ) from None
     finally:
         directory.remove()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -99,18 +98,18 @@ _APPLY = """git apply --verbose --whitespace=nowarn "$PATCH" ||
 git apply --verbose --whitespace=nowarn --3way "$PATCH"
 """
 
-_RESTORE = """set -eu -o pipefail
-[ $# -gt 0 ] || exit 0
-printf '%s\\0' "$@" | xargs -0 rm -rf --
-printf '%s\\0' "$@" | xargs -0 git ls-tree -r -z --name-only --full-tree "$BASE" -- |
-  xargs -0 -r git --literal-pathspecs checkout -q "$BASE" --
-"""
-
 _FITS_BASE = """set -eu
 export GIT_INDEX_FILE=$(mktemp -u)
 git read-tree "$BASE"
-git apply --cached --check "$PATCH"
+git apply --cached --whitespace=nowarn "$PATCH"
+git diff-index --cached --name-only -z --no-renames "$BASE" > "$PATCH.files"
 rm -f "$GIT_INDEX_FILE"
+"""
+
+_RESTORE = """set -eu -o pipefail
+xargs -0 -r rm -rf -- < "$PATCH.files"
+xargs -0 -r git ls-tree -r -z --name-only --full-tree "$BASE" -- < "$PATCH.files" |
+  xargs -0 -r git --literal-pathspecs checkout -q "$BASE" --
 """
 
 
@@ -172,14 +171,13 @@ async def apply_patch(container: Container, path: str) -> ExecResult:
 
 
 async def fits_base(container: Container, path: str, base_commit: str) -> ExecResult:
-    """Checks whether a patch of the container can be applied to the base commit: exit code 0."""
+    """Checks whether a patch of the container can be applied to the base commit (exit code 0), and notes its files."""
     return await _git(container, _FITS_BASE, timeout_sec=_GIT_TIMEOUT_SEC, PATCH=path, BASE=base_commit)
 
 
-async def restore_files(container: Container, paths: tuple[str, ...], base_commit: str) -> ExecResult:
-    """Gives files the content that they had at the base commit, and removes those that were not there."""
-    words = shlex.join(paths)
-    return await _git(container, f"set -- {words}\n{_RESTORE}", timeout_sec=_GIT_TIMEOUT_SEC, BASE=base_commit)
+async def restore_files(container: Container, path: str, base_commit: str) -> ExecResult:
+    """Gives the files of a patch that `fits_base` their content at the base commit; removes the others."""
+    return await _git(container, _RESTORE, timeout_sec=_GIT_TIMEOUT_SEC, PATCH=path, BASE=base_commit)
 
 
 async def _git(

@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ares_exp.errors import TaskError
-from ares_exp.tasks.swebench.patch_files import PatchFiles, files_of_patch
 
 MAX_TEXT_CHARS = 16 * 2**20
 MAX_TESTS = 50_000
@@ -64,8 +63,6 @@ class SweBenchRow(BaseModel):
         test_patch: What the fix brought for the tests.
         fail_to_pass: Tests that fail without the fix and pass with it.
         pass_to_pass: Tests that pass before and after.
-        version: Of the repository, as the data set counts.
-        environment_setup_commit: Whose requirements the image has.
         image: The image's name.
         eval_script: The script that applies the test patch and runs the tests.
         log_parser: Name of the harness's function that reads its output.
@@ -84,8 +81,6 @@ class SweBenchRow(BaseModel):
     test_patch: Text
     fail_to_pass: Annotated[TestNames, Field(alias="FAIL_TO_PASS", min_length=1)]
     pass_to_pass: Annotated[TestNames, Field(alias="PASS_TO_PASS")]
-    version: Text = ""
-    environment_setup_commit: Text = ""
     image: Annotated[Text, Field(pattern=r"^(?:[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254})?$")] = ""
     eval_script: Text = ""
     log_parser: Annotated[Text, Field(pattern=r"^\w{0,100}$")] = ""
@@ -98,11 +93,6 @@ class SweBenchRow(BaseModel):
     def is_multimodal(self) -> bool:
         """Whether files belong to it that no patch can carry."""
         return any((self.image_assets or {}).values())
-
-    @cached_property
-    def test_files(self) -> PatchFiles:
-        """The files that the test patch touches."""
-        return files_of_patch(self.test_patch)
 
     @cached_property
     def digest(self) -> str:
@@ -125,14 +115,10 @@ def parse_row(data: Any, where: str) -> SweBenchRow:
     if isinstance(data.get("instance_id"), str):
         where += f" ({data['instance_id']!r:.100})"
     try:
-        row = SweBenchRow.model_validate(data)
-        _ = row.test_files
+        return SweBenchRow.model_validate(data)
     except ValidationError as error:
         wrong = "; ".join(_explain(item) for item in error.errors(include_url=False, include_context=False)[:5])
         raise TaskError(f"{where}: {wrong}.") from None
-    except ValueError as error:
-        raise TaskError(f"{where}: test_patch: {error}.") from None
-    return row
 
 
 def _explain(item: Any) -> str:

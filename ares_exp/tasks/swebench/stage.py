@@ -18,9 +18,7 @@ from ares_exp.containers.container import Container, ContainerSpec, ExecResult, 
 from ares_exp.containers.network_policy import PUBLIC, NetworkPolicy
 from ares_exp.containers.ownership import working_directory
 from ares_exp.errors import AddTestsDirError, TaskError, TransferError, VerifierError, VerifierTimeoutError
-from ares_exp.tasks.swebench.eval_commands import EvalPlan, marked
-from ares_exp.tasks.swebench.grading import Expectation, Grade, grade, nothing_to_grade
-from ares_exp.tasks.swebench.official import official_grade, official_version
+from ares_exp.tasks.swebench.official import Grade, nothing_to_grade, official_grade
 from ares_exp.tasks.swebench.repository import (
     REPOSITORY,
     agent_patch,
@@ -32,7 +30,7 @@ from ares_exp.tasks.swebench.repository import (
 from ares_exp.tasks.swebench.rows import SweBenchRow
 from ares_exp.tasks.task_contract import Verdict
 from ares_exp.tasks.verification.root_commands import as_root
-from ares_exp.tasks.verification.solution import SOLUTION_DIR, SOLVE_SCRIPT
+from ares_exp.tasks.verification.step_setup import SOLUTION_DIR, SOLVE_SCRIPT
 from ares_exp.tasks.verification.verification import TESTS_DIR
 
 AGENT_TIMEOUT_SEC = 3600.0
@@ -49,7 +47,8 @@ MAX_LOG_BYTES = 64 * 2**20
 _GRADING_SEC = 900.0
 """What verification may take on top of the tests: patches and grading."""
 
-_PROBE_SEC = 60.0
+END_MARKER = ">>>>> End Test Output"
+EXIT_MARKER = ">>>>> Test Exit Code"
 _TEST_ENV = {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "utf8"}
 
 _SOLVE = f"""#!/bin/sh
@@ -60,62 +59,38 @@ patch --batch --forward --fuzz=5 -p1 -i {SOLUTION_DIR}/gold.patch
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """The conditions under which a row is played and graded.
-
-    Attributes:
-        hints: Whether the instruction has the discussion under the issue.
-        agent_network: What agents may reach.
-        agent_shell: What reads agents' commands, instead of what the container's backend was told.
-        test_timeout_sec: Bound on the run of the tests.
-        plan: How they are run.
-        is_official: Whether the official harness grades.
-    """
-
-    hints: bool
-    agent_network: NetworkPolicy
-    agent_shell: Shell | None
-    test_timeout_sec: float
-    plan: EvalPlan
-    is_official: bool
-
-
 @dataclass(frozen=True, eq=False)
 class SweBenchStage:
     """The only stage of a row's task. Implements `ares_exp.tasks.task_contract.Stage`.
 
     Attributes:
         row: The row.
-        conditions: How it is played and graded.
-        verifier_spec: The container that the tests are run in, as the agent's was when it started.
+        hints: Whether the instruction has the discussion under the issue.
+        agent_network: Network of the agent.
+        test_timeout_sec: Time limit of the tests.
+        verifier_spec: The container of the tests: a fresh one, as the agent's was when it started.
     """
 
     row: SweBenchRow
-    conditions: Conditions
+    hints: bool
+    agent_network: NetworkPolicy
+    test_timeout_sec: float
     verifier_spec: ContainerSpec
 
     name = ""
     agent_timeout_sec = AGENT_TIMEOUT_SEC
-    start_timeout_sec = 2 * _PROBE_SEC
+    start_timeout_sec = 60.0
     collect_timeout_sec = 600.0
     verifier_network = PUBLIC
-
-    @property
-    def agent_user(self) -> User | None:
-        """The image's user."""
-        return None
-
-    @property
-    def agent_shell(self) -> Shell | None:
-        """As the conditions say."""
-        return self.conditions.agent_shell
+    agent_user: User | None = None
+    # Published images activate the environment with the packages of their repository in root's profile files.
+    agent_shell: Shell | None = "bash -lc"
 
     @property
     def instruction(self) -> str:
         """The problem statement and, if wanted, the hints."""
         statement = self.row.problem_statement.rstrip()
-        hints = self.row.hints_text.strip() if self.conditions.hints else ""
+        hints = self.row.hints_text.strip() if self.hints else ""
         where = (
             f"The repository in {REPOSITORY} has the following issue. Change its code so that the issue is resolved."
         )
@@ -123,46 +98,19 @@ class SweBenchStage:
         return f"{where}\n\n{statement}{said}\n"
 
     @property
-    def agent_network(self) -> NetworkPolicy:
-        """The network of the agent."""
-        return self.conditions.agent_network
-
-    @property
     def verifier_timeout_sec(self) -> float:
         """Bound on the tests, and time to apply patches and to grade."""
-        return self.conditions.test_timeout_sec + _GRADING_SEC
+        return self.test_timeout_sec + _GRADING_SEC
 
     async def start(self, container: Container) -> None:
-        """Checks that the image has what runs the tests, before an agent works for nothing.
-
-        Raises:
-            VerifierError: It has not.
-            ContainerError: The container failed.
-        """
-        probe = self.conditions.plan.probe
-        if probe is None:
-            return
-        done = await container.exec(
-            probe, cwd=REPOSITORY, env=_TEST_ENV, user="root", timeout_sec=_PROBE_SEC, shell="bash -c"
-        )
-        if done.exit_code != 0 and not done.timed_out:
-            raise VerifierError(
-                f"{self.row.instance_id}: its tests cannot start in its image: {told(done)} Have the image built with "
-                "what they need (env.build=true env.pip_packages=[pytest], env.setup, env.install), or set "
-                "env.test_command to what runs them there."
-            )
+        """Does nothing: the container is ready."""
 
     def solution_env(self) -> Mapping[str, str]:
         """Returns no variables: the solution needs none."""
         return {}
 
     async def upload_solution(self, container: Container) -> Mapping[str, str]:
-        """Puts the row's fix into the container, ready to be applied by `/solution/solve.sh`.
-
-        Raises:
-            TaskError: The row has none.
-            ContainerError: The container failed.
-        """
+        """Puts the row's fix into the container, ready to be applied by `/solution/solve.sh`."""
         self.check_solution()
         await _upload(container, {"gold.patch": _ended(self.row.patch), SOLVE_SCRIPT: _SOLVE}, SOLUTION_DIR)
         await as_root(container, f"chmod +x {SOLUTION_DIR}/{SOLVE_SCRIPT}")
@@ -174,11 +122,7 @@ class SweBenchStage:
             raise TaskError(f"{self.row.instance_id}: expected a fix in `patch`, found none. Play another policy.")
 
     async def collect(self, container: Container, target: Path | None) -> None:
-        """Takes the agent's changes out of its container: `model.patch`, or `no_patch.txt` with the reason.
-
-        Raises:
-            ContainerError: The container failed.
-        """
+        """Takes the agent's changes out of its container: `model.patch`, or `no_patch.txt` with the reason."""
         if target is None:
             return
         patch = await agent_patch(container, self.row.base_commit)
@@ -199,17 +143,13 @@ class SweBenchStage:
         return ()
 
     async def prepare_verifier(self, container: Container, artifacts: Path) -> None:
-        """Gives the fresh container what `collect` left.
-
-        Raises:
-            ContainerError: The container failed.
-        """
+        """Gives the fresh container what `collect` left."""
         for name in (MODEL_PATCH, NO_PATCH):
             if await asyncio.to_thread((artifacts / name).is_file):
                 await container.upload(artifacts / name, f"{TESTS_DIR}/{name}")
 
     async def verify(self, container: Container, output_dir: Path | None) -> Verdict:
-        """Applies the agent's patch and the test patch to the fresh repository, runs the tests, and grades them.
+        """Applies the agent's patch to the fresh repository, restores the tests, runs the row's script, and grades it.
 
         Leaves `test_output.txt`, `report.json` and `reward.json` in `output_dir`.
 
@@ -220,7 +160,7 @@ class SweBenchStage:
             ContainerError: The container failed.
         """
         row = self.row
-        files = {TEST_PATCH: _ended(row.test_patch), "eval.sh": self.conditions.plan.script}
+        files = {TEST_PATCH: _ended(row.test_patch), "eval.sh": _with_exit_code(row.eval_script)}
         try:
             await _upload(container, files, TESTS_DIR)
         except TransferError as error:
@@ -232,40 +172,33 @@ class SweBenchStage:
         problem = await self._apply_patches(container)
         applied = problem is None
         if problem is not None:
-            found, log = nothing_to_grade(self._expected, problem), ""
+            found, log = nothing_to_grade(row, problem), ""
         else:
             run = await self._run_tests(container)
             log = run.output
             if run.timed_out:
-                reason = f"The tests did not end within env.test_timeout_sec={self.conditions.test_timeout_sec:g} s."
-                await self._keep(output_dir, nothing_to_grade(self._expected, reason), log, applied=True)
+                reason = f"The tests did not end within env.test_timeout_sec={self.test_timeout_sec:g} s."
+                await self._keep(output_dir, nothing_to_grade(row, reason), log, applied=True)
                 raise VerifierTimeoutError(reason)
-            found = await self._grade(run)
+            found = await official_grade(row, log)
         await self._keep(output_dir, found, log, applied=applied)
         return Verdict(found.rewards["reward"], found.rewards, found.reason)
-
-    @property
-    def _expected(self) -> Expectation:
-        plan = self.conditions.plan
-        return Expectation(self.row.fail_to_pass, self.row.pass_to_pass, plan.log_parser, self.row.eval_type)
 
     async def _apply_patches(self, container: Container) -> str | None:
         """Brings the repository to what is tested; why that is not possible, if it is not."""
         row = self.row
-        patch, no_patch, tests = (f"{TESTS_DIR}/{name}" for name in (MODEL_PATCH, NO_PATCH, TEST_PATCH))
+        patch, no_patch = f"{TESTS_DIR}/{MODEL_PATCH}", f"{TESTS_DIR}/{NO_PATCH}"
         missing = await container.exec(f"cat {no_patch}", user="root", timeout_sec=60, shell="bash -c")
         if missing.exit_code == 0:
             return missing.output.strip()
         is_empty = await container.exec(f"[ ! -s {patch} ]", user="root", timeout_sec=60, shell="bash -c")
         if is_empty.exit_code != 0 and (done := await apply_patch(container, patch)).exit_code != 0:
             return f"The agent's patch cannot be applied: {told(done)}"
-        restored = await restore_files(container, row.test_files.all, row.base_commit)
+        if not row.test_patch.strip():
+            return None
+        restored = await restore_files(container, f"{TESTS_DIR}/{TEST_PATCH}", row.base_commit)
         if restored.exit_code != 0:
             return f"The files of the test patch cannot be restored after the agent's patch: {told(restored)}"
-        if row.test_patch.strip() and not self.conditions.plan.is_rows_own:
-            done = await apply_patch(container, tests)
-            if done.exit_code != 0:
-                return f"The test patch cannot be applied after the agent's: {told(done)}"
         return None
 
     async def _run_tests(self, container: Container) -> ExecResult:
@@ -274,22 +207,15 @@ class SweBenchStage:
             cwd=REPOSITORY,
             env=_TEST_ENV,
             user="root",
-            timeout_sec=self.conditions.test_timeout_sec,
+            timeout_sec=self.test_timeout_sec,
             max_output_bytes=MAX_LOG_BYTES,
             shell="bash -c",
         )
 
-    async def _grade(self, run: ExecResult) -> Grade:
-        log = run.output if self.conditions.plan.is_rows_own else marked(run.output, run.exit_code)
-        if self.conditions.is_official:
-            return await official_grade(self.row.instance_id, log, self._expected)
-        return await asyncio.to_thread(grade, log, self._expected)
-
     async def _keep(self, output_dir: Path | None, found: Grade, log: str, *, applied: bool) -> None:
         if output_dir is None:
             return
-        grader = f"swebench {official_version()}" if self.conditions.is_official else "ares_exp"
-        report = found.report(self.row.instance_id, patch_applied=applied, grader=grader)
+        report = found.report(self.row.instance_id, patch_applied=applied)
 
         def write() -> None:
             output_dir.mkdir(parents=True, exist_ok=True)
@@ -302,6 +228,19 @@ class SweBenchStage:
     def goes_on(self, verdict: Verdict) -> bool:
         """Returns false: it is the last stage."""
         return False
+
+
+def _with_exit_code(script: str) -> str:
+    """Returns the script with the exit code of the tests printed behind the end marker.
+
+    The exit code of the script itself is that of a `git checkout`.
+    """
+    lines = script.split("\n")
+    for index, line in enumerate(lines):
+        if END_MARKER in line:
+            lines[index : index + 1] = ["ares_exp_exit_code=$?", line, f'echo "{EXIT_MARKER}: $ares_exp_exit_code"']
+            break
+    return "\n".join(lines)
 
 
 async def _upload(container: Container, files: Mapping[str, str], target: str) -> None:

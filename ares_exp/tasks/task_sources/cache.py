@@ -1,7 +1,7 @@
 """The cache of fetched tasks, and of the commits that they are from.
 
-A task is in `<folder>/<key>/<base name of the task>`, a key for each repository, commit and path; the copy of a commit
-in `<folder>/commits/<key>`, a key for each repository and commit.
+A task is in `<folder>/<key>/<base name of the task>`, with a key for each repository, commit and path. The copy of a
+commit is in `<folder>/commits/<key>`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from ares_exp.containers.ownership import OwnedDirectory, delete, find_directories, name_prefix
 from ares_exp.containers.user_cache import hold, user_cache_dir
 from ares_exp.errors import PreflightError
-from ares_exp.tasks.task_origin import TaskOrigin
+from ares_exp.tasks.task_contract import TaskOrigin
 
 _PURPOSE = "fetch"
 
@@ -30,8 +30,8 @@ def default_cache_dir() -> Path:
 class TaskCache:
     """Tasks and commits that were fetched once. Several processes may use it at the same time.
 
-    What is in it is whole: it is made in a directory of the process that fetches it, and renamed. A task never changes
-    then, as its key has all digits of the commit. Nothing is cleaned as long as a process lives that looked or fetched.
+    Directories in it are complete: they are made in a `workspace`, and renamed. They never change, because their keys
+    have all digits of the commit. Nothing is cleaned while a process lives that used the cache.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -42,17 +42,25 @@ class TaskCache:
         """
         self.folder = folder
 
-    def repository(self, url: str, commit: str) -> Path:
-        """Returns where the copy of a commit is, or would be."""
+    def commit(self, url: str, commit: str) -> Path:
+        """Returns the directory for the copy of a commit."""
         return self.folder / "commits" / _key(url, commit)
 
-    def keep_repository(self, url: str, commit: str, made: Path) -> None:
-        """Takes the copy of a commit in; another process may have been faster.
+    def task(self, origin: TaskOrigin, name: str) -> Path:
+        """Returns the directory for a task."""
+        return self.folder / _key(origin.git_url, origin.git_commit, origin.path) / name
+
+    def has(self, place: Path) -> bool:
+        """Whether a directory of the cache is there, and not empty."""
+        hold(self.folder)
+        return place.is_dir() and any(place.iterdir())
+
+    def keep(self, made: Path, place: Path) -> None:
+        """Moves a directory of a `workspace` to its place in the cache; another process may have been faster.
 
         Raises:
-            PreflightError: It cannot be taken in.
+            PreflightError: It cannot be moved.
         """
-        place = self.repository(url, commit)
         try:
             place.parent.mkdir(exist_ok=True)
             made.rename(place)
@@ -62,44 +70,9 @@ class TaskCache:
                     f"Cannot write {place}: {error.strerror}. Set another `env.cache_dir=<folder>`."
                 ) from error
 
-    def find(self, origin: TaskOrigin, name: str) -> Path | None:
-        """Returns the directory of a task, if it is there and not empty."""
-        hold(self.folder)
-        path = self.folder / _key(origin.git_url, origin.git_commit, origin.path) / name
-        try:
-            return path if any(path.iterdir()) else None
-        except OSError:
-            return None
-
-    def keep(self, origin: TaskOrigin, made: Path) -> Path:
-        """Takes a task in.
-
-        Args:
-            origin: What it is.
-            made: The only entry of a directory in a `workspace`: the task, under its name.
-
-        Returns:
-            Where it is now; another process may have been faster.
-
-        Raises:
-            PreflightError: It cannot be taken in.
-        """
-        place = self.folder / _key(origin.git_url, origin.git_commit, origin.path)
-        with suppress(OSError):  # what somebody has emptied
-            (place / made.name).rmdir()
-        try:
-            made.parent.rename(place)
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY) or self.find(origin, made.name) is None:
-                raise PreflightError(
-                    f"Expected the cache to take {made.name} in at {place}: {error.strerror}. Remove what is there, or "
-                    "set another `env.cache_dir=<folder>`."
-                ) from error
-        return place / made.name
-
     @contextmanager
     def workspace(self) -> Iterator[Path]:
-        """Makes a directory beside the tasks, and removes it afterwards; also those of killed processes.
+        """Makes a directory next to the tasks and removes it afterwards, with directories of killed processes.
 
         Raises:
             PreflightError: It cannot be made.

@@ -1,17 +1,23 @@
-"""Checked addresses, refs and paths for git commands. They are untrusted input."""
+"""Names of repositories, and of tasks in them. They are untrusted input, and checked before git gets them."""
 
 from __future__ import annotations
 
 import posixpath
 import re
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from ares_exp.tasks.task_contract import TaskOrigin
+
 GIT_PROTOCOLS = ("https", "http", "ssh", "git", "file")
+
+FORMS = "org/name[@ref], an address such as https://host/org/name[/tree/<ref>/<folder>], or git@host:org/name[@ref]"
 
 _COMMIT = re.compile(r"[0-9a-fA-F]{40}|[0-9a-fA-F]{64}")
 _SCP = re.compile(r"([\w.][\w.-]*@)?[\w.][\w.-]*:[^:]+")
 _UNPRINTABLE = re.compile(r"[\x00-\x20\x7f]")
 _NO_REF = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//")
+_ORG_AND_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _MAX_CHARACTERS = 1000
 
 
@@ -85,6 +91,87 @@ def check_inner_path(path: str) -> str:
     return shortest
 
 
-def repository_name(url: str) -> str:
-    """Returns the name of a repository: the last part of its address, without `.git`."""
-    return re.split(r"[/:]", url.rstrip("/"))[-1].removesuffix(".git").strip(".") or "repository"
+@dataclass(frozen=True, slots=True)
+class GitTask:
+    """A task in a git repository, not fetched yet.
+
+    Attributes:
+        url: The repository.
+        ref: A commit, a branch or a tag; `None`: the newest commit of the default branch.
+        path: Its folder in the repository; `.` for the repository itself.
+    """
+
+    url: str
+    ref: str | None
+    path: str
+
+    @property
+    def name(self) -> str:
+        """The base name of the folder; of a repository that is one task, the repository's without `.git`."""
+        if self.path != ".":
+            return posixpath.basename(self.path)
+        return re.split(r"[/:]", self.url.rstrip("/"))[-1].removesuffix(".git").strip(".") or "repository"
+
+    def at(self, commit: str) -> TaskOrigin:
+        """Returns the origin of the task at a commit."""
+        return TaskOrigin(self.url, commit, self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryReference:
+    """The meaning of `env.repo`.
+
+    Attributes:
+        url: The repository.
+        ref: A commit, a branch or a tag; `None`: the default branch.
+        folder: The folder of tasks in it; `None`: not given.
+    """
+
+    url: str
+    ref: str | None = None
+    folder: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> RepositoryReference:
+        """Reads one of the `FORMS`.
+
+        Raises:
+            ValueError: It has another form.
+        """
+        if not text or text.startswith((".", "/", "~", "-")):
+            raise ValueError(
+                f"expected a repository ({FORMS}), got {text!r:.100}. A local folder of tasks is `env.path`, a local "
+                "repository file:///…"
+            )
+        place, at, tail = text.rpartition("@")
+        if not at or not place or "/" in tail or ":" in tail:  # the `@` of a user
+            place, ref = text, None
+        else:
+            ref = check_git_ref(tail)
+        if "://" in place:
+            return _of_address(place, ref)
+        if ":" in place:
+            return cls(check_git_url(place), ref)
+        if "." in place.partition("/")[0]:
+            return _of_address(f"https://{place}", ref)
+        if not _ORG_AND_NAME.fullmatch(place):
+            raise ValueError(f"expected a repository ({FORMS}), got {text!r:.100}")
+        return cls(check_git_url(f"https://github.com/{place.removesuffix('.git')}.git"), ref)
+
+
+def _of_address(address: str, ref: str | None) -> RepositoryReference:
+    scheme = address.partition("://")[0]
+    check_git_url(address)
+    if scheme == "file":
+        return RepositoryReference(address, ref)
+    parts = urlsplit(address)
+    names = [name for name in parts.path.split("/") if name]
+    where = names.index("tree") if "tree" in names else len(names)
+    repository, rest = names[:where], names[where + 1 :]
+    if not repository:
+        raise ValueError(f"expected a repository ({FORMS}), got {address!r:.100}")
+    if rest and ref is not None:
+        raise ValueError(f"expected one ref, got both {ref!r} and {rest[0]!r}: leave `@{ref}` or `/tree/{rest[0]}` out")
+    folder = check_inner_path("/".join(rest[1:])) if rest[1:] else None
+    url = f"{scheme}://{parts.netloc}/{'/'.join(repository)}"
+    return RepositoryReference(check_git_url(url), check_git_ref(rest[0]) if rest else ref, folder)

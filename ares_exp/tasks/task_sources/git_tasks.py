@@ -1,45 +1,36 @@
-"""Fetches tasks out of git repositories into the cache."""
+"""Git repositories of tasks: commits are copied into the cache without history and files, then tasks out of them."""
 
 from __future__ import annotations
 
 import logging
+import os
 import posixpath
+import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from ares_exp.errors import TaskError, close_matches
-from ares_exp.tasks.task_origin import TaskOrigin
+from ares_exp.errors import GitError, PreflightError, TaskError, close_matches
+from ares_exp.tasks.task_contract import TaskOrigin
 from ares_exp.tasks.task_sources.cache import TaskCache
 from ares_exp.tasks.task_sources.git_command import Git
-from ares_exp.tasks.task_sources.git_names import is_commit
-from ares_exp.tasks.task_sources.git_repository import FOLDER, SUBMODULE, SYMLINK, GitRepository
-from ares_exp.tasks.task_sources.lfs_pointers import refuse_pointers
-from ares_exp.tasks.task_sources.materialise import materialise
-from ares_exp.tasks.task_sources.task_reference import GitTask
+from ares_exp.tasks.task_sources.git_names import GitTask, is_commit
 from ares_exp.tasks.task_toml import TASK_TOML
 from ares_exp.tasks.task_warnings import TaskWarnings
 
+FOLDER, SYMLINK, SUBMODULE = "040000", "120000", "160000"
+"""Modes of entries of a tree; other entries are files."""
+
+MAX_ENTRIES = 100_000
+MAX_BYTES = 20 * 10**9
+"""Bounds of one task."""
+
+_WITHOUT_PARTIAL_CLONES = ("huggingface.co",)
+"""Hosts that leave files out of a copy when asked to, and do not send them later."""
+
 log = logging.getLogger(__name__)
-
-
-class Repositories:
-    """The repositories that one reading of a task set needs."""
-
-    def __init__(self, git: Git, cache: TaskCache) -> None:
-        """Names no repository yet.
-
-        Args:
-            git: Runs the commands.
-            cache: Keeps commits and tasks.
-        """
-        self.cache = cache
-        self._git = git
-        self._repositories: dict[str, GitRepository] = {}
-
-    def of(self, url: str) -> GitRepository:
-        """Returns a repository; nothing of it is copied yet."""
-        return self._repositories.setdefault(url, GitRepository(self._git, self.cache, url))
 
 
 @dataclass
@@ -48,89 +39,182 @@ class Fetched:
 
     Attributes:
         places: The directory of each task, and its origin.
-        problems: What is wrong with the others, by their names.
+        problems: Errors of the other tasks, by their names.
     """
 
     places: dict[GitTask, tuple[Path, TaskOrigin]] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
 
 
-def fetch(tasks: Sequence[GitTask], repositories: Repositories, report: Callable[[str], None]) -> Fetched:
-    """Puts tasks into the cache, but for those of given commits that it has. Blocking.
+class Repositories:
+    """Repositories, by their checked addresses. Every method blocks, and raises `PreflightError` if one fails."""
 
-    Args:
-        tasks: The tasks.
-        repositories: Where they are taken from.
-        report: Gets a line for the submodules, whose files are missing.
+    def __init__(self, git: Git, cache: TaskCache) -> None:
+        """Names no repository yet.
 
-    Raises:
-        PreflightError: A repository or a commit cannot be fetched, or nothing can be written.
-    """
-    found, submodules = Fetched(), TaskWarnings()
-    groups: dict[tuple[str, str | None], list[GitTask]] = {}
-    for task in tasks:
-        groups.setdefault((task.url, task.ref), []).append(task)
-    for (url, ref), group in groups.items():
-        if ref is not None and is_commit(ref) and not _missing(group, ref, repositories.cache, found):
-            continue
-        repository = repositories.of(url)
-        commit = repository.commit(ref)
-        if missing := _missing(group, commit, repositories.cache, found):
-            log.info("Fetching %d tasks of %s at %s", len(missing), url, commit)
-            _fetch(missing, repository, commit, repositories, found, submodules)
-    submodules.tell(report)
-    return found
+        Args:
+            git: Runs the commands.
+            cache: Keeps commits and tasks.
+        """
+        self._git = git
+        self._cache = cache
+        self._commits: dict[tuple[str, str | None], str] = {}
 
+    def commit(self, url: str, ref: str | None) -> str:
+        """Returns all digits of the commit that `ref` names now, and copies that commit into the cache.
 
-def _missing(group: Sequence[GitTask], commit: str, cache: TaskCache, found: Fetched) -> list[GitTask]:
-    """Those that are not in the cache; the others are noted."""
-    missing = []
-    for task in group:
-        origin = task.at(commit)
-        if (place := cache.find(origin, task.name)) is None:
-            missing.append(task)
-        else:
-            found.places[task] = place, origin
-    return missing
+        Args:
+            url: The repository.
+            ref: A commit, a branch or a tag; `None`: the default branch.
+        """
+        if (url, ref) not in self._commits:
+            commit = ref if ref is not None and is_commit(ref) else self._named(url, ref)
+            has_copy = self._cache.has(self._cache.commit(url, commit))
+            self._commits[url, ref] = commit if has_copy else self._copy(url, ref or "HEAD", commit)
+        return self._commits[url, ref]
 
+    def tree(self, url: str, commit: str) -> Mapping[str, str]:
+        """Returns the mode of every entry of a copied commit, folders included, by its path."""
+        listed = self._git.run("ls-tree", "-r", "-t", "-z", commit, git_dir=self._cache.commit(url, commit))
+        entries = (entry.partition(b"\t") for entry in listed.split(b"\0") if entry)
+        return {os.fsdecode(path): about[:6].decode() for about, _, path in entries}
 
-def _fetch(
-    tasks: Sequence[GitTask],
-    repository: GitRepository,
-    commit: str,
-    repositories: Repositories,
-    found: Fetched,
-    submodules: TaskWarnings,
-) -> None:
-    tree = repository.tree(commit)
-    wanted = []
-    for task in tasks:
-        if (complaint := _complaint(task.path, tree)) is None:
-            wanted.append(task)
-        else:
-            found.problems[task.name] = f"{task.url} at {commit}: {complaint}"
-    for path in (path for path, mode in tree.items() if mode == SUBMODULE):
-        for task in (task for task in wanted if task.path == "." or path.startswith(f"{task.path}/")):
-            submodules.add(task.name, [f"{path} is a submodule, whose files are not fetched"])
-    if not wanted:
-        return
-    with repositories.cache.workspace() as workspace:
-        files = repository.check_out(commit, [task.path for task in wanted], workspace / "checkout")
-        for number, task in enumerate(wanted):
-            made = workspace / str(number) / task.name
-            made.parent.mkdir()
+    def read(self, url: str, commit: str, path: str) -> bytes:
+        """Returns a file of a copied commit."""
+        return self._git.run("cat-file", "blob", f"{commit}:{path}", git_dir=self._cache.commit(url, commit))
+
+    def fetch(self, tasks: Sequence[GitTask], report: Callable[[str], None]) -> Fetched:
+        """Copies tasks into the cache, unless it has them.
+
+        Args:
+            tasks: The tasks.
+            report: Gets a line for submodules, whose files are missing.
+        """
+        found, submodules = Fetched(), TaskWarnings()
+        groups: dict[tuple[str, str | None], list[GitTask]] = {}
+        for task in tasks:
+            groups.setdefault((task.url, task.ref), []).append(task)
+        for (url, ref), group in groups.items():
+            if ref is not None and is_commit(ref) and not self._missing(group, ref, found):
+                continue
+            commit = self.commit(url, ref)
+            if missing := self._missing(group, commit, found):
+                log.info("Fetching %d tasks of %s at %s", len(missing), url, commit)
+                self._fetch(url, commit, missing, found, submodules)
+        submodules.tell(report)
+        return found
+
+    def _named(self, url: str, ref: str | None) -> str:
+        """Returns the commit that a branch, a tag or (`None`) the default branch is now."""
+        names = ["HEAD"] if ref is None else [ref, f"refs/{ref}", f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}"]
+        names += [f"refs/heads/{ref}"] if ref is not None else []
+        try:
+            answer = self._git.run("ls-remote", "--", url, *names)
+        except GitError as error:
+            raise _unreachable(url, error) from None
+        lines = (line.partition("\t") for line in answer.decode("utf-8", "replace").splitlines())
+        found = {name: commit for commit, _, name in lines if is_commit(commit)}
+        if commit := next((found[name] for name in names if name in found), None):
+            return commit
+        if ref is None:
+            raise GitError(f"{url} has no commit on its default branch. Name a branch, a tag or a commit.")
+        raise GitError(f"{url} has no {ref!r}. Expected a branch, a tag, or all 40 digits of a commit.")
+
+    def _copy(self, url: str, ref: str, commit: str) -> str:
+        """Copies a commit into the cache, and returns it; a branch may have moved meanwhile."""
+        is_partial = urlsplit(url).hostname not in _WITHOUT_PARTIAL_CLONES
+        options = ("--depth=1", "--no-tags", *(("--filter=blob:none",) if is_partial else ()))
+        digits = ("--object-format=sha256",) if len(commit) > 40 else ()  # digits of SHA-1
+        with self._cache.workspace() as workspace:
+            made = workspace / "git"
+            self._git.run("init", "--quiet", "--bare", "--template=", *digits, "--", str(made))
+            self._git.run("remote", "add", "--", "origin", url, git_dir=made)
             try:
-                materialise(files / task.path, made)
-                refuse_pointers(made, "Install `git-lfs`.")
-            except (TaskError, OSError) as error:
-                found.problems[task.name] = f"{task.url} at {commit}: {task.path}: {error}"
-            else:
-                origin = task.at(commit)
-                found.places[task] = repositories.cache.keep(origin, made), origin
+                self._git.run("fetch", "--quiet", *options, "--", "origin", ref, git_dir=made)
+                found = self._git.run("rev-parse", "--verify", "--quiet", "FETCH_HEAD^{commit}", git_dir=made)
+            except GitError as error:
+                raise _unreachable(url, error, ref) from None
+            commit = found.decode().strip()
+            self._cache.keep(made, self._cache.commit(url, commit))
+        return commit
+
+    def _missing(self, group: Sequence[GitTask], commit: str, found: Fetched) -> list[GitTask]:
+        """Returns the tasks that are not in the cache; notes the others."""
+        places = {task: (self._cache.task(task.at(commit), task.name), task.at(commit)) for task in group}
+        found.places |= {task: place for task, place in places.items() if self._cache.has(place[0])}
+        return [task for task in group if task not in found.places]
+
+    def _fetch(self, url: str, commit: str, tasks: Sequence[GitTask], found: Fetched, submodules: TaskWarnings) -> None:
+        tree = self.tree(url, commit)
+        complaints = {task: _complaint(task.path, tree) for task in tasks}
+        found.problems |= {task.name: f"{url} at {commit}: {text}" for task, text in complaints.items() if text}
+        wanted = [task for task, text in complaints.items() if text is None]
+        for path in (path for path, mode in tree.items() if mode == SUBMODULE):
+            for task in (task for task in wanted if task.path == "." or path.startswith(f"{task.path}/")):
+                submodules.add(task.name, [f"{path} is a submodule, whose files are not fetched"])
+        if not wanted:
+            return
+        with self._cache.workspace() as workspace:
+            files = self._check_out(url, commit, [task.path for task in wanted], workspace)
+            for number, task in enumerate(wanted):
+                made = workspace / str(number)
+                try:
+                    _check_size(files / task.path)
+                    shutil.copytree(files / task.path, made, symlinks=True)
+                except (TaskError, OSError) as error:
+                    found.problems[task.name] = f"{url} at {commit}: {task.path}: {error}"
+                else:
+                    origin = task.at(commit)
+                    found.places[task] = self._cache.task(origin, task.name), origin
+                    self._cache.keep(made, found.places[task][0])
+
+    def _check_out(self, url: str, commit: str, paths: Sequence[str], workspace: Path) -> Path:
+        """Makes a directory with these folders of a commit as they are, links included, and not much else."""
+        git_dir, work_tree = workspace / "git", workspace / "files"
+        shutil.copytree(self._cache.commit(url, commit), git_dir)  # the copy in the cache gets no index and no files
+        work_tree.mkdir()
+        patterns = "".join(f"{_pattern(path)}\n" for path in paths)
+        (git_dir / "info").mkdir(exist_ok=True)
+        (git_dir / "info" / "sparse-checkout").write_text(patterns, encoding="utf-8", errors="surrogateescape")
+        try:
+            self._git.run(
+                *("checkout", "--quiet", "--force", "--detach", commit),
+                git_dir=git_dir,
+                work_tree=work_tree,
+                settings=("core.sparseCheckout=true", "core.sparseCheckoutCone=false"),
+            )
+        except GitError as error:
+            raise GitError(f"The files of {url} at {commit} cannot be fetched: {error}") from None
+        return work_tree
+
+
+def _unreachable(url: str, error: PreflightError, ref: str | None = None) -> GitError:
+    what = f"{ref!r} of {url}" if ref is not None else url
+    return GitError(
+        f"{what} cannot be copied: {error} Is the address right? A ref is a branch, a tag, or all 40 digits of a "
+        "commit. Git does not prompt: for a private repository, it needs a credential helper or an SSH agent. A commit "
+        "that was fetched before, named by all its digits, needs no network.",
+        said=str(error),
+    )
+
+
+def _pattern(path: str) -> str:
+    """Returns the pattern of a folder and everything below it, in the syntax of .gitignore."""
+    literally = re.sub(r"([*?[])", r"[\1]", path)
+    return "/*" if path == "." else f"/{literally}/"
+
+
+def _check_size(task: Path) -> None:
+    count = size = 0
+    for directory, folders, names in os.walk(task):
+        count += len(folders) + len(names)
+        size += sum(Path(directory, name).lstat().st_size for name in names)
+        if count > MAX_ENTRIES or size > MAX_BYTES:
+            raise TaskError(f"expected at most {MAX_ENTRIES:,} files of {MAX_BYTES:,} bytes in all, got more")
 
 
 def _complaint(path: str, tree: Mapping[str, str]) -> str | None:
-    """Returns why there is no task at a path of a commit; `None` if there is one."""
+    """Returns why a path of a commit is not a task; `None` if it is."""
     parts = [] if path == "." else path.split("/")
     for depth in range(1, len(parts) + 1):
         prefix = "/".join(parts[:depth])

@@ -91,16 +91,13 @@ def read_registry(path: Path) -> list[Dataset]:
     """Reads the data sets of a file.
 
     Raises:
-        ConfigError: It cannot be read, or is no registry.
+        ConfigError: It cannot be read, or is not a registry.
     """
     try:
         data = read_record(path)
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: expected a {REGISTRY}, found no file. Set `env.registry=<file>`.") from None
-    except IsADirectoryError:
-        raise ConfigError(f"{path}: expected a {REGISTRY} itself, found a folder. Set `env.registry=<file>`.") from None
     except OSError as error:
-        raise ConfigError(f"{path}: expected a readable {REGISTRY}, got: {error.strerror}.") from None
+        found = {FileNotFoundError: "no file", IsADirectoryError: "a folder"}.get(type(error), error.strerror)
+        raise ConfigError(f"{path}: expected a {REGISTRY}, found {found}. Set `env.registry=<file>`.") from None
     return parse_registry(data, where=str(path))
 
 
@@ -112,7 +109,7 @@ def parse_registry(data: bytes, *, where: str) -> list[Dataset]:
         where: The file, for messages.
 
     Raises:
-        ConfigError: It is no registry; every mistake of the first wrong data set is named.
+        ConfigError: It is not a registry; the message names every mistake of the first wrong data set.
     """
     try:
         rows = json.loads(data)
@@ -136,11 +133,8 @@ def _dataset(row: object, where: str) -> Dataset:
 def choose(datasets: Sequence[Dataset], wanted: DatasetName, *, where: str) -> Dataset:
     """Returns the data set of that name and version.
 
-    Without a version it is `head`, else the highest as Python packages are counted (1.10 is above 1.9), else the last
-    one in the order of text.
-
     Raises:
-        ConfigError: There is none; the message lists those that there are.
+        ConfigError: There is none; the message lists the existing ones.
     """
     versions = [dataset for dataset in datasets if dataset.name == wanted.name]
     if not versions:

@@ -1,18 +1,29 @@
-"""Lists of the tasks of a set: a registry, the address of one git task, or a repository of tasks."""
+"""Lists of tasks: the options of env=harbor that name a registry, one git task, or a repository of tasks."""
 
 from __future__ import annotations
 
 import logging
 import posixpath
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TypeVar
 
 from ares_exp.errors import ConfigError, GitError, PreflightError, TaskError, close_matches
-from ares_exp.tasks.task_sources.git_names import check_inner_path
-from ares_exp.tasks.task_sources.git_repository import FOLDER
-from ares_exp.tasks.task_sources.git_tasks import Repositories
+from ares_exp.tasks.harbor_task import HarborTask, load_task
+from ares_exp.tasks.task_set import Select, refuse_url
+from ares_exp.tasks.task_sources.cache import TaskCache, default_cache_dir
+from ares_exp.tasks.task_sources.git_command import Git
+from ares_exp.tasks.task_sources.git_names import (
+    GitTask,
+    RepositoryReference,
+    check_git_ref,
+    check_git_url,
+    check_inner_path,
+)
+from ares_exp.tasks.task_sources.git_tasks import FOLDER, Repositories
 from ares_exp.tasks.task_sources.registry_file import (
     REGISTRY,
     Dataset,
@@ -20,129 +31,254 @@ from ares_exp.tasks.task_sources.registry_file import (
     RegisteredTask,
     choose,
     parse_registry,
+    read_registry,
 )
-from ares_exp.tasks.task_sources.registry_file import read_registry as read_registry_file
-from ares_exp.tasks.task_sources.repository_reference import RepositoryReference
-from ares_exp.tasks.task_sources.task_reference import GitTask, LocalTask, TaskReference
 from ares_exp.tasks.task_toml import TASK_TOML
 
 DEFAULT_FOLDER = "tasks"
 HARBOR_REPOSITORY = "https://github.com/harbor-framework/harbor.git"
-"""Has Harbor's own registry in its root; Harbor's code names it by an older address, which leads here."""
+"""The repository with Harbor's own registry; Harbor's code names it by an older address, which leads here."""
+
+SHOWN_PROBLEMS = 10
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
-class TaskList(Protocol):
-    """Lists tasks without reading them."""
+@dataclass(frozen=True, slots=True)
+class LocalTask:
+    """A task in a directory of this machine."""
 
-    def references(self, repositories: Repositories) -> Sequence[TaskReference]:
-        """Returns the tasks, in order. Blocking.
+    path: Path
 
-        Raises:
-            UserError: There is no list, or a broken one, or it has none.
+    @property
+    def name(self) -> str:
+        """The base name of the directory."""
+        return self.path.name
+
+
+TaskReference = LocalTask | GitTask
+ListTasks = Callable[[Repositories], Sequence[TaskReference]]
+"""Lists tasks, in order, without reading them. Blocking; raises `UserError` without a valid list."""
+
+
+class ListedTasks:
+    """Tasks of a list. Only selected ones are fetched and read, and all of them have to be valid."""
+
+    path = None
+    loads_offline = False
+
+    def __init__(
+        self, list_tasks: ListTasks, *, cache_dir: Path | None, git_timeout_sec: float, links_within: Path | None = None
+    ) -> None:
+        """Names the list.
+
+        Args:
+            list_tasks: The list.
+            cache_dir: The folder of fetched tasks; `None`: `default_cache_dir()`.
+            git_timeout_sec: Time limit of one git command.
+            links_within: A folder that links of local tasks may lead to; `None`: they stay inside their task.
         """
-        ...
+        self._list = list_tasks
+        self._links_within = links_within.expanduser() if links_within is not None else None
+        self._cache_dir = cache_dir
+        self._git = Git(timeout_sec=git_timeout_sec)
+        self.stop = self._git.stop
 
-
-@dataclass(frozen=True)
-class RegistryList:
-    """A data set of a `registry.json` on this machine. Local paths in it are relative to the current directory."""
-
-    file: Path
-    dataset: DatasetName
-
-    def references(self, repositories: Repositories) -> Sequence[TaskReference]:
-        """See `TaskList`."""
-        file = self.file.expanduser()
-        return _references(choose(read_registry_file(file), self.dataset, where=str(file)), str(file))
-
-
-@dataclass(frozen=True)
-class OneGitTask:
-    """A folder of a repository that is a task."""
-
-    task: GitTask
-
-    def references(self, repositories: Repositories) -> Sequence[TaskReference]:
-        """See `TaskList`."""
-        return [self.task]
-
-
-@dataclass(frozen=True)
-class RepositoryDataset:
-    """A data set of the `registry.json` of a repository, whose tasks are in that repository unless they say where."""
-
-    repository: RepositoryReference
-    dataset: DatasetName
-    file: str = REGISTRY
-
-    def references(self, repositories: Repositories) -> Sequence[TaskReference]:
-        """See `TaskList`."""
-        repository = repositories.of(self.repository.url)
-        commit = repository.commit(self.repository.ref)
-        where = f"{self.file} of {repository.url} at {commit}"
-        mode = repository.tree(commit).get(self.file)
-        if mode is None or not mode.startswith("100"):
-            raise ConfigError(
-                f"Expected a file {where}, found none. Leave `env.dataset` out to play the tasks in its folder "
-                f"{DEFAULT_FOLDER}/, or say with `env.registry=<path in the repository>` where the file is."
-            )
-        datasets = parse_registry(repository.read(commit, self.file), where=where)
-        return _references(choose(datasets, self.dataset, where=where), where, url=repository.url, commit=commit)
-
-
-@dataclass(frozen=True)
-class HarborDataset:
-    """A data set of Harbor's own registry, which lies in Harbor's repository."""
-
-    dataset: DatasetName
-
-    def references(self, repositories: Repositories) -> Sequence[TaskReference]:
-        """See `TaskList`."""
+    def load(self, select: Select, report: Callable[[str], None], *, reward_key: str | None) -> list[HarborTask]:
+        """Fetches and reads the selected tasks. Blocking; see `TaskFolder.load`."""
+        folder = (self._cache_dir or default_cache_dir()).expanduser()
+        repositories = Repositories(self._git, TaskCache(folder))
         try:
-            return RepositoryDataset(RepositoryReference(HARBOR_REPOSITORY), self.dataset).references(repositories)
-        except PreflightError as error:
-            said = error.said if isinstance(error, GitError) else str(error)
+            chosen = select(self._list(repositories))
+            _refuse_equal_names(chosen)
+            fetched = repositories.fetch([task for task in chosen if isinstance(task, GitTask)], report)
+        except OSError as error:
             raise PreflightError(
-                f"`env.dataset={self.dataset}` names neither `env.registry` nor `env.repo`, so Harbor's own registry "
-                f"was tried: {REGISTRY} of {HARBOR_REPOSITORY}.\n{said}\nWhere that is out of reach: "
-                f"`env.registry=<a copy of the file>`, `env.repo=<a repository that has one>`, or a mirror, by `git "
-                f"config --global url.<mirror>.insteadOf {HARBOR_REPOSITORY}`."
+                f"Tasks cannot be fetched into {folder}: {error}. Set another `env.cache_dir=<folder>`."
             ) from error
+        loaded: list[HarborTask] = []
+        problems = fetched.problems
+        for task in (one for one in chosen if one.name not in problems):
+            try:
+                if isinstance(task, GitTask):
+                    path, origin = fetched.places[task]
+                    loaded.append(replace(load_task(path, reward_key=reward_key), origin=origin))
+                else:
+                    loaded.append(self._load_local(task.path, reward_key))
+            except (TaskError, OSError) as error:
+                problems[task.name] = str(error)
+        if problems:
+            raise _refusal(problems, len(chosen))
+        return loaded
 
-
-@dataclass(frozen=True)
-class RepositoryFolder:
-    """Every `<folder>/<child>/task.toml` of a repository."""
-
-    repository: RepositoryReference
-    folder: str = DEFAULT_FOLDER
-
-    def references(self, repositories: Repositories) -> Sequence[TaskReference]:
-        """See `TaskList`."""
-        repository = repositories.of(self.repository.url)
-        commit = repository.commit(self.repository.ref)
-        tree = repository.tree(commit)
-        tasks = [posixpath.dirname(path) for path in tree if posixpath.basename(path) == TASK_TOML]
-        found = sorted(path for path in tasks if path and (posixpath.dirname(path) or ".") == self.folder)
-        if REGISTRY in tree:
-            log.info("%s has a %s; `env.dataset=<name>` plays one of its data sets", repository.url, REGISTRY)
-        if not found:
-            folders = list(dict.fromkeys(posixpath.dirname(path) or "." for path in tasks if path))
-            there = self.folder == "." or tree.get(self.folder) == FOLDER
+    def _load_local(self, path: Path, reward_key: str | None) -> HarborTask:
+        if not path.is_dir():
             raise TaskError(
-                f"{repository.url} at {commit}: expected folders with a {TASK_TOML} in {self.folder}/, "
-                f"{'found none' if there else 'which there is not'}.{close_matches(self.folder, folders)} Say with "
-                "`env.path=<folder in the repository>` where they are (`.` for its root)."
+                f"{path}: expected a task, found no such directory. Paths of a registry are relative to the current "
+                "directory."
             )
-        return [GitTask(repository.url, commit, path) for path in found]
+        return load_task(path, reward_key=reward_key, links_within=self._links_within)
+
+
+def _refuse_equal_names(tasks: Sequence[TaskReference]) -> None:
+    counted = Counter(task.name for task in tasks)
+    if twice := sorted(name for name, count in counted.items() if count > 1)[:SHOWN_PROBLEMS]:
+        raise TaskError(
+            f"Expected tasks with unique names, but several are called {', '.join(twice)}. A name is the last part of "
+            f"a task's path. Leave them out: env.exclude=[{','.join(twice)}]."
+        )
+
+
+def _refusal(problems: dict[str, str], selected: int) -> TaskError:
+    shown = [f"{name}: {text}" for name, text in list(problems.items())[:SHOWN_PROBLEMS]]
+    if len(problems) > len(shown):
+        shown.append(f"… and {len(problems) - len(shown)} more.")
+    if len(problems) < selected:
+        shown.append(f"To run the others: env.exclude=[{','.join(list(problems)[:SHOWN_PROBLEMS])}].")
+    return TaskError("\n".join(shown))
+
+
+def listed_tasks(
+    *,
+    path: Path | None,
+    registry: Path | None,
+    dataset: str | None,
+    git_url: str | None,
+    git_commit: str | None,
+    repo: str | None,
+    cache_dir: Path | None,
+    git_timeout_sec: float,
+) -> ListedTasks:
+    """Returns the tasks that options of env=harbor name together; see `HarborEnvironments`. Reads nothing.
+
+    Raises:
+        ConfigError: An option is malformed, or they do not go together.
+    """
+    refuse_url("registry", registry, "download it first, or name its repository: `env.repo=org/name[@ref]`")
+    given = {"path": path, "registry": registry, "dataset": dataset, "git_url": git_url, "repo": repo}
+    used = ", ".join(f"`env.{name}`" for name, value in given.items() if value is not None)
+    if git_commit is not None and git_url is None:
+        raise ConfigError("`env.git_commit` belongs to `env.git_url`. With `env.repo`, write `env.repo=<…>@<commit>`.")
+    wanted = None if dataset is None else _read("dataset", dataset, DatasetName.parse)
+    inside = None if path is None else str(path)
+    links_within: Path | None = None
+    found: ListTasks
+    if repo is not None:
+        if git_url is not None:
+            raise ConfigError(
+                f"`env.repo` and `env.git_url` are two ways to name a repository: use one of them. Got {used}."
+            )
+        found = _of_repository(_read("repo", repo, RepositoryReference.parse), inside, registry, wanted)
+    elif git_url is not None:
+        if registry or dataset:
+            raise ConfigError(f"`env.git_url` is one task, and not a data set of a registry. Got {used}.")
+        url = _read("git_url", git_url, check_git_url)
+        ref = None if git_commit is None else _read("git_commit", git_commit, check_git_ref)
+        task = GitTask(url, ref, _read("path", inside or ".", check_inner_path))
+        found = lambda repositories: [task]  # noqa: E731
+    elif wanted is None:
+        raise ConfigError(f"`env.registry={registry}` has data sets: choose one with `env.dataset=name[@version]`.")
+    elif registry is not None:
+        found, links_within = partial(_of_registry, registry.expanduser(), wanted), path
+    elif path is not None:
+        raise ConfigError(f"`env.path` is a folder of tasks, and not a data set of a registry. Got {used}.")
+    else:
+        found = partial(_of_harbor, wanted)
+    return ListedTasks(found, cache_dir=cache_dir, git_timeout_sec=git_timeout_sec, links_within=links_within)
+
+
+def _of_repository(
+    repository: RepositoryReference, inside: str | None, registry: Path | None, wanted: DatasetName | None
+) -> ListTasks:
+    if wanted is not None:
+        if inside is not None or repository.folder is not None:
+            raise ConfigError("`env.dataset` already says which tasks of `env.repo` to run: do not name a folder.")
+        file = _read("registry", str(registry or REGISTRY), check_inner_path)
+        return partial(
+            data_set_of_repository, repository, wanted, file if file.endswith(".json") else f"{file}/{REGISTRY}"
+        )
+    if registry is not None:
+        raise ConfigError("`env.registry` of `env.repo` has data sets: choose one with `env.dataset=name[@version]`.")
+    if inside is not None and repository.folder is not None:
+        raise ConfigError(
+            f"Expected one folder of `env.repo`, got {repository.folder!r} in it and {inside!r} in `env.path`."
+        )
+    folder = inside or repository.folder or DEFAULT_FOLDER
+    return partial(_of_folder, repository, _read("path", folder, check_inner_path))
+
+
+def _read(option: str, text: str, parse: Callable[[str], T]) -> T:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ConfigError(f"`env.{option}`: {error}.") from None
+
+
+def _of_registry(file: Path, dataset: DatasetName, repositories: Repositories) -> Sequence[TaskReference]:
+    """Lists a data set of a `registry.json` on this machine."""
+    return _references(choose(read_registry(file), dataset, where=str(file)), str(file))
+
+
+def data_set_of_repository(
+    repository: RepositoryReference, dataset: DatasetName, file: str, repositories: Repositories
+) -> Sequence[TaskReference]:
+    """Lists a data set of a registry in a repository; tasks without an address are in the same repository.
+
+    Raises:
+        UserError: There is no such file or data set, or it is not valid.
+    """
+    url = repository.url
+    commit = repositories.commit(url, repository.ref)
+    where = f"{file} of {url} at {commit}"
+    mode = repositories.tree(url, commit).get(file)
+    if mode is None or not mode.startswith("100"):
+        raise ConfigError(
+            f"Expected a file {where}, found none. Leave `env.dataset` out to run the tasks in its folder "
+            f"{DEFAULT_FOLDER}/, or set `env.registry=<path in the repository>`."
+        )
+    datasets = parse_registry(repositories.read(url, commit, file), where=where)
+    return _references(choose(datasets, dataset, where=where), where, url=url, commit=commit)
+
+
+def _of_harbor(dataset: DatasetName, repositories: Repositories) -> Sequence[TaskReference]:
+    """Lists a data set of Harbor's own registry, which is in Harbor's repository."""
+    try:
+        return data_set_of_repository(RepositoryReference(HARBOR_REPOSITORY), dataset, REGISTRY, repositories)
+    except PreflightError as error:
+        said = error.said if isinstance(error, GitError) else str(error)
+        raise PreflightError(
+            f"`env.dataset={dataset}` names neither `env.registry` nor `env.repo`, so Harbor's own registry was tried: "
+            f"{REGISTRY} of {HARBOR_REPOSITORY}.\n{said}\nIf it cannot be reached, use `env.registry=<a copy of the "
+            "file>`, `env.repo=<a repository that has one>`, or a mirror, by `git config --global "
+            f"url.<mirror>.insteadOf {HARBOR_REPOSITORY}`."
+        ) from error
+
+
+def _of_folder(repository: RepositoryReference, folder: str, repositories: Repositories) -> Sequence[TaskReference]:
+    """Lists every `<folder>/<child>/task.toml` of a repository."""
+    url = repository.url
+    commit = repositories.commit(url, repository.ref)
+    tree = repositories.tree(url, commit)
+    tasks = [posixpath.dirname(path) for path in tree if posixpath.basename(path) == TASK_TOML]
+    found = sorted(path for path in tasks if path and (posixpath.dirname(path) or ".") == folder)
+    if REGISTRY in tree:
+        log.info("%s has a %s; `env.dataset=<name>` runs one of its data sets", url, REGISTRY)
+    if not found:
+        folders = list(dict.fromkeys(posixpath.dirname(path) or "." for path in tasks if path))
+        exists = folder == "." or tree.get(folder) == FOLDER
+        raise TaskError(
+            f"{url} at {commit}: expected folders with a {TASK_TOML} in {folder}/, "
+            f"{'found none' if exists else 'which does not exist'}.{close_matches(folder, folders)} Set "
+            "`env.path=<folder in the repository>` (`.` for its root)."
+        )
+    return [GitTask(url, commit, path) for path in found]
 
 
 def _references(
     dataset: Dataset, where: str, *, url: str | None = None, commit: str | None = None
 ) -> list[TaskReference]:
-    """The tasks of a data set; those without an address are in the repository `url`, if that is given."""
+    """Returns the tasks of a data set; those without an address are in the repository `url`, if it is given."""
     log.info("%s: data set %s@%s, %d tasks", where, dataset.name, dataset.version, len(dataset.tasks))
     if not dataset.tasks:
         raise ConfigError(f"{where}: expected data set {dataset.name}@{dataset.version} to have tasks, it has none.")
@@ -159,7 +295,7 @@ def _reference(task: RegisteredTask, where: str, url: str | None, commit: str | 
     elsewhere = task.git_url is not None and task.git_url != url
     if url is not None and elsewhere and str(task.git_url).startswith("file:") and not url.startswith("file:"):
         raise ConfigError(
-            f"{where}: task {task.name!r:.100}: expected an address, got {task.git_url!r:.100}: a list from elsewhere "
-            "does not name repositories of this machine."
+            f"{where}: task {task.name!r:.100}: expected an address, got {task.git_url!r:.100}: a remote list must not "
+            "name repositories of this machine."
         )
     return GitTask(task.git_url or str(url), task.git_commit_id or (None if elsewhere else commit), path)

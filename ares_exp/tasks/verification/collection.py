@@ -1,8 +1,10 @@
-"""The collection of artifacts from a container. Whatever is missing or wrong is noted in its manifest."""
+"""Artifacts at the end of a stage: hooks run, artifacts are collected, and a verifier of its own gets them."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import posixpath
 import shlex
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
@@ -10,15 +12,73 @@ from pathlib import Path, PurePosixPath
 
 from ares_exp.cancellation import finish, in_thread
 from ares_exp.containers.archive import remove, unpack_directory
-from ares_exp.containers.container import ComposedContainer, Container, ServiceContainer
+from ares_exp.containers.container import ComposedContainer, Container, ExecOptions, ServiceContainer
 from ares_exp.containers.ownership import working_directory
 from ares_exp.errors import ContainerDiedError, ContainerError, TransferError
-from ares_exp.tasks.artifact import MAIN_SERVICE, Artifact, CollectHook
-from ares_exp.tasks.verification.hooks import run_hooks, service_of
-from ares_exp.tasks.verification.manifest import MANIFEST, ArtifactKind, ArtifactStatus, ManifestEntry, write_manifest
-from ares_exp.tasks.verification.places import Places, covers, is_conventional, place_of
+from ares_exp.tasks.task_toml import MAIN_SERVICE, Artifact, CollectHook
+from ares_exp.tasks.verification.manifest import (
+    MANIFEST,
+    ArtifactKind,
+    ArtifactStatus,
+    ManifestEntry,
+    Places,
+    covers,
+    is_conventional,
+    place_of,
+    read_manifest,
+    write_manifest,
+)
 from ares_exp.tasks.verification.redaction import redacted
-from ares_exp.tasks.verification.root_commands import PLAIN_SHELL
+from ares_exp.tasks.verification.root_commands import PLAIN_SHELL, as_root
+from ares_exp.tasks.verification.step_setup import whole_seconds
+
+MAX_HOOK_SEC = 1800.0
+"""Bound on a hook that sets none."""
+_SHOWN_OUTPUT_CHARS = 500
+
+_logger = logging.getLogger(__name__)
+
+
+def hook_limit_sec(hook: CollectHook) -> float:
+    """Seconds that the hook may take."""
+    return min(whole_seconds(hook.timeout_sec) or MAX_HOOK_SEC, MAX_HOOK_SEC)
+
+
+async def run_hooks(hooks: Iterable[CollectHook], container: Container) -> None:
+    """Runs the hooks one after the other. A failure is logged, no more.
+
+    Raises:
+        ContainerDiedError: The agent's container is gone.
+    """
+    for hook in hooks:
+        options: ExecOptions = {"timeout_sec": hook_limit_sec(hook)}
+        if hook.user is not None:
+            options["user"] = hook.user
+        try:
+            result = await service_of(container, hook.service).exec(hook.command, **options)
+        except (ContainerError, ValueError) as error:
+            if isinstance(error, ContainerDiedError) and hook.service == MAIN_SERVICE:
+                raise
+            _logger.warning("The collect hook `%s` in %s failed: %s", hook.command, hook.service, error)
+            continue
+        if result.exit_code != 0:
+            ending = "took too long" if result.timed_out else f"gave exit code {result.exit_code}"
+            output = result.output.strip()[-_SHOWN_OUTPUT_CHARS:]
+            _logger.warning("The collect hook `%s` in %s %s: %s", hook.command, hook.service, ending, output)
+
+
+def service_of(container: Container, name: str) -> Container | ServiceContainer:
+    """Returns the service of that name.
+
+    Raises:
+        ContainerError: There is none.
+    """
+    if name == MAIN_SERVICE:
+        return container
+    if not isinstance(container, ComposedContainer):
+        raise ContainerError(f"Expected a container with a service {name!r} beside it, got one without services.")
+    return container.service(name)
+
 
 COLLECT_TIMEOUT_SEC = 600.0
 """Bound on the copying of all artifacts of a stage; its hooks have their own limits."""
@@ -205,3 +265,37 @@ async def _download_without(service: Container | ServiceContainer, artifact: Art
 def _unpack(packed: Path, target: Path) -> None:
     with packed.open("rb") as stream:
         unpack_directory(stream, target)
+
+
+async def deliver_artifacts(container: Container, folder: Path) -> None:
+    """Uploads what `folder` has of artifacts to the paths that they came from.
+
+    What came out of a container has no setuid bits, no special files and no links that lead out of an artifact any
+    more: `Container.download` sees to it.
+
+    Args:
+        container: The verifier's own.
+        folder: Artifacts and their manifest.
+
+    Raises:
+        ContainerError: The container failed.
+    """
+    for entry in await asyncio.to_thread(read_manifest, folder):  # none: the collection took too long
+        if entry.status in ("ok", "empty"):
+            await _deliver(container, entry, entry.host_path(folder))
+
+
+async def _deliver(container: Container, entry: ManifestEntry, path: Path) -> None:
+    """Puts an artifact in place: a directory, or that of a file, is made writable; the former is emptied first.
+
+    What the verifier's image has at that path is in the way where the agent has made something of another kind of it.
+    """
+    source = shlex.quote(entry.source)
+    if entry.type == "directory":
+        made = f"mkdir -p -- {source} && chmod 777 {source} && find {source} -mindepth 1 -delete"
+        await as_root(container, f"[ -d {source} ] || rm -f -- {source}; {made}", cwd=None)
+    else:
+        parent = shlex.quote(posixpath.dirname(entry.source) or ".")
+        made = f"mkdir -p -- {parent} && chmod 777 {parent}"
+        await as_root(container, f"{made} && if [ -d {source} ]; then rm -rf -- {source}; fi", cwd=None)
+    await container.upload(path, entry.source)

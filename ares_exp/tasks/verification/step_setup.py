@@ -1,16 +1,84 @@
-"""The set-up of a step of a multi-step task, before its agent: files, script, health check."""
+"""What is put into a container before an agent or the oracle starts: health checks, set-up of steps, solutions."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import posixpath
 import shlex
+import time
 from pathlib import Path
 
 from ares_exp.containers.container import Container, User
-from ares_exp.errors import StepSetupError
+from ares_exp.errors import HealthcheckError, StepSetupError, TaskError
 from ares_exp.tasks.environment_section import HealthCheck
-from ares_exp.tasks.verification.health_check import await_health, longest_sec
-from ares_exp.tasks.verification.root_commands import PLAIN_SHELL
+from ares_exp.tasks.task_files import UploadFilter, require_uploaded, uploadable
+from ares_exp.tasks.verification.root_commands import PLAIN_SHELL, as_root
+
+MAX_HEALTH_CHECK_SEC = 3600.0
+"""Bound on a whole health check: the format has none."""
+
+_logger = logging.getLogger(__name__)
+
+
+def longest_sec(check: HealthCheck | None) -> float:
+    """Computes the upper bound on the check, in seconds."""
+    if check is None:
+        return 0.0
+    once = whole_seconds(check.timeout_sec)
+    if once is None:
+        return MAX_HEALTH_CHECK_SEC
+    counted = max(check.retries, 1) * (once + check.interval_sec)
+    return min(check.start_period_sec + once + check.start_interval_sec + counted, MAX_HEALTH_CHECK_SEC)
+
+
+async def await_health(check: HealthCheck, container: Container, *, user: User | None = None) -> None:
+    """Runs the check until it succeeds. Failures before the end of its start period do not count.
+
+    Args:
+        check: The table of task.toml.
+        container: Where its command is run.
+        user: Who runs it; `None` is the image's user.
+
+    Raises:
+        HealthcheckError: It failed as often as it may, its command took too long, or all of it did.
+        ContainerError: The container failed.
+    """
+    try:
+        async with asyncio.timeout(MAX_HEALTH_CHECK_SEC):
+            await _run(check, container, user)
+    except TimeoutError:
+        raise HealthcheckError(
+            f"The health check `{check.command}` did not succeed within {MAX_HEALTH_CHECK_SEC:g} s."
+        ) from None
+
+
+async def _run(check: HealthCheck, container: Container, user: User | None) -> None:
+    starts_to_count = time.monotonic() + check.start_period_sec
+    failures = 0
+    while True:
+        counts = time.monotonic() >= starts_to_count
+        result = await container.exec(check.command, user=user, timeout_sec=whole_seconds(check.timeout_sec))
+        if result.timed_out:  # no failed attempt: the state of its command is unknown
+            raise HealthcheckError(
+                f"The health check `{check.command}` did not end within its limit of {check.timeout_sec:g} s."
+            )
+        if result.exit_code == 0:
+            return
+        _logger.debug("Health check `%s`: exit code %s: %s", check.command, result.exit_code, result.output)
+        failures += counts
+        if counts and failures >= check.retries:
+            raise HealthcheckError(
+                f"The health check `{check.command}` failed {failures} times, the last time with exit code "
+                f"{result.exit_code}: {result.output.strip()[-_SHOWN_OUTPUT_CHARS:] or 'no output'}"
+            )
+        await asyncio.sleep(check.interval_sec if counts else check.start_interval_sec)
+
+
+def whole_seconds(limit: float) -> float | None:
+    """Rounds a time limit as the format does: whole seconds; less than one, or infinity, is no limit."""
+    return float(int(limit)) if 1 <= limit < float("inf") else None
+
 
 SETUP_SCRIPT = "setup.sh"
 SETUP_TIMEOUT_SEC = 3600.0
@@ -62,3 +130,40 @@ async def _run_script(container: Container, script: str, *, step: str, user: Use
         f"{SETUP_SCRIPT} of step {step!r} {what}; the end of its output:\n"
         f"{result.output.strip()[-_SHOWN_OUTPUT_CHARS:] or 'nothing'}"
     )
+
+
+SOLUTION_DIR = "/solution"
+SOLVE_SCRIPT = "solve.sh"
+
+
+def find_solution(root: Path, folder: Path) -> Path:
+    """Finds the directory with the solution: the step's, where it has one, or the task's.
+
+    Args:
+        root: The task directory.
+        folder: That of the step; of a task without steps the same.
+
+    Raises:
+        TaskError: There is none, or its script is left out of what is uploaded.
+    """
+    own = folder / "solution"
+    script = (own if own.is_dir() else root / "solution") / SOLVE_SCRIPT
+    if not script.exists():
+        raise TaskError(
+            f"{script}: expected the task's solution, found no file. Write one; only "
+            "policies other than `oracle` do without."
+        )
+    require_uploaded(script, UploadFilter(root))
+    return script.parent
+
+
+async def upload_solution(container: Container, root: Path, folder: Path) -> None:
+    """Puts the solution into the container, ready to run as `/solution/solve.sh`; see `find_solution`.
+
+    Raises:
+        TaskError: There is none.
+        ContainerError: The container failed.
+    """
+    async with uploadable(root, find_solution(root, folder)) as solution:
+        await container.upload(solution, SOLUTION_DIR)
+    await as_root(container, f"chmod +x {SOLUTION_DIR}/{SOLVE_SCRIPT}")

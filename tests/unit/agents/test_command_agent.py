@@ -17,7 +17,7 @@ import pytest
 
 import ares_exp
 from ares_exp.agents.installed.command import CommandAgentFactory
-from ares_exp.commands.cli.words import run_word
+from ares_exp.commands.cli.main import run_word
 from ares_exp.containers.filesystem.delta_encoding import get_delta
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environments.code_environment import CodeEnvironment

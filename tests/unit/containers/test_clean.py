@@ -188,9 +188,8 @@ def test_caches_go_when_asked_for_and_not_in_use(clean: Clean, tmp_path: Path) -
     script = (
         "import signal\n"
         "from pathlib import Path\n"
-        "from ares_exp.tasks.task_origin import TaskOrigin\n"
         "from ares_exp.tasks.task_sources.cache import TaskCache, default_cache_dir\n"
-        "TaskCache(default_cache_dir()).find(TaskOrigin('https://x', 'c' * 40, 'task'), 'task')\n"
+        "TaskCache(default_cache_dir()).has(default_cache_dir())\n"
         "print('holds', flush=True)\n"
         "signal.pause()\n"
     )

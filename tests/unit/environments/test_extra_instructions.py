@@ -6,7 +6,7 @@ import pytest
 
 from ares_exp.environments.harbor import HarborEnvironments
 from ares_exp.errors import ConfigError
-from ares_exp.tasks.recorded_digest import changed_files, content_of
+from ares_exp.tasks.task_files import changed_files, content_of
 from ares_exp.tasks.task_set import SAMPLES
 
 

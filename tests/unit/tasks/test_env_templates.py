@@ -8,30 +8,7 @@ from ares_exp.tasks.env_templates import resolve, resolve_env, secret_values
 HOST = {"A": "va", "E": "", "API_KEY": "sk-12345678", "MAX_TOKENS": "1234567890", "SHORT_KEY": "abc"}
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ("${A}", "va"),
-        ("${A:-d}", "va"),
-        ("${E}", ""),
-        ("${E:-d}", ""),
-        ("${M:-}", ""),
-        ("${M:-d}", "d"),
-        ("${M:-a:b}", "a:b"),
-        ("${M:-a}b}", "a}b"),
-        ("${M:-${A}}", "${A}"),
-        ("${M:-a\nb}", "${M:-a\nb}"),
-        ("x${A}", "x${A}"),
-        ("${A}${A}", "${A}${A}"),
-        ("${A}\n", "${A}\n"),
-        ("$A", "$A"),
-        ("$${A}", "$${A}"),
-        ("${}", "${}"),
-        ("${A:+x}", "${A:+x}"),
-        ("plain", "plain"),
-        ("", ""),
-    ],
-)
+@pytest.mark.parametrize(("value", "expected"), [("${M:-${A}}", "${A}"), ("${A}\n", "${A}\n")])
 def test_resolved(value: str, expected: str) -> None:
     assert resolve(value, HOST) == expected
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from ares_exp.errors import TaskError, TransferError
-from ares_exp.tasks.content_digest import digested_files
 from ares_exp.tasks.harbor_task import load_task
-from ares_exp.tasks.harborignore import UploadFilter, uploadable
+from ares_exp.tasks.task_files import UploadFilter, digested_files, uploadable
 from ares_exp.tasks.verification.link_bounds import LinkBounds
 
 MakeTask = Callable[..., Path]

@@ -12,18 +12,10 @@ from ares_exp.tasks.verification.link_bounds import LinkBounds
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("Do it.\n", "Do it.\n"),
-        ("", ""),
         ("<!-- harbor-canary GUID 1 -->\nDo it.\n", "Do it.\n"),
-        ("  <!-- CANARY -->  \n# canary too\n\n\nDo it.\n", "Do it.\n"),
-        ("\n \nDo it.", "Do it."),
-        ("# My canary project\nDo it.", "Do it."),
-        ("# My project\ncanary", "# My project\ncanary"),
-        ("<!-- canary\n-->\nDo it.", "<!-- canary\n-->\nDo it."),
         ("<!-- canary --> Do it.", "<!-- canary --> Do it."),
         ("\n# canary\nDo it.", "# canary\nDo it."),
         ("# canary\n\n# canary\nDo it.", "# canary\nDo it."),
-        ("canary\n", "canary\n"),
         ("# canary", ""),
     ],
 )

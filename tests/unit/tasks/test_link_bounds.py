@@ -11,8 +11,8 @@ import pytest
 
 from ares_exp.environments.harbor import HarborEnvironments
 from ares_exp.errors import TaskError
-from ares_exp.tasks.content_digest import digested_files
 from ares_exp.tasks.harbor_task import load_task
+from ares_exp.tasks.task_files import digested_files
 from ares_exp.tasks.task_set import load_task_set
 from ares_exp.tasks.verification.link_bounds import LinkBounds
 

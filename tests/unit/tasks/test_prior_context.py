@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ares_exp.errors import TaskError
 from ares_exp.llms.request import freeze
 from ares_exp.tasks.harbor_task import load_task
-from ares_exp.tasks.prior_context import read_prior_context
+from ares_exp.tasks.instruction import read_prior_context
 from tests.examples import examples
 from tests.unit.trajectories.atif_examples import counting
 from tests.unit.trajectories.strategies import json_values
@@ -128,7 +128,7 @@ def test_documents_that_are_none_are_found_before_the_start(make_task: MakeTask,
         task.check_runnable(supported=frozenset({"messages"}))
 
 
-@examples(50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_document_with_a_thing_replaced_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
     replaced = copy.deepcopy(counting())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ares_exp.tasks.recorded_digest import changed_files, content_of, with_files
+from ares_exp.tasks.task_files import changed_files, content_of, with_files
 
 
 def test_a_task_without_files_beside_it() -> None:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from ares_exp.errors import ConfigError
-from ares_exp.tasks.positions import parse_position
-from ares_exp.tasks.selection import Entries, select
+from ares_exp.tasks.selection import Entries, parse_position, select
 
 
 @dataclass(frozen=True)

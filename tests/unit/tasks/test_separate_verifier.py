@@ -26,17 +26,10 @@ TASK_IMAGE, STEP_IMAGE = (
 
 # What; task.toml; files; the image, or the directory with its definition; whether the tests are uploaded.
 IMAGES: list[tuple[str, str, Files, str, bool]] = [
-    ("the agent's", f"[verifier]\n{SEPARATE}", {}, "environment", True),
     ("the agent's, which is prebuilt", f"[environment]\ndocker_image = 'x'\n[verifier]\n{SEPARATE}", {}, "x", True),
     ("an empty table", "[verifier.environment]", {}, "environment", True),
     ("an image, no tests", TASK_IMAGE, {"tests/test.sh": None}, "of-task", False),
-    ("a definition", f"[verifier]\n{SEPARATE}", OWN_DEFINITION, "tests", False),
-    ("an image before a definition", TASK_IMAGE, OWN_DEFINITION, "of-task", False),
-    ("a step's: the task's image", TASK_IMAGE + STEP, {}, "of-task", False),
     ("a step's: its own image", TASK_IMAGE + STEP + STEP_IMAGE, STEPS_DEFINITION, "of-step", False),
-    ("a step's: its own definition", TASK_IMAGE + STEP, STEPS_DEFINITION, "steps/a/tests", False),
-    ("a step's: the task's definition", f"{STEP}verifier.{SEPARATE}", OWN_DEFINITION, "tests", False),
-    ("a step's: the agent's", f"{STEP}verifier.{SEPARATE}", {}, "environment", True),
 ]  # fmt: skip
 
 
@@ -49,22 +42,6 @@ def test_what_it_is_made_from(make_task: MakeTask, case: tuple[str, str, Files, 
     assert spec is not None
     assert stage.brings_tests is not uploads
     assert spec.docker_image == origin or spec.context_dir == task.path / origin
-
-
-@pytest.mark.parametrize(
-    ("toml", "mode"),
-    [
-        ("", "shared"),
-        (f"[verifier]\n{SEPARATE}", "separate"),
-        (f"[verifier]\n{SEPARATE}{STEP}", "separate"),
-        (f"[verifier]\n{SEPARATE}{STEP}verifier.environment_mode = 'shared'", "shared"),
-        (f"{STEP}verifier.environment = {{}}", "separate"),
-    ],
-)
-def test_where_the_tests_are_run(make_task: MakeTask, toml: str, mode: str) -> None:
-    (stage,) = load_task(make_task(toml=toml, files=STEP_FILES)).stages
-    assert stage.verifier_mode == mode
-    assert (stage.verifier_spec is None) == (mode == "shared")
 
 
 def test_what_it_has_is_said_by_the_nearest_table(make_task: MakeTask) -> None:
@@ -111,15 +88,6 @@ def test_its_network(make_task: MakeTask, toml: str, start: NetworkPolicy, tests
     spec = stage.verifier_spec
     assert spec is not None
     assert (spec.network, stage.verifier_network, spec.networks) == (start, tests, {start, tests})
-
-
-@pytest.mark.local
-async def test_tests_that_come_with_its_image(make_task: MakeTask, tmp_path: Path) -> None:
-    definition = "FROM scratch\nCOPY test.sh /tests/test.sh\nRUN echo own > /tests/data\n"
-    test = "#!/bin/bash\n[ $(cat /tests/data) = own ] && ls /tests | wc -l > /logs/verifier/reward.txt\n"
-    files = {"tests/Dockerfile": definition, "tests/test.sh": test, "tests/more": ""}
-    task = load_task(make_task(toml=f"[verifier]\n{SEPARATE}", files=files))
-    assert await verified(task, tmp_path / "out") == 2
 
 
 async def verified(task: HarborTask, folder: Path, *, factory: object = None) -> float:

@@ -12,28 +12,15 @@ from ares_exp.tasks.verification.time_limits import TimeLimits
 
 CASES: list[tuple[dict[str, Any], str, str, float | None]] = [
     # limits, task.toml, phase, expected
-    ({}, "[agent]\ntimeout_sec = 100", "agent", 100.0),
-    ({}, "", "agent", None),
+    # only what is not among the cases of tests/compatibility
     ({}, "[agent]\ntimeout_sec = 0", "agent", 0.0),
     ({}, "[agent]\ntimeout_sec = inf", "agent", None),
-    ({"agent_timeout_sec": 30}, "[agent]\ntimeout_sec = 100", "agent", 30),
-    ({"agent_timeout_sec": 30}, "", "agent", 30),
     ({"agent_timeout_sec": 0}, "[agent]\ntimeout_sec = 100", "agent", 100.0),
-    ({"agent_timeout_max_sec": 50}, "[agent]\ntimeout_sec = 100", "agent", 50),
-    ({"agent_timeout_max_sec": 50, "timeout_multiplier": 2}, "[agent]\ntimeout_sec = 100", "agent", 100),
-    ({"agent_timeout_max_sec": 50}, "", "agent", 50),
     ({"agent_timeout_max_sec": 0}, "[agent]\ntimeout_sec = 100", "agent", 100.0),
     ({"timeout_multiplier": 2, "agent_timeout_multiplier": 3}, "[agent]\ntimeout_sec = 100", "agent", 300.0),
-    ({"timeout_multiplier": 2, "verifier_timeout_multiplier": 3}, "[agent]\ntimeout_sec = 100", "agent", 200.0),
     ({"timeout_multiplier": 2}, "", "agent", None),
-    ({}, "", "verifier", 600.0),
     ({"verifier_timeout_sec": 10, "verifier_timeout_multiplier": 0.5}, "", "verifier", 5.0),
-    ({"verifier_timeout_max_sec": 20, "timeout_multiplier": 2}, "", "verifier", 40),
     ({"agent_timeout_sec": 1}, "", "verifier", 600.0),
-    ({}, "[verifier]\ntimeout_sec = inf", "verifier", None),
-    ({}, "", "start", 600.0),
-    ({"timeout_multiplier": 2}, "[environment]\nbuild_timeout_sec = 10", "start", 20.0),
-    ({"timeout_multiplier": 2, "environment_build_timeout_multiplier": 0.1}, "", "start", 60.0),
     ({}, "[environment]\nbuild_timeout_sec = inf", "start", math.inf),
 ]
 

@@ -58,7 +58,14 @@ from tests.agents.stateful_agent import StatefulAgentFactory
 from tests.agents.thorough_agent import ThoroughAgentFactory, answer
 from tests.loopback_endpoint import LoopbackEndpoint
 from tests.loopback_endpoint import answer as completion
-from tests.swebench_rows import make_repository, make_row, write_rows
+from tests.swebench_rows import (
+    build_context,
+    make_repository,
+    make_row,
+    put_harness_on_path,
+    use_local_image,
+    write_rows,
+)
 from tests.unit.containers.local_containers import needs_local
 from tests.unit.environments.test_ares_adapter import Wrapped, adapted
 from tests.unit.trajectories.chats import chat, write
@@ -77,16 +84,11 @@ class TestHarbor(SourceContract):
 @pytest.mark.once
 class TestSweBench(SourceContract):
     @pytest.fixture
-    def source(self, tmp_path: Path) -> EnvironmentSource:
+    def source(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EnvironmentSource:
         repository = make_repository(tmp_path / "repositories")
-        return SweBenchEnvironments(
-            dataset=str(write_rows(tmp_path / "rows.jsonl", make_row(*repository))),
-            build=True,
-            repository=str(repository[0]),
-            cache_dir=tmp_path / "cache",
-            test_command="python3 -m unittest -v {modules}",
-            log_parser="unittest",
-        )
+        put_harness_on_path(tmp_path / "harness", monkeypatch)
+        use_local_image(build_context(tmp_path, *repository), monkeypatch)
+        return SweBenchEnvironments(dataset=str(write_rows(tmp_path / "rows.jsonl", make_row(*repository))))
 
 
 class TestTwentyQuestions(SourceContract):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.commands.cli.words import run_word
+from ares_exp.commands.cli.main import run_word
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.tasks.task_set import SAMPLES
 from tests.unit.trackers.served_run import ServedRun

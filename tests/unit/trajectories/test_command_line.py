@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.commands.cli.words import run_word
+from ares_exp.commands.cli.main import run_word
 from tests.unit.trajectories.chats import chat, write
 
 HEAVY = ("rich", "pyarrow", "numpy", "backports.zstd", "gymnasium", "hydra")

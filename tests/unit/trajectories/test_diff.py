@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from ares_exp.commands.cli.words import run_word
+from ares_exp.commands.cli.main import run_word
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.trajectories.divergence import find_divergence, step_marks

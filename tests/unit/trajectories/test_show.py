@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
-from ares_exp.commands.cli.words import run_word
+from ares_exp.commands.cli.main import run_word
 from ares_exp.commands.show import LEFT_OUT_WHERE_NARROW, list_columns
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.llms.request import LLMRequest

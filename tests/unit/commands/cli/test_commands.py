@@ -64,9 +64,11 @@ def called(program: str, *words: str) -> subprocess.CompletedProcess[str]:
             patch.setenv(name, value)
         patch.setattr(sys, "path", [*sys.path])
         patch.setattr(sys, "argv", ["ares_exp/__main__.py" if "-m" in program else program, *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-    return subprocess.CompletedProcess(words, int(ended.value.code or 0), out.getvalue(), err.getvalue())
+        try:
+            code: object = main()
+        except SystemExit as ended:
+            code = ended.code
+    return subprocess.CompletedProcess(words, int(str(code or 0)), out.getvalue(), err.getvalue())
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -84,14 +86,16 @@ def test_a_command_calls_itself_as_it_was_called(command: str) -> None:
 
 
 def test_the_help_lists_every_command() -> None:
-    for program, words in PROGRAMS.items():
-        done = process(*words, "--help")
+    for program in PROGRAMS:
+        done = called(program, "--help")
         assert f"Usage: {program} [" in done.stdout
         assert all(f"\n  {name} " in done.stdout for name in COMMANDS)
 
 
 def test_help_may_stand_before_the_command() -> None:
-    assert process("-m", "ares_exp", "--help", "show").stdout == process("-m", "ares_exp", "show", "--help").stdout
+    first, second = (called("ares-exp", *words).stdout for words in (("--help", "show"), ("show", "--help")))
+    assert first == second
+    assert "usage: ares-exp show" in first
 
 
 @pytest.mark.parametrize(
@@ -128,7 +132,7 @@ def test_a_group_of_options_with_help_is_none_either(
     assert "openai_responses" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [["seed=x"], ["+no.such=1"], ["~nothing"], ["--cfg", "jobb"]])
+@pytest.mark.parametrize("words", [["+no.such=1"], ["--cfg", "jobb"]])
 def test_anything_else_is_a_run(words: list[str]) -> None:
     done = subprocess.run([*warm_command(), *words], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2

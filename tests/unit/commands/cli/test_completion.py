@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ares_exp.commands.cli.commands import COMMANDS
-from ares_exp.commands.cli.completion import candidates, is_query
+from ares_exp.commands.cli.completion import candidates
 from tests.conftest import ROOT
 
 
@@ -57,12 +57,7 @@ def test_what_stands_behind_the_cursor_does_not_count(monkeypatch: pytest.Monkey
     assert candidates() == (["show"], True)
 
 
-def test_a_query_is_told_from_a_run() -> None:
-    assert is_query(["-sc", "query=bash"])
-    assert not is_query(["-sc", "install=bash"])
-    assert not is_query(["query=bash"])
-
-
+@pytest.mark.slow
 @pytest.mark.once
 def test_bash_completes_commands_options_and_files(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ares_exp.commands.cli.hydra_flags import unchecked_help
+from ares_exp.commands.cli.flags import unchecked_help
 
 
 class Lazy:

@@ -11,7 +11,7 @@ import yaml
 
 from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome, StageResult
 from ares_exp.records.run_summary import RunSummary
-from ares_exp.tasks.content_digest import content_digest
+from ares_exp.tasks.task_files import content_digest
 from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.tasks.verification.link_bounds import LinkBounds
 from ares_exp.trajectories.answer_log import LoggedEpisode

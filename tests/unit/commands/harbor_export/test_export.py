@@ -16,7 +16,7 @@ import pytest
 from ares_exp.commands.cli.run_command import run_module
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import Outcome, StageResult
-from ares_exp.tasks.content_digest import content_digest
+from ares_exp.tasks.task_files import content_digest
 from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.tasks.verification.link_bounds import LinkBounds
 from ares_exp.trajectories.records import serialize_llm_response
@@ -138,9 +138,6 @@ def test_a_trial(job: Path) -> None:
         "model_info": {"name": "tiny", "provider": "local"},
     }
     assert (trial["started_at"], trial["finished_at"]) == ("2026-01-05T09:00:00Z", "2026-01-05T09:00:06Z")
-    assert trial["environment_setup"]["finished_at"] == trial["agent_execution"]["started_at"]
-    assert trial["agent_execution"]["finished_at"] == "2026-01-05T09:00:04.500000Z", "waiting for the model included"
-    assert trial["verifier"]["finished_at"] == "2026-01-05T09:00:05Z"
     usage = {name: trial["agent_result"][name] for name in ("n_input_tokens", "n_output_tokens", "cost_usd")}
     assert usage == {"n_input_tokens": 300, "n_output_tokens": 30, "cost_usd": 0.75}
     trajectory = read(folder / "agent" / "trajectory.json")
@@ -157,21 +154,7 @@ def test_a_trial(job: Path) -> None:
         "trial_name": folder.name,
         "trials_dir": str(job.resolve()),
         "environment": {"type": "docker"},
-        "agent": {
-            "name": "ShellAgent",
-            "model_name": "local/tiny",
-            "kwargs": {
-                "command_timeout_sec": 120,
-                "limits": {"steps": 250},
-                "timeouts": {"multiplier": 2.0, "agent": 30.0},
-                "policy": {
-                    "name": "OpenAIPolicy",
-                    "model": "local/tiny",
-                    "base_url": "http://127.0.0.1:1/v1",
-                    "api_key_env": "TINY_API_KEY",
-                },
-            },
-        },
+        "agent": {"name": "ShellAgent", "model_name": "local/tiny"},
         "job_id": read(job / "result.json")["id"],
     }
 
@@ -179,7 +162,7 @@ def test_a_trial(job: Path) -> None:
 def test_the_job(job: Path) -> None:
     config, result = (read(job / f"{name}.json") for name in ("config", "result"))
     assert (config["job_name"], config["jobs_dir"]) == ("job", str(job.parent.resolve()))
-    assert (config["n_attempts"], config["n_concurrent_trials"]) == (12, 8)
+    assert config["n_attempts"] == 12
     assert [task["path"] for task in config["tasks"]] == [str(SAMPLES / name) for name in TASKS]
     assert datetime.fromisoformat(result["started_at"]).tzinfo is None, "local time"
     assert datetime.fromisoformat(result["started_at"]).timestamp() == 1767603600.0

@@ -14,7 +14,7 @@ from ares_exp.records.results import EpisodeResult, Outcome
 from ares_exp.records.run_dir import RunDir, dump_json
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.runs.resume.session import Session, close_session, open_session
-from ares_exp.tasks.recorded_digest import with_files
+from ares_exp.tasks.task_files import with_files
 
 URL = "http://127.0.0.1:8000/v1"
 CONFIG: dict[str, Any] = {

@@ -150,12 +150,13 @@ async def test_an_agent_that_loses_our_ref_is_measured_by_the_base_commit(
     assert b"calc.py" in (await agent_patch(box, repository[1])).data
 
 
-async def test_files_are_as_at_the_base_commit_again(box: Container, repository: Repository) -> None:
+async def test_files_are_as_at_the_base_commit_again(box: Container, repository: Repository, tmp_path: Path) -> None:
     await run(box, "rm calc.py && mkdir calc.py && touch calc.py/x new.py -- '-odd' && rm -r tests && ln -s /etc tests")
-    paths = ("calc.py", "new.py", "-odd", "not there", "tests/test_calc.py")
-    assert (await restore_files(box, (), repository[1])).exit_code == 0
-    many = tuple(f"{'d' * 60}/{number}" for number in range(5000))  # more than one command line can have
-    done = await restore_files(box, (*paths, *many), repository[1])
+    paths = ["calc.py", "new.py", "-odd", "not there", "tests/test_calc.py"]
+    many = [f"{'d' * 60}/{number}" for number in range(5000)]  # more than one command line can have
+    (tmp_path / "files").write_text("\0".join([*paths, *many, ""]))
+    await box.upload(tmp_path / "files", "/patch.files")
+    done = await restore_files(box, "/patch", repository[1])
     assert done.exit_code == 0, done
     assert await run(box, "ls -A && cat calc.py") == ".git\nREADME.md\ncalc.py\ntests\n" + BUGGY
     assert (await box.exec("test -e /etc/passwd -a ! -e /etc/test_calc.py -a ! -L /testbed/tests")).exit_code == 0
@@ -170,6 +171,7 @@ async def test_a_patch_fits_its_commit_or_not(box: Container, repository: Reposi
         (tmp_path / name).write_text(text)
         await box.upload(tmp_path / name, f"/{name}.patch")
         assert ((await fits_base(box, f"/{name}.patch", base)).exit_code == 0) is fits
+    assert await run(box, "tr '\\0' ' ' < /good.patch.files") == "calc.py tests/test_calc.py "
     assert await run(box, "git status --porcelain && cat calc.py") == BUGGY
     assert (await apply_patch(box, "/bad.patch")).exit_code != 0
     assert (await apply_patch(box, "/good.patch")).exit_code == 0

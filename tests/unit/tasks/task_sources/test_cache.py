@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ares_exp.errors import PreflightError
-from ares_exp.tasks.task_origin import TaskOrigin
+from ares_exp.tasks.task_contract import TaskOrigin
 from ares_exp.tasks.task_sources.cache import TaskCache, default_cache_dir
 
 ORIGIN = TaskOrigin("file:///tasks", "a" * 40, "tasks/one")
@@ -27,20 +27,27 @@ with TaskCache(Path(sys.argv[1])).workspace() as workspace:
 """
 
 
-def made(workspace: Path, text: str = "whole") -> Path:
-    task = workspace / f"stage-{text}" / "one"
-    task.mkdir(parents=True)
-    (task / "task.toml").write_text(text)
-    return task
+@pytest.fixture
+def cache(cache_dir: Path) -> TaskCache:
+    return TaskCache(cache_dir)
 
 
-def test_what_is_kept_is_found(cache_dir: Path) -> None:
-    cache = TaskCache(cache_dir)
-    assert cache.find(ORIGIN, "one") is None
-    assert not any(cache_dir.iterdir())
+def keep(cache: TaskCache, text: str = "whole") -> Path:
+    """Makes a task, and moves it to its place in the cache."""
+    place = cache.task(ORIGIN, "one")
     with cache.workspace() as workspace:
-        place = cache.keep(ORIGIN, made(workspace))
-    assert cache.find(ORIGIN, "one") == place
+        (workspace / "stage").mkdir()
+        (workspace / "stage" / "task.toml").write_text(text)
+        cache.keep(workspace / "stage", place)
+    return place
+
+
+def test_what_is_kept_is_found(cache: TaskCache, cache_dir: Path) -> None:
+    place = cache.task(ORIGIN, "one")
+    assert not cache.has(place)
+    assert not any(cache_dir.iterdir())
+    assert keep(cache) == place
+    assert cache.has(place)
     assert (place / "task.toml").read_text() == "whole"
     assert place.name == "one"
     assert [path.name for path in cache_dir.iterdir()] == [place.parent.name]
@@ -54,42 +61,29 @@ def test_what_is_kept_is_found(cache_dir: Path) -> None:
         TaskOrigin("file:///tasks", "a" * 40, "more/one"),
     ],
 )
-def test_another_repository_commit_or_path_is_another_task(cache_dir: Path, other: TaskOrigin) -> None:
-    cache = TaskCache(cache_dir)
-    with cache.workspace() as workspace:
-        cache.keep(ORIGIN, made(workspace))
-    assert cache.find(other, "one") is None
+def test_another_repository_commit_or_path_is_another_task(cache: TaskCache, other: TaskOrigin) -> None:
+    keep(cache)
+    assert not cache.has(cache.task(other, "one"))
 
 
-def test_who_comes_second_takes_what_is_there(cache_dir: Path) -> None:
-    cache = TaskCache(cache_dir)
-    with cache.workspace() as first, cache.workspace() as second:
-        assert cache.keep(ORIGIN, made(first, "first")) == cache.keep(ORIGIN, made(second, "second"))
-    place = cache.find(ORIGIN, "one")
-    assert place is not None
-    assert (place / "task.toml").read_text() == "first"
+def test_who_comes_second_takes_what_is_there(cache: TaskCache) -> None:
+    assert keep(cache, "first") == keep(cache, "second")
+    assert (cache.task(ORIGIN, "one") / "task.toml").read_text() == "first"
 
 
-def test_an_emptied_task_is_made_again(cache_dir: Path) -> None:
-    cache = TaskCache(cache_dir)
-    with cache.workspace() as workspace:
-        place = cache.keep(ORIGIN, made(workspace))
-        (place / "task.toml").unlink()
-        assert cache.find(ORIGIN, "one") is None
-        assert cache.keep(ORIGIN, made(workspace, "again")) == place
-    assert (place / "task.toml").read_text() == "again"
+def test_an_emptied_task_is_made_again(cache: TaskCache) -> None:
+    (keep(cache) / "task.toml").unlink()
+    assert not cache.has(cache.task(ORIGIN, "one"))
+    assert (keep(cache, "again") / "task.toml").read_text() == "again"
 
 
-def test_something_else_in_its_place_is_left_alone(cache_dir: Path) -> None:
-    cache = TaskCache(cache_dir)
-    with cache.workspace() as workspace:
-        place = cache.keep(ORIGIN, made(workspace))
-        (place / "task.toml").unlink()
-        place.rmdir()
-        (place.parent / "mine").write_text("mine")
-        with pytest.raises(PreflightError, match="Remove what is there"):
-            cache.keep(ORIGIN, made(workspace, "again"))
-    assert (place.parent / "mine").read_text() == "mine"
+def test_something_else_in_its_place_is_left_alone(cache: TaskCache) -> None:
+    place = cache.task(ORIGIN, "one")
+    place.parent.mkdir(parents=True)
+    place.write_text("mine")
+    with pytest.raises(PreflightError, match=r"Cannot write .*env\.cache_dir"):
+        keep(cache)
+    assert place.read_text() == "mine"
 
 
 def test_a_killed_process_leaves_nothing_half(cache_dir: Path) -> None:
@@ -103,7 +97,7 @@ def test_a_killed_process_leaves_nothing_half(cache_dir: Path) -> None:
         process.wait()
     assert len(list(cache_dir.glob("*/stage/one/task.toml"))) == 1
     cache = TaskCache(cache_dir)
-    assert cache.find(ORIGIN, "one") is None
+    assert not cache.has(cache.task(ORIGIN, "one"))
     with cache.workspace() as workspace:
         assert list(cache_dir.iterdir()) == [workspace]
     assert list(cache_dir.iterdir()) == []

@@ -13,7 +13,7 @@ from ares_exp.environments.harbor import HarborEnvironments
 from ares_exp.errors import PreflightError
 from ares_exp.tasks.task_sources.cache import TaskCache
 from ares_exp.tasks.task_sources.git_command import Git
-from ares_exp.tasks.task_sources.git_repository import GitRepository
+from ares_exp.tasks.task_sources.git_tasks import Repositories
 from tests.unit.tasks.task_sources.conftest import MakeRepository, Repository
 
 
@@ -81,7 +81,7 @@ def test_a_branch_that_is_gone_is_told(repository: Repository, cache_dir: Path, 
     repository.git("branch", "side")
     load(cache_dir, told, repo=f"{repository.url}@side")
     repository.git("branch", "-D", "side")
-    with pytest.raises(PreflightError, match="has no 'side' that can be fetched"):
+    with pytest.raises(PreflightError, match="has no 'side'"):
         load(cache_dir, told, repo=f"{repository.url}@side")
 
 
@@ -115,11 +115,11 @@ def test_the_copy_of_a_commit_stays_as_it_was_made(repository: Repository, cache
 def test_two_copies_of_a_commit_are_one(repository: Repository, cache_dir: Path) -> None:
     cache = TaskCache(cache_dir)
     commit = repository.git("rev-parse", "HEAD")
-    first, second = (GitRepository(Git(timeout_sec=60), cache, repository.url) for _ in range(2))
-    assert first.commit("main") == commit
-    shutil.move(cache.repository(repository.url, commit), cache_dir / "away")
-    assert second.commit("main") == commit
+    first, second = (Repositories(Git(timeout_sec=60), cache) for _ in range(2))
+    assert first.commit(repository.url, "main") == commit
+    shutil.move(cache.commit(repository.url, commit), cache_dir / "away")
+    assert second.commit(repository.url, "main") == commit
     with cache.workspace() as workspace:
         shutil.move(cache_dir / "away", workspace / "git")
-        cache.keep_repository(repository.url, commit, workspace / "git")
-    assert "tasks/a/task.toml" in first.tree(commit)
+        cache.keep(workspace / "git", cache.commit(repository.url, commit))
+    assert "tasks/a/task.toml" in first.tree(repository.url, commit)

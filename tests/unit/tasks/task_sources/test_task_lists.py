@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ares_exp.errors import ConfigError
+from ares_exp.tasks.task_sources.git_names import RepositoryReference
 from ares_exp.tasks.task_sources.registry_file import DatasetName
-from ares_exp.tasks.task_sources.repository_reference import RepositoryReference
-from ares_exp.tasks.task_sources.task_lists import RepositoryDataset
+from ares_exp.tasks.task_sources.task_lists import data_set_of_repository
 
 REMOTE, LOCAL = "https://host/org/name.git", "file:///srv/lists.git"
 
@@ -18,25 +18,20 @@ REMOTE, LOCAL = "https://host/org/name.git", "file:///srv/lists.git"
 class OneCopy:
     """A repository with nothing but a registry, which names one of this machine."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    def of(self, url: str) -> OneCopy:
-        return self
-
-    def commit(self, ref: str | None) -> str:
+    def commit(self, url: str, ref: str | None) -> str:
         return "1" * 40
 
-    def tree(self, commit: str) -> dict[str, str]:
+    def tree(self, url: str, commit: str) -> dict[str, str]:
         return {"registry.json": "100644"}
 
-    def read(self, commit: str, path: str) -> bytes:
+    def read(self, url: str, commit: str, path: str) -> bytes:
         task = {"name": "a", "path": "a", "git_url": "file:///home/somebody/tasks"}
         return json.dumps([{"name": "d", "version": "1", "description": "", "tasks": [task]}]).encode()
 
 
 def references(url: str) -> Any:
-    return RepositoryDataset(RepositoryReference(url), DatasetName("d")).references(OneCopy(url))  # type: ignore[arg-type]
+    where = (RepositoryReference(url), DatasetName("d"), "registry.json")
+    return data_set_of_repository(*where, OneCopy())  # type: ignore[arg-type]
 
 
 def test_a_list_from_elsewhere_names_no_repository_of_this_machine() -> None:

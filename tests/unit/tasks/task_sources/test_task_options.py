@@ -30,7 +30,7 @@ from ares_exp.tasks.task_set import SAMPLES
             {"repo": "https://h/o/n/tree/main/a", "path": "b"},
             "Expected one folder of `env.repo`, got 'a' in it and 'b'",
         ),
-        ({"repo": "o/n", "dataset": "d", "path": "b"}, "name no folder of it as well"),
+        ({"repo": "o/n", "dataset": "d", "path": "b"}, "do not name a folder"),
         ({"repo": "o/n", "registry": "r.json"}, "choose one with `env.dataset"),
         ({"repo": "o/n", "dataset": "d", "registry": "../r.json"}, "`env.registry`: expected a relative path"),
         ({"registry": "r.json"}, "choose one with `env.dataset"),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ares_exp.containers.archive import unpack_file
 from ares_exp.containers.container import Container
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.errors import ContainerDiedError
@@ -80,16 +81,6 @@ async def test_nothing_but_the_convention_and_nothing_there(make_task: MakeTask,
     assert statuses(gone) == {"/logs/artifacts": "failed"}
 
 
-async def test_patterns_of_what_is_left_out(make_task: MakeTask, tmp_path: Path) -> None:
-    toml = "artifacts = [{source = '/srv', exclude = ['*.log', './cache']}]"
-    made = "cd /srv && mkdir -p cache sub && touch a.log a.txt sub/b.log sub/b.txt cache/c.txt"
-    manifest = await collected(load_task(make_task(toml=toml)), tmp_path / "out", made)
-    assert manifest[1]["exclude"] == ["*.log", "./cache"]
-    assert manifest[1]["status"] == "ok"
-    root = tmp_path / "out" / "srv"
-    assert sorted(path.relative_to(root).as_posix() for path in root.rglob("*")) == ["a.txt", "sub", "sub/b.txt"]
-
-
 async def test_packing_leaves_nothing_behind(
     make_task: MakeTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,26 +93,17 @@ async def test_packing_leaves_nothing_behind(
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-async def test_what_overlaps_is_skipped(make_task: MakeTask, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    toml = "artifacts = ['/srv/a', {source = '/srv/b', destination = 'srv/a'}, '/srv', '/srv/a/x', '/manifest.json']"
-    made = "mkdir -p /srv/a /srv/b; echo a > /srv/a/x; echo b > /srv/b/x; echo '{}' > /manifest.json"
-    with caplog.at_level(logging.WARNING):
-        manifest = await collected(load_task(make_task(toml=toml)), tmp_path / "out", made)
-    assert [entry["status"] for entry in manifest] == ["empty", "ok", "skipped", "skipped", "skipped", "skipped"]
-    assert (tmp_path / "out" / "srv" / "a" / "x").read_text() == "a\n"
-    assert "The artifact /srv/b is left out: its place on the host belongs to /srv/a." in caplog.text
-
-
 async def test_what_is_there_and_cannot_be_had_is_told(
-    make_task: MakeTask, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    make_task: MakeTask, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(unpack_file.__kwdefaults__, "max_bytes", 10**6)
     task = load_task(make_task(toml="artifacts = ['/large', '/pipe', '/missing']"))
     with caplog.at_level(logging.WARNING):
-        manifest = await collected(task, tmp_path / "out", "truncate -s 1025M /large; mkfifo /pipe")
+        manifest = await collected(task, tmp_path / "out", "truncate -s 5M /large; mkfifo /pipe")
     assert set(statuses(manifest).values()) == {"empty", "failed"}
     told = [record.getMessage() for record in caplog.records]
     assert [message.split()[2] for message in told] == ["/large", "/pipe"]
-    assert "expected at most 1073741824" in told[0]
+    assert "expected at most 1000000" in told[0]
 
 
 async def test_what_comes_out_is_not_trusted(make_task: MakeTask, tmp_path: Path) -> None:
@@ -183,9 +165,6 @@ async def test_hooks_that_fail_are_only_told_of(
     [[verifier.collect]]
     command = "echo no luck; exit 4"
     [[verifier.collect]]
-    command = "sleep 60"
-    timeout_sec = 1
-    [[verifier.collect]]
     command = "echo $(id -u) > /logs/artifacts/by"
     user = {USER}
     """
@@ -193,7 +172,6 @@ async def test_hooks_that_fail_are_only_told_of(
         await collected(load_task(make_task(toml=toml)), tmp_path / "out")
     assert (tmp_path / "out" / "logs" / "artifacts" / "by").read_text() == f"{USER}\n"
     assert "`echo no luck; exit 4` in main gave exit code 4: no luck" in caplog.text
-    assert "`sleep 60` in main took too long" in caplog.text
 
 
 async def test_hooks_are_run_where_nothing_is_kept(make_task: MakeTask) -> None:

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from ares_exp.tasks.artifact import Artifact
-from ares_exp.tasks.verification.manifest import ManifestEntry
-from ares_exp.tasks.verification.places import Places, is_conventional, place_of, with_conventional
+from ares_exp.tasks.task_toml import Artifact
+from ares_exp.tasks.verification.manifest import ManifestEntry, Places, is_conventional, place_of, with_conventional
 
 
 def artifact(source: str, destination: str = "", **more: object) -> Artifact:

@@ -1,0 +1,125 @@
+"""A program in another process: bounded in time and output, and killed with this process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ares_exp.containers.parent_death_guard import while_we_live
+
+MAX_OUTPUT_BYTES = 256 * 2**20
+_MAX_ERROR_BYTES = 4096
+
+
+class ChildFailedError(Exception):
+    """The program did not do its work. The message is a predicate, such as "was stopped"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The end of a program.
+
+    Attributes:
+        exit_code: Its exit code.
+        output: Everything that it printed to stdout.
+        errors: The last lines that it printed to stderr.
+    """
+
+    exit_code: int
+    output: bytes
+    errors: list[str]
+
+
+class ChildProcess:
+    """Runs programs, one after the other."""
+
+    def __init__(self) -> None:
+        self._running: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+        self._lock = threading.Lock()
+
+    def run(self, command: Sequence[str], *, env: Mapping[str, str], timeout_sec: float) -> Ended:
+        """Runs a program to its end. Blocking.
+
+        Args:
+            command: The program and its arguments. It reads an empty stdin.
+            env: All its variables.
+            timeout_sec: When its process group is killed.
+
+        Raises:
+            ChildFailedError: It was stopped, took too long, or printed too much.
+        """
+        with tempfile.TemporaryFile() as errors:
+            with self._lock:
+                if self._stopped:
+                    raise ChildFailedError("was stopped")
+                process = self._running = subprocess.Popen(
+                    while_we_live(command),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    env=env,
+                    start_new_session=True,  # also without a terminal that a user could be asked on
+                )
+            late = threading.Event()
+            timer = threading.Timer(timeout_sec, self._kill, [process, late])
+            timer.start()
+            assert process.stdout is not None
+            try:
+                output: bytes = process.stdout.read(MAX_OUTPUT_BYTES + 1)
+                if len(output) > MAX_OUTPUT_BYTES:
+                    self._kill(process)
+                exit_code = process.wait()
+            finally:
+                timer.cancel()
+                self._kill(process)
+                process.wait()
+                process.stdout.close()
+            errors.seek(max(0, errors.seek(0, os.SEEK_END) - _MAX_ERROR_BYTES))
+            lines = errors.read().decode("utf-8", "replace").splitlines()
+        if self._stopped:
+            raise ChildFailedError("was stopped")
+        if late.is_set():
+            raise ChildFailedError(f"was killed after {timeout_sec:g} seconds")
+        if len(output) > MAX_OUTPUT_BYTES:
+            raise ChildFailedError(f"was expected to print at most {MAX_OUTPUT_BYTES:,} bytes, and printed more")
+        return Ended(exit_code, output, [line.strip() for line in lines if line.strip()])
+
+    def run_python(
+        self, program: Path, arguments: Sequence[str], *, env: Mapping[str, str], timeout_sec: float
+    ) -> None:
+        """Runs a Python file that imports nothing of this package, by the interpreter of this process.
+
+        Raises:
+            ChildFailedError: It failed, was stopped, took too long, or printed too much.
+        """
+        ended = self.run([sys.executable, "-P", str(program), *arguments], env=env, timeout_sec=timeout_sec)
+        if ended.exit_code != 0:
+            raise ChildFailedError(f"failed: {ended.errors[-1] if ended.errors else f'exit code {ended.exit_code}'}")
+
+    def stop(self) -> None:
+        """Kills the running program, and lets no other start. For another thread."""
+        with self._lock:
+            self._stopped = True
+            running = self._running
+        if running is not None:
+            self._kill(running)
+
+    def _kill(self, process: subprocess.Popen[bytes], why: threading.Event | None = None) -> None:
+        """Kills the process group, once: as long as its stdin is open, no other group has its number."""
+        assert process.stdin is not None
+        with self._lock:
+            if not process.stdin.closed:
+                if why is not None:
+                    why.set()
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.stdin.close()

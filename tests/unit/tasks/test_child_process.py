@@ -1,0 +1,69 @@
+"""Programs in processes of their own: what ends them, and what they are given."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ares_exp.tasks.child_process import ChildFailedError, ChildProcess
+from tests.conftest import ROOT
+
+
+def program(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text(text)
+    return path
+
+
+def test_a_program_says_why_it_failed(tmp_path: Path) -> None:
+    path = program(tmp_path, "import sys\nassert sys.argv[1:] == ['a', 'b']\nraise ValueError('of itself')\n")
+    with pytest.raises(ChildFailedError, match="ValueError: of itself"):
+        ChildProcess().run_python(path, ["a", "b"], env=dict(os.environ), timeout_sec=60)
+
+
+def test_a_program_has_the_variables_that_it_is_given(tmp_path: Path) -> None:
+    path = program(tmp_path, "import os\nassert dict(os.environ).keys() <= {'ONLY', 'LC_CTYPE', 'PWD'}\n")
+    ChildProcess().run_python(path, [], env={"ONLY": "1"}, timeout_sec=60)
+
+
+def test_a_program_that_never_ends_is_killed(tmp_path: Path) -> None:
+    path = program(tmp_path, "import time\ntime.sleep(1000)\n")
+    with pytest.raises(ChildFailedError, match=r"killed after 0\.5 seconds"):
+        ChildProcess().run_python(path, [], env={}, timeout_sec=0.5)
+
+
+async def test_a_program_can_be_stopped(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "started")
+    path = program(tmp_path, f"import time\nopen({str(tmp_path / 'started')!r}, 'w').close()\ntime.sleep(1000)\n")
+    child = ChildProcess()
+    running = asyncio.create_task(asyncio.to_thread(child.run_python, path, [], env={}, timeout_sec=100))
+    await asyncio.to_thread((tmp_path / "started").read_bytes)
+    await asyncio.to_thread(child.stop)
+    with pytest.raises(ChildFailedError, match="stopped"):
+        await running
+    with pytest.raises(ChildFailedError, match="stopped"):
+        child.run_python(path, [], env={}, timeout_sec=100)
+
+
+def test_a_program_ends_with_the_one_who_started_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pid")
+    path = program(
+        tmp_path,
+        f"import os, signal\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\nsignal.pause()\n",
+    )
+    code = (
+        "import pathlib\nfrom ares_exp.tasks.child_process import ChildProcess\n"
+        f"ChildProcess().run_python(pathlib.Path({str(path)!r}), [], env={{}}, timeout_sec=100)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as runner:
+        watched = os.pidfd_open(int((tmp_path / "pid").read_text()))
+        runner.kill()
+    ended = select.select([watched], [], [], 30)[0]
+    os.close(watched)
+    assert ended, "it lives"
