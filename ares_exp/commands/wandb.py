@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +16,22 @@ from ares_exp.commands.cli.run_command import EXIT_OK, CommandParser
 from ares_exp.errors import UserError
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.recorded_results import read_results
+from ares_exp.records.recorded_summary import recorded_summary
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.terminal_text import printable
-from ares_exp.trackers.run_files import RunFiles
-from ares_exp.trackers.upload_record import pages_of, read_upload_record
-from ares_exp.trackers.wandb_identity import WandbIdentity, read_identity
+from ares_exp.runs.resume.trusted_record import is_trusted
+from ares_exp.trackers.wandb_files import WandbFiles, WandbInputs
 from ares_exp.trackers.wandb_recording import FINISHED, WALL_SEC
-from ares_exp.trackers.wandb_service import first_line, no_traces, uploading
+from ares_exp.trackers.wandb_service import (
+    UPLOAD_TIMEOUT_SEC,
+    WandbIdentity,
+    close_run,
+    first_line,
+    no_traces,
+    open_run,
+    read_identity,
+    sessions,
+)
 
 if TYPE_CHECKING:
     from wandb_workspaces.workspaces import Workspace
@@ -41,8 +49,8 @@ Examples:
 `%(prog)s COMMAND --help` lists the options of each command.
 """
 SYNC = """\
-Uploads the W&B runs that were recorded in run directories: the numbers by `wandb sync`, then the table of episodes and
-the artifacts from the files of the run directory, wherever it is now. The sessions of a resumed run become one W&B run.
+Uploads the W&B runs of run directories: numbers, tables and artifacts by `wandb sync`, then the links to task sets and
+parent runs, and the files of directories that were moved. The sessions of a resumed run become one W&B run.
 """
 SYNC_EXAMPLES = """\
 Examples:
@@ -124,27 +132,33 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def _upload(arguments: argparse.Namespace) -> int:
-    run_dirs = {found: _sessions(found) for path in arguments.paths for found in _run_dirs(path)}
-    owed = {run_dir: _owed(run_dir, sessions, again=arguments.again) for run_dir, sessions in run_dirs.items()}
+    run_dirs = {found: _files(found) for path in arguments.paths for found in _run_dirs(path)}
+    for run_dir in run_dirs:
+        if not is_trusted(run_dir):  # W&B uploads whatever file its record names
+            raise UserError(
+                f"Expected a run directory that only you can write, got {run_dir}: others own it or can write in it. "
+                "Copy it, and upload it from the copy."
+            )
     whole = True
     with no_traces() as folder:
-        missing = _sync([session for sessions in owed.values() for session in sessions], folder)
-        for session in missing:
-            sys.stderr.write(f"not uploaded: {printable(str(session))}\n")
-        for run_dir, sessions in owed.items():
-            identity = read_identity(run_dir)
-            is_owed = identity is not None and (arguments.again or not identity.uploaded)
-            if identity is not None and is_owed and missing.isdisjoint(sessions):
-                whole &= _upload_files(run_dir, identity, folder)
-            elif not sessions:
-                sys.stdout.write(f"{printable(str(run_dir))}: nothing to upload (--again uploads it once more)\n")
+        owed = {run_dir: _owed(run_dir, files, again=arguments.again) for run_dir, files in run_dirs.items()}
+        missing = _sync([file for files in owed.values() for file in files], folder)
+        for file in missing:
+            sys.stderr.write(f"not uploaded: {printable(str(file))}\n")
+        for run_dir, files in owed.items():
+            identity, inputs = read_identity(run_dir), WandbInputs.read(run_dir)
+            if identity is not None and inputs is not None and missing.isdisjoint(files):
+                if files or not inputs.linked:
+                    whole &= _complete(run_dir, identity, inputs, folder)
+                else:
+                    sys.stdout.write(f"{printable(str(run_dir))}: nothing to upload (--again uploads it once more)\n")
     return EXIT_OK if whole and not missing else EXIT_NOT_ALL
 
 
 def _run_dirs(path: Path) -> list[Path]:
-    if _sessions(path):
+    if _files(path):
         return [path]
-    found = [folder for folder in sorted(path.glob("*")) if _sessions(folder)] if path.is_dir() else []
+    found = [folder for folder in sorted(path.glob("*")) if _files(folder)] if path.is_dir() else []
     if not found:
         raise UserError(
             f"Expected {path} to be a run directory with a W&B run (`wandb/`), or a folder of those, found none. "
@@ -153,75 +167,74 @@ def _run_dirs(path: Path) -> list[Path]:
     return found
 
 
-def _sessions(run_dir: Path) -> list[Path]:
+def _files(run_dir: Path) -> list[Path]:
     """Returns the files of the sessions of a run, in their order."""
-    return sorted(
-        (path for path in (run_dir / "wandb").glob("*run-*/run-*.wandb") if not path.parent.is_symlink()),
-        key=lambda path: path.parent.name.removeprefix("offline-"),
-    )
+    return [file for session in sessions(run_dir) for file in session.glob("run-*.wandb")]
 
 
-def _owed(run_dir: Path, sessions: Sequence[Path], *, again: bool) -> list[Path]:
-    """Returns the sessions that the service does not have."""
+def _owed(run_dir: Path, files: Sequence[Path], *, again: bool) -> list[Path]:
+    """Returns the files of the sessions that the service does not have."""
     identity = read_identity(run_dir)
     confirmed = () if identity is None else identity.confirmed
-    return [one for one in sessions if again or not (_mark(one).exists() or one.parent.name in confirmed)]
+    return [one for one in files if again or not (_mark(one).exists() or one.parent.name in confirmed)]
 
 
-def _sync(sessions: Sequence[Path], folder: Path) -> set[Path]:
+def _sync(files: Sequence[Path], folder: Path) -> set[Path]:
     """Uploads sessions by `wandb sync`; returns those of which it does not say that they were uploaded.
 
     Args:
-        sessions: Their files.
+        files: Their files.
         folder: Where W&B's own logs are, which are removed at the end.
     """
-    if sessions:
-        for session in sessions:
-            _mark(session).unlink(missing_ok=True)
+    if files:
+        for file in files:
+            _mark(file).unlink(missing_ok=True)
         sys.stdout.flush()
         # Its output is for the user, but for the place of its log. It uploads the sessions of a W&B run in their order.
-        command = [sys.executable, "-m", "wandb", "sync", "--include-online", *map(os.fspath, sessions)]
+        command = [sys.executable, "-m", "wandb", "sync", "--include-online", *map(os.fspath, files)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             assert process.stdout is not None
             for line in process.stdout:
                 if str(folder) not in line:
                     sys.stdout.write(line)
                     sys.stdout.flush()
-    return {session for session in sessions if not _mark(session).exists()}
+    return {file for file in files if not _mark(file).exists()}
 
 
-def _upload_files(run_dir: Path, identity: WandbIdentity, folder: Path) -> bool:
-    """Uploads the table and the artifacts of a run; says whether they are whole."""
-    record = read_upload_record(run_dir)
-    if record is None:
-        return True
+def _complete(run_dir: Path, identity: WandbIdentity, inputs: WandbInputs, folder: Path) -> bool:
+    """Adds to a W&B run what `wandb sync` leaves out: links to inputs, and files of a directory that was moved."""
     shown = printable(str(run_dir))
-    episodes = RunDir(run_dir).episodes
-    results = read_results(episodes).results if episodes.exists() else ()
+    missing: list[Path] = []
+    summary = recorded_summary(RunDir(run_dir))
+    exit_code = int(summary is None or not summary.complete)
     try:
-        with uploading(identity, folder, exit_code=record.exit_code) as run:
-            files = RunFiles(run, run_dir, pages_of(run_dir))
-            changed = files.log_inputs(record)
-            files.log_rows(results)
-            files.table.flush()
-            files.log_outputs(record)
-            files.log_report(record)
-            steps = run.step
+        run = open_run(identity, folder, online=True, resume="must", init_timeout=UPLOAD_TIMEOUT_SEC)
+        try:
+            missing = inputs.link(run, run_dir)
+            if inputs.run_dir != run_dir.absolute():
+                files = WandbFiles(run, run_dir, inputs)
+                episodes = RunDir(run_dir).episodes
+                results = read_results(episodes).results if episodes.exists() else ()
+                for result in results:
+                    files.add(result)
+                files.end(run_dir / "snapshots", sum(result.snapshots for result in results))
+        finally:
+            close_run(run, exit_code=exit_code)
     except Exception as error:  # whatever W&B raises
-        sys.stderr.write(f"{shown}: the table and the artifacts were not uploaded: {printable(first_line(error))}\n")
+        sys.stderr.write(f"{shown}: its inputs were not uploaded: {printable(first_line(error))}\n")
         return False
-    replace(identity, steps=max(steps, identity.steps), uploaded=True).write(run_dir)
-    sys.stdout.write(f"{shown}: uploaded the table of {len(results)} episodes, and the artifacts\n")
-    for parent in changed:
+    inputs.model_copy(update={"linked": True, "run_dir": run_dir.absolute()}).write(run_dir)
+    sys.stdout.write(f"{shown}: uploaded\n")
+    for parent in missing:
         sys.stderr.write(
             f"{shown}: the trajectories of {printable(str(parent))}, from which it was branched, are left out: they "
             "are not there any more, or have changed\n"
         )
-    return not changed
+    return not missing
 
 
-def _mark(session: Path) -> Path:
-    return session.with_name(session.name + SYNCED)
+def _mark(file: Path) -> Path:
+    return file.with_name(file.name + SYNCED)
 
 
 def _dashboard(arguments: argparse.Namespace) -> int:
