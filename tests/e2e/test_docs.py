@@ -113,12 +113,16 @@ COMPOSED = [
 
 
 def blocks(chosen: Iterable[Block], *, always_local: bool = False) -> list[Any]:
-    """Returns the parameters of a test; what kills a run is for the night: by day there are tests for that."""
+    """Returns the parameters of a test. By day, those of the README and the first of each page that kills no run."""
+    pages: set[str] = set()
 
     def marks(block: Block) -> list[pytest.MarkDecorator]:
         on_docker = "container=docker" in block.text and not always_local
         backend = pytest.mark.docker if on_docker else pytest.mark.local
-        return [backend, pytest.mark.nightly] if "kill -9" in block.text else [backend]
+        if block.page != README.name and (block.page in pages or "kill -9" in block.text):
+            return [backend, pytest.mark.nightly]
+        pages.add(block.page)
+        return [backend]
 
     return [pytest.param(block, marks=marks(block), id=block.id) for block in chosen]
 
