@@ -101,6 +101,8 @@ for _block in BLOCKS:
         and not any(lines_of(_block.text) <= lines_of(other.text) for other in COMMANDS)
     ):
         COMMANDS.append(_block)
+COVERED = ("sweeps", "tasks", "trackers", "trajectories", "troubleshooting")
+"""Pages whose commands other tests of this folder run by day, with other words."""
 SCRIPTS = [block for block in BLOCKS if block.kind == "python" and block.file is None]
 _PLAYS = re.compile(r"(python -m ares_exp|ares-exp) (-|\S+=)")
 COMPOSED = [
@@ -113,8 +115,8 @@ COMPOSED = [
 
 
 def blocks(chosen: Iterable[Block], *, always_local: bool = False) -> list[Any]:
-    """Returns the parameters of a test. By day, those of the README and the first of each page that kills no run."""
-    pages: set[str] = set()
+    """Returns the parameters of a test. By day, those of the README and the first of other pages that kills no run."""
+    pages = {f"docs/{name}.md" for name in COVERED}
 
     def marks(block: Block) -> list[pytest.MarkDecorator]:
         on_docker = "container=docker" in block.text and not always_local

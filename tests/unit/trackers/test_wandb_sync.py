@@ -239,7 +239,10 @@ def test_a_broken_session_is_told(
 
 
 def test_a_broken_record_is_told(service: WandbService, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    play(tmp_path)
+    session = tmp_path / "wandb" / "offline-run-20260101_000000-x" / "run-x.wandb"
+    session.parent.mkdir(parents=True)
+    session.touch()
+    session.with_name("run-x.wandb.synced").touch()
     (tmp_path / "wandb" / "inputs.json").write_text('{"parents": 3}')
     assert main(["wandb", "sync", str(tmp_path)]) == 2
     assert "inputs.json" in capfd.readouterr().err
