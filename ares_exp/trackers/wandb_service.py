@@ -27,8 +27,6 @@ SWEEP_VARIABLES = ("WANDB_SWEEP_ID", "WANDB_RUN_ID", "WANDB_SWEEP_PARAM_PATH")
 """Variables of the processes that the agent of a W&B sweep starts."""
 FLUSH_SEC = 0.1
 """How often W&B writes what was logged to the disk: a run that is killed loses no more."""
-UPLOAD_TIMEOUT_SEC = 60.0
-"""Bound on reaching the service to add to a run that was uploaded."""
 
 # W&B's service process and its environment variables belong to the whole process.
 _one_tracker_at_a_time = threading.Lock()
