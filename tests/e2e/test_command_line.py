@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ares_exp.config.plugins import OPTION_GROUPS
+from ares_exp.config.options import OPTION_GROUPS
 from ares_exp.config.schema import KEYS
 
 ROOT = Path(__file__).parent.parent.parent

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 import ares_exp
-from ares_exp.config.plugins import OPTION_FOLDERS, OPTION_GROUPS
+from ares_exp.config.options import OPTION_FOLDERS, OPTION_GROUPS
 from ares_exp.config.schema import MADE_NODES
 from ares_exp.runs.control.orders import Order
 from ares_exp.tasks.task_set import SAMPLES

@@ -73,10 +73,9 @@ def _run() -> int:
     from ares_exp.commands.cli.hydra_callback import SweepRefused
     from ares_exp.commands.cli.hydra_flags import unchecked_help
     from ares_exp.commands.cli.job import JobFunction
-    from ares_exp.config.hydra_setup import set_up_hydra, store_recorded_config
+    from ares_exp.config.hydra_setup import mode_from_flags, set_up_hydra, store_recorded_config
     from ares_exp.config.options import ROOT_CONFIG, conf_dir, config_dirs_of, print_problems, refuse_unreadable
     from ares_exp.config.overrides import flags_and_overrides
-    from ares_exp.config.run_mode import mode_from_flags
     from ares_exp.records.run_dir import refuse_used_run_dir
     from ares_exp.runs.resume.compose_from_run import Command, compose_from_run
     from ares_exp.runs.sweeps.interruption import SweepInterrupted

@@ -32,7 +32,7 @@ def run_word(argv: Sequence[str], program: str) -> int | None:
         return None
     if argv[0] in COMMANDS:
         return COMMANDS[argv[0]].main(argv[1:], f"{program} {argv[0]}")
-    from ares_exp.config.plugins import OPTION_GROUPS
+    from ares_exp.config.options import OPTION_GROUPS
     from ares_exp.config.schema import KEYS
 
     if argv[0] in (*OPTION_GROUPS, *KEYS) and HELP & set(argv):

@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ares_exp.config.instantiate import instantiate_node
-from ares_exp.config.targets import SCORER, added_defaults, import_target
+from ares_exp.config.targets import SCORER, added_defaults, import_target, instantiate_node
 from ares_exp.environments.scoring.scorer_call import ConfiguredScorer
 from ares_exp.environments.scoring.scores import REWARD
 from ares_exp.environments.scoring.scoring_environment import ScoringRules
