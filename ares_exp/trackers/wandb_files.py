@@ -50,12 +50,7 @@ LOGGED_AT_ONCE = 64
 
 
 class Parent(pydantic.BaseModel, frozen=True):
-    """A run that this one was branched from, or replays.
-
-    Attributes:
-        path: Its run directory.
-        digest: The digest of its trajectories' artifact.
-    """
+    """The directory of a run that this one was branched from, or replays, and the digest of its trajectories."""
 
     path: Path
     digest: str
@@ -66,13 +61,9 @@ class WandbInputs(WandbRecord, frozen=True):
 
     Attributes:
         run_dir: The run directory when the run was recorded: W&B notes the files of artifacts by absolute paths.
-        log_artifacts: Whether trajectories and snapshots become artifacts.
-        log_trajectories: Whether the table and the report have trajectories.
-        snapshots_limit_mb: The artifact of a larger snapshot store has a listing alone.
         task_set: Name of the artifact whose files are in the folder `wandb/task-set`; `None` without one.
         metadata: Its metadata in W&B.
-        parents: The runs that this one was branched from, or replays.
-        linked: Whether the service has the links to them.
+        linked: Whether the service has the links to task set and parents.
     """
 
     FILE = "inputs.json"
@@ -94,7 +85,7 @@ class WandbInputs(WandbRecord, frozen=True):
             run.use_artifact(_task_set_artifact(self, run_dir))
         missing = []
         for parent in self.parents:
-            artifact = _trajectories_of(parent.path)
+            artifact = _trajectories_artifact(parent.path)
             if artifact is None or artifact.digest != parent.digest:
                 missing.append(parent.path)
             else:
@@ -106,13 +97,7 @@ class WandbFiles:
     """The table and the artifacts of one session of a W&B run. A failure raises what W&B raises."""
 
     def __init__(self, run: wandb.Run, run_dir: Path, settings: WandbInputs) -> None:
-        """Starts the table anew: it has the rows of earlier sessions, too, if they are added.
-
-        Args:
-            run: The W&B run.
-            run_dir: The run directory.
-            settings: Which files are logged.
-        """
+        """Starts the table anew: it has the rows of earlier sessions, too, if they are added."""
         import wandb
 
         self._run = run
@@ -145,7 +130,7 @@ class WandbFiles:
         if waiting > few:
             self.flush()
             if self._run.offline and self._settings.log_artifacts:
-                self._log(_trajectories_artifact(self._run_dir, self._run.id, {*self._finished}))
+                self._log(_trajectories_artifact(self._run_dir, {*self._finished}))
 
     def flush(self) -> None:
         """Logs the rows of the table that were not logged."""
@@ -159,7 +144,7 @@ class WandbFiles:
 
         self.flush()
         if self._settings.log_artifacts:
-            self._log(_trajectories_artifact(self._run_dir, self._run.id))
+            self._log(_trajectories_artifact(self._run_dir))
             if snapshot_dir is not None and snapshots:
                 self._log(self._snapshots(snapshot_dir, snapshots))
         if not is_run(self._run_dir):
@@ -192,22 +177,14 @@ class WandbFiles:
 
         error = "" if result.error is None else f"{result.error.type}: {result.error.message}"
         page = self._page(result.episode_id)
-        return [
-            result.episode_id,
-            result.task_name,
-            result.attempt,
-            result.retry,
-            result.reward,
-            json.dumps(dict(result.rewards)),
-            result.outcome.value,
-            mask_known_secrets(error)[:MAX_ERROR],
-            result.num_steps,
-            result.prompt_tokens,
-            result.generated_tokens,
-            result.cost,
-            result.duration_sec,
-            wandb.Html(str(page), inject=False) if page.is_file() and not page.is_symlink() else None,
-        ]
+        values = {name: getattr(result, name, None) for name in COLUMNS} | {
+            "task": result.task_name,
+            "rewards": json.dumps(dict(result.rewards)),
+            "outcome": result.outcome.value,
+            "error": mask_known_secrets(error)[:MAX_ERROR],
+            "trajectory": wandb.Html(str(page), inject=False) if page.is_file() and not page.is_symlink() else None,
+        }
+        return [values[name] for name in COLUMNS]
 
     def _page(self, episode_id: str) -> Path:
         return self._pages / f"{sha256(episode_id.encode(errors='surrogatepass')).hexdigest()[:32]}.html"
@@ -216,34 +193,24 @@ class WandbFiles:
         """The snapshot store, if it lies in the run directory and is within the limit; else its listing."""
         own = store.resolve().is_relative_to(self._run_dir.resolve())
         files = [*_files(store)] if own else []
-        listing = self._run_dir / "wandb" / "store.json"
         shown = os.path.relpath(store.resolve(), self._run_dir.resolve()) if own else str(store)
         # The name of an object is the digest of its content.
         sizes = {path.relative_to(store).as_posix(): path.stat().st_size for path in files[:MAX_FILES]}
-        _write_json(listing, {"path": shown, "snapshots": snapshots, "bytes_by_file": sizes})
+        told = {"path": shown, "snapshots": snapshots, "bytes_by_file": sizes}
+        listing = _write_json(self._run_dir / "wandb" / "store.json", told)
         kept = files if _fits(files, self._settings.snapshots_limit_mb) else []
         names = ((listing, Path(listing.name)), *((path, path.relative_to(store)) for path in kept))
         return _artifact(f"run-{self._run.id}-snapshots", "snapshots", names, {"snapshots": snapshots})
 
 
 def record_inputs(run: wandb.Run, info: RunInfo, settings: WandbInputs, *, limit_mb: float) -> WandbInputs:
-    """Writes the inputs of a run into its directory, and names them in the W&B run's config.
-
-    Args:
-        run: The W&B run.
-        info: The run.
-        settings: Which files are logged.
-        limit_mb: Of a larger task set the artifact has the digests alone.
-
-    Raises:
-        OSError: A task or a parent cannot be read, or the run directory cannot be written.
-    """
+    """Writes the inputs of a run into its directory, and names them in the W&B run's config."""
     used = []
     if settings.log_artifacts:
         if info.tasks:
             settings = settings.model_copy(update=_prepare_task_set(info, limit_mb))
             used.append(_task_set_artifact(settings, info.run_dir))
-        found = {path: artifact for path in info.parents if (artifact := _trajectories_of(path)) is not None}
+        found = {path: artifact for path in info.parents if (artifact := _trajectories_artifact(path)) is not None}
         parents = tuple(Parent(path=path, digest=artifact.digest) for path, artifact in found.items())
         settings = settings.model_copy(update={"parents": parents})
         used += found.values()
@@ -294,29 +261,16 @@ def _task_set_artifact(inputs: WandbInputs, run_dir: Path) -> wandb.Artifact:
     return _artifact(plain(inputs.task_set or ""), "task-set", files, inputs.metadata)
 
 
-def _trajectories_of(run_dir: Path) -> wandb.Artifact | None:
-    """Returns the trajectories of another run as that logged them, if it did."""
-    recorded = read_identity(run_dir)
-    return None if recorded is None else _trajectories_artifact(run_dir, recorded.id)
-
-
-def _trajectories_artifact(run_dir: Path, run_id: str, finished: set[str] | None = None) -> wandb.Artifact | None:
-    """Returns the episodes of a run: rows, results and trajectories. Equal files give the same version.
-
-    Args:
-        run_dir: The run directory.
-        run_id: Id of its W&B run.
-        finished: The episodes whose own files are taken; `None` takes all.
-
-    Raises:
-        OSError: A file cannot be read.
-    """
-    run = RunDir(run_dir)
+def _trajectories_artifact(run_dir: Path, finished: set[str] | None = None) -> wandb.Artifact | None:
+    """Returns the episodes of a run, or of those that have finished. Equal files give the same version."""
+    run, recorded = RunDir(run_dir), read_identity(run_dir)
     shared = [run.episodes, run.summary, run.results, *(run_dir / name for name in RUN_FILES)]
     results = [path for path in shared if path.is_file() and not path.is_symlink()]
     own = [path for path in _files(run.trajectories) if finished is None or path.name.partition(".json")[0] in finished]
     files = [(path, path.relative_to(run_dir)) for path in (*results, *own)]
-    return _artifact(f"run-{run_id}-trajectories", "trajectories", files) if files else None
+    return (
+        None if recorded is None or not files else _artifact(f"run-{recorded.id}-trajectories", "trajectories", files)
+    )
 
 
 def _artifact(
@@ -333,9 +287,10 @@ def _artifact(
     return artifact
 
 
-def _write_json(path: Path, data: Any) -> None:
+def _write_json(path: Path, data: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(dump_json(data, indent=1) + "\n", encoding="utf-8")
+    return path
 
 
 def _fits(files: list[Path], limit_mb: float) -> bool:

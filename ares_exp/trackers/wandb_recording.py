@@ -46,21 +46,10 @@ one that is cut short from outside is never confirmed, not even when it is uploa
 
 
 class WandbRecording:
-    """One session in W&B. No method raises; failures are reported.
-
-    Attributes:
-        place: Where the W&B run can be looked at, or how it gets there, for the user; `None` without a W&B run.
-    """
+    """One session in W&B. No method raises; failures are reported. `place` is the line for the user about it."""
 
     def __init__(self, tracker: WandbTracker, info: RunInfo, *, online: bool, report: Callable[[str], None]) -> None:
-        """Prepares for a session.
-
-        Args:
-            tracker: Has the settings.
-            info: The run.
-            online: Whether the W&B run is to be online.
-            report: Counts and logs a failure.
-        """
+        """Prepares for a session of a run with the settings of a tracker; `report` counts and logs a failure."""
         self.place: str | None = None
         self._tracker = tracker
         self._info = info

@@ -9,7 +9,7 @@ import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pydantic
 
@@ -40,20 +40,12 @@ class WandbRecord(pydantic.BaseModel, frozen=True):
     FILE: ClassVar[str]
 
     def write(self, run_dir: Path) -> None:
-        """Writes it into a run directory.
-
-        Raises:
-            OSError: It cannot be written.
-        """
+        """Writes it into a run directory."""
         write_atomically(run_dir / "wandb" / self.FILE, self.model_dump_json(indent=2) + "\n")
 
     @classmethod
     def read(cls, run_dir: Path) -> Self | None:
-        """Reads that of a run directory; `None` where there is none.
-
-        Raises:
-            ConfigError: It cannot be read.
-        """
+        """Reads that of a run directory; `None` where there is none. Raises `ConfigError` where it is broken."""
         path = run_dir / "wandb" / cls.FILE
         if not path.exists():
             return None
@@ -64,14 +56,7 @@ class WandbRecord(pydantic.BaseModel, frozen=True):
 
 
 class WandbIdentity(WandbRecord, frozen=True):
-    """Which W&B run records a run directory.
-
-    Attributes:
-        id: The run's id.
-        project: Its project.
-        entity: Its user or team; `None` is the account's default.
-        confirmed: Folders of online sessions whose end the service has confirmed.
-    """
+    """Which W&B run records a run directory, and its online sessions whose end the service has confirmed."""
 
     FILE = "run.json"
     id: str = pydantic.Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
@@ -107,23 +92,15 @@ def sweep_run_id(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def open_run(identity: WandbIdentity, run_dir: Path, *, online: bool, **arguments: Any) -> wandb.Run:
-    """Opens a session of a W&B run.
+    """Opens a session of a W&B run whose files go into a directory. If W&B raises, no session is left.
 
-    Args:
-        identity: The run.
-        run_dir: Where its files go.
-        online: Whether it is uploaded at once.
-        arguments: More of `wandb.init`; `init_timeout` and `finish_timeout` are settings, in seconds.
-
-    Raises:
-        Exception: Whatever W&B raises. No session is left then.
+    `init_timeout` and `finish_timeout` are settings, in seconds; other arguments are those of `wandb.init`.
     """
     import wandb
 
     timeouts = {name: arguments.pop(name) for name in ("init_timeout", "finish_timeout") if name in arguments}
     # Silent for the whole process, not for the run alone: a W&B that lacks a key would else ask for one.
     wandb.setup(settings=wandb.Settings(silent=True))
-    mode: Literal["online", "offline"] = "online" if online else "offline"
     before = sessions(run_dir)
     try:
         run = wandb.init(
@@ -131,7 +108,7 @@ def open_run(identity: WandbIdentity, run_dir: Path, *, online: bool, **argument
             entity=identity.entity,
             id=identity.id,
             dir=str(run_dir),
-            mode=mode,
+            mode="online" if online else "offline",
             reinit="create_new",
             settings=wandb.Settings(
                 silent=True,
@@ -161,11 +138,7 @@ def open_run(identity: WandbIdentity, run_dir: Path, *, online: bool, **argument
 
 
 def close_run(run: wandb.Run, *, exit_code: int) -> None:
-    """Finishes a W&B run. Ends W&B's service process, unless another run of this process uses it.
-
-    Raises:
-        Exception: Whatever W&B raises.
-    """
+    """Finishes a W&B run. Ends W&B's service process, unless another run of this process uses it."""
     _open_runs.discard(run.id)
     run.finish(exit_code=exit_code)
     _end_service()
@@ -215,20 +188,16 @@ def no_traces() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    _set_environment(values)
+    before = dict(os.environ)
+    for name in values:
+        os.environ.pop(name, None)
+    os.environ.update({name: value for name, value in values.items() if value is not None})
     try:
         yield
     finally:
-        _set_environment(before)
-
-
-def _set_environment(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
+        for name in values:
             os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+        os.environ.update({name: before[name] for name in values if name in before})
 
 
 def first_line(error: Exception) -> str:

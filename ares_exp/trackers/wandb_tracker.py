@@ -35,12 +35,7 @@ _Megabytes = Annotated[float, pydantic.Field(ge=0)]
 
 
 class WandbTracker(TrackerBase):
-    """Records a run with Weights & Biases, online or offline.
-
-    Records a row for each finished try, by number and by time, with running totals; a table of episodes with
-    readable trajectories; runner metrics; at the end histograms, totals and statistics. Config and provenance are
-    the W&B run's config. Artifacts: the task set and the runs that this one was branched from, as inputs; trajectories
-    and snapshots, as outputs.
+    """Records a run with Weights & Biases, online or offline: `docs/trackers.md` says what.
 
     All files stay in the `wandb` folder of the run directory. An offline run is uploaded later, by `wandb sync`, or
     with its inputs by `ares-exp wandb sync <run directory>`. A resumed run continues its W&B run, and a run that the
