@@ -86,6 +86,7 @@ def test_a_branch_uses_the_very_version_that_its_parent_made(service: WandbServi
         assert tracker.failures == 0
     (artifact,) = [one for one in service.artifacts if one.type == "trajectories"]
     assert (artifact.run, artifact.used_by) == ("parent", ["branch"])
+    assert ServedRun(service, "branch").config["inputs"] == [{"name": artifact.name, "digest": artifact.digest}]
 
 
 def test_a_service_that_answers_nothing_but_errors_is_an_offline_run_to_be_uploaded_later(

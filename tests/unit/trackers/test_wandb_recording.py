@@ -210,26 +210,6 @@ def test_histograms_are_over_the_attempts(service: WandbService, tmp_path: Path)
         assert sum(summary[f"attempts/{name}"]["values"]) == count
 
 
-def test_results_and_trajectories_become_an_artifact(service: WandbService, tmp_path: Path) -> None:
-    write_results(tmp_path)
-    record(run_info(tmp_path))
-    (artifact,) = ServedRun(service).artifacts("trajectories")
-    assert artifact.name == "run-run-1-trajectories"
-    assert paths(artifact) == {"episodes.jsonl", "results.json", "trajectories/e1.json", "trajectories/all.jsonl"}
-    assert artifact.files["trajectories/e1.json"] == b"{}"
-    assert artifact.used_by == []
-
-
-def test_the_task_set_is_an_input(service: WandbService, tmp_path: Path) -> None:
-    record(run_info(tmp_path, task_set=SAMPLES, tasks=("write-greeting", "count-records")))
-    recorded = ServedRun(service)
-    (artifact,) = recorded.artifacts("task-set")
-    assert (artifact.name, artifact.used_by) == ("task-set-samples", ["run-1"])
-    assert {path.partition("/")[0] for path in paths(artifact)} == {"tasks.json", "write-greeting", "count-records"}
-    assert "write-greeting/tests/test.sh" in paths(artifact)
-    assert recorded.config["inputs"] == [{"name": "task-set-samples", "digest": artifact.digest}]
-
-
 @pytest.mark.nightly
 def test_of_a_large_task_set_there_are_digests(service: WandbService, tmp_path: Path) -> None:
     record(run_info(tmp_path, task_set=SAMPLES, tasks=("write-greeting",)), task_set_limit_mb=0)
@@ -266,14 +246,7 @@ def test_of_tasks_without_a_folder_there_are_names_digests_and_where_they_are_fr
     ("env", "name"),
     [
         ({"_target_": "x.Harbor", "dataset": None, "repo": "org/name@v1"}, "task-set-org-name-v1"),
-        *(
-            pytest.param(*other, marks=pytest.mark.nightly)
-            for other in (
-                ({"_target_": "x.TwentyQuestions", "objects": None}, "task-set-TwentyQuestions"),
-                ({"_target_": "x.SweBench", "dataset": "verified"}, "task-set-verified"),
-                ({}, "task-set-tasks"),
-            )
-        ),
+        pytest.param({"_target_": "x.TwentyQuestions"}, "task-set-TwentyQuestions", marks=pytest.mark.nightly),
     ],
 )
 def test_what_a_task_set_without_a_folder_is_called(
@@ -282,16 +255,6 @@ def test_what_a_task_set_without_a_folder_is_called(
     record(run_info(tmp_path, tasks=("t",), config={"env": env}))
     (artifact,) = ServedRun(service).artifacts("task-set")
     assert artifact.name == name
-
-
-def test_a_branch_has_the_trajectories_of_its_parent_as_an_input(service: WandbService, tmp_path: Path) -> None:
-    parent, branch = tmp_path / "parent", tmp_path / "branch"
-    write_results(parent)
-    record(run_info(parent, run_id="theparent"))
-    record(run_info(branch, parents=(parent, tmp_path / "not-tracked")))
-    (produced,) = service.artifacts_of("trajectories")
-    assert (produced.name, produced.run, produced.used_by) == ("run-theparent-trajectories", "theparent", ["run-1"])
-    assert ServedRun(service).config["inputs"] == [{"name": produced.name, "digest": produced.digest}]
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(1.0, {"store.json", "objects/ab/cd", "e1@1/snapshot.json"}),
@@ -311,14 +274,6 @@ def test_the_snapshot_store_is_an_artifact_up_to_a_size(
     listing = json.loads(artifact.files["store.json"])
     assert (listing["path"], listing["snapshots"]) == ("snapshots", 1)
     assert listing["bytes_by_file"] == {"e1@1/snapshot.json": 7, "objects/ab/cd": 7}
-
-
-@pytest.mark.nightly
-def test_the_code_is_an_artifact_if_asked_for(service: WandbService, tmp_path: Path) -> None:
-    record(run_info(tmp_path), log_code=True)
-    (artifact,) = ServedRun(service).artifacts("code")
-    assert "ares_exp/rollout.py" in paths(artifact)
-    assert not any(path.startswith("ares_exp/tasks/samples") for path in paths(artifact))
 
 
 def test_a_resumed_run_goes_on_where_it_was(service: WandbService, tmp_path: Path) -> None:

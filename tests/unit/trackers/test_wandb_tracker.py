@@ -89,14 +89,6 @@ def test_nothing_is_printed_and_no_signal_is_taken(
     assert log == []
 
 
-@pytest.mark.nightly
-def test_several_runs_in_one_process_do_not_mix(service: WandbService, tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        _play(patient_tracker(), tmp_path / name, run_id=name)
-    for name in ("a", "b"):
-        assert [row["progress/finished"] for row in ServedRun(service, name).rows] == [1, 2, 3]
-
-
 def test_two_live_runs_in_one_process_do_not_end_each_other(service: WandbService, tmp_path: Path) -> None:
     first, second = patient_tracker(), patient_tracker()
     for name, tracker in (("a", first), ("b", second)):
