@@ -271,11 +271,11 @@ def _serve(listening: socket.socket) -> str:
 
 def _compose_once() -> None:
     """Composes the default config, and forgets it: what reads it has been imported and knows its grammars."""
-    from ares_exp.config import hydra_setup, plugins
+    from ares_exp.config import hydra_setup, options
 
     hydra_setup.compose_config([])
     hydra_setup._composed.clear()
-    plugins._installed.cache_clear()
+    options._installed.cache_clear()
 
 
 def _attend(connection: socket.socket) -> str:

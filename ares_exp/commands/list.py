@@ -13,8 +13,7 @@ from typing import Any
 
 from ares_exp.commands.cli.run_command import EXIT_OK
 from ares_exp.config.hydra_setup import compose_config
-from ares_exp.config.options import BUILT_IN, Option, find_options, print_problems
-from ares_exp.config.plugins import installed_plugins
+from ares_exp.config.options import BUILT_IN, Option, find_options, installed_plugins, print_problems
 from ares_exp.config.targets import explain_target
 from ares_exp.environments.source import Report, make_source
 from ares_exp.errors import ConfigError, PresetError, UserError, close_matches

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ares_exp.agents.code_agent import as_agent_factory
-from ares_exp.config.instantiate import instantiate_group
+from ares_exp.config.targets import instantiate_group
 from ares_exp.containers.container import as_container_factory
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.harbor import check_task

@@ -7,8 +7,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,107 +15,66 @@ from typing import TYPE_CHECKING, Any
 from ares_exp.commands.cli.run_command import EXIT_OK, CommandParser
 from ares_exp.errors import UserError
 from ares_exp.records.latest_run import MEANING, run_path
-from ares_exp.records.recorded_results import read_results
+from ares_exp.records.recorded_results import read_results, recorded_summary
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.terminal_text import printable
-from ares_exp.trackers.run_files import RunFiles
-from ares_exp.trackers.upload_record import pages_of, read_upload_record
-from ares_exp.trackers.wandb_identity import WandbIdentity, read_identity
+from ares_exp.runs.resume.trusted_record import is_trusted
+from ares_exp.trackers.wandb_files import KEY, WandbFiles, WandbInputs
 from ares_exp.trackers.wandb_recording import FINISHED, WALL_SEC
-from ares_exp.trackers.wandb_service import first_line, no_traces, uploading
+from ares_exp.trackers.wandb_service import WandbIdentity, close_run, first_line, no_traces, open_run, sessions
 
 if TYPE_CHECKING:
     from wandb_workspaces.workspaces import Workspace
 
 EXIT_NOT_ALL = 1
-SYNCED = ".synced"
-"""W&B appends it to the name of a session's file for its mark that the session was uploaded."""
+UPLOAD_TIMEOUT_SEC = 60.0
+"""Bound on reaching the service to add to a run that was uploaded."""
 
 DESCRIPTION = "Uploads what was recorded offline, and builds a workspace, with Weights & Biases."
 EPILOG = """\
 Examples:
-  %(prog)s sync outputs/first                 upload a run that was recorded offline
-  %(prog)s dashboard --entity my-team --project ares_exp
+  %(prog)s sync outputs/first                 upload a run, or the runs of a sweep
+  %(prog)s dashboard --entity my-team --group ares_exp/2026-01-31_12-00-00
 
-`%(prog)s COMMAND --help` lists the options of each command.
+Exit codes: 0 done; 1 something could not be uploaded; 2 the command line or a run directory is wrong, something is
+missing, or the service does not answer.
 """
 SYNC = """\
-Uploads the W&B runs that were recorded in run directories: the numbers by `wandb sync`, then the table of episodes and
-the artifacts from the files of the run directory, wherever it is now. The sessions of a resumed run become one W&B run.
-"""
-SYNC_EXAMPLES = """\
-Examples:
-  %(prog)s outputs/first
-  %(prog)s outputs/sweep         all runs of a sweep
-  %(prog)s outputs/first --again
-
-Exit codes: 0 all is uploaded; 1 something could not be; 2 the command line or a run directory is wrong.
+Uploads the W&B runs of run directories: numbers, tables and artifacts by `wandb sync`, then the links to task sets and
+parent runs, and the files of directories that were moved. The sessions of a resumed run become one W&B run.
 """
 DASHBOARD = """\
-Builds a saved view of a W&B project that shows its runs, or one group of them: rewards with their intervals, progress
-against tries and against time, outcomes, costs, the table of episodes with readable trajectories, and the runner.
-"""
-DASHBOARD_EXAMPLES = """\
-Examples:
-  %(prog)s --entity my-team --project ares_exp
-  %(prog)s --entity my-team --group ares_exp/2026-01-31_12-00-00
-
-Needs the package wandb-workspaces (`pip install 'ares-exp[dashboard]'`) and WANDB_API_KEY; WANDB_BASE_URL for
-your own server. Exit codes: 0 done; 2 something is missing, or the service does not answer.
+Builds a saved view of a W&B project that shows its runs, or one group of them. Needs the package wandb-workspaces
+(`pip install 'ares-exp[dashboard]'`) and WANDB_API_KEY; WANDB_BASE_URL for your own server.
 """
 
-LINES: Mapping[str, Mapping[str, tuple[str, tuple[str, ...]]]] = {
-    "Progress": {
-        "mean reward so far": (FINISHED, ("progress/mean_reward",)),
-        "mean reward over time": (WALL_SEC, ("progress/mean_reward",)),
-        "finished over time": (WALL_SEC, (FINISHED,)),
-        "outcomes": (
-            FINISHED,
-            ("outcome/completed", "outcome/truncated", "outcome/agent_error", "outcome/policy_error"),
-        ),
-    },
-    "Episodes": {
-        "reward": (FINISHED, ("episode/reward",)),
-        "steps": (FINISHED, ("episode/num_steps",)),
-        "seconds": (FINISHED, ("episode/duration_sec",)),
-        "tokens": (FINISHED, ("episode/prompt_tokens", "episode/generated_tokens")),
-        "US dollars": (FINISHED, ("episode/cost",)),
-    },
-    "Runner": {
-        "event loop lag": (WALL_SEC, ("system/loop_lag_sec",)),
-        "containers and queue": (WALL_SEC, ("system/containers", "system/queue")),
-        "memory": (WALL_SEC, ("system/rss_mb",)),
-    },
-}
-"""Line plots by section and title: the axis, and what is drawn."""
-
-BARS: Mapping[str, tuple[str, ...]] = {
+PLOTS = (
+    ("Progress", "mean reward", FINISHED, ("progress/mean_reward",)),
+    ("Progress", "finished over time", WALL_SEC, (FINISHED,)),
+    ("Progress", "outcomes", FINISHED, ("outcome/completed", "outcome/truncated", "outcome/agent_error")),
+    ("Episodes", "tokens", FINISHED, ("episode/prompt_tokens", "episode/generated_tokens")),
+    ("Episodes", "US dollars", FINISHED, ("episode/cost",)),
+    ("Runner", "event loop lag", WALL_SEC, ("system/loop_lag_sec",)),
+)
+"""Line plots: section, title, axis, and what is drawn."""
+BARS = {
     "mean reward, errors as zero": ("stat/mean_reward", "stat/mean_reward_low", "stat/mean_reward_high"),
     "pass@1": ("stat/pass@1", "stat/pass@1_low", "stat/pass@1_high"),
     "US dollars": ("run/cost",),
-    "flaky tasks": ("stat/flaky_tasks",),
 }
 """Bar plots of the section `Results` by title: keys of the summary."""
-
-TABLE = "episodes"
 
 
 def add_arguments(parser: CommandParser) -> None:
     """Declares the arguments of the command."""
-    sync = parser.add_command(
-        "sync", _upload, about="upload the W&B runs of run directories", description=SYNC, epilog=SYNC_EXAMPLES
-    )
+    about, end = "upload the W&B runs of run directories", "Examples:\n  %(prog)s outputs/first\n"
+    sync = parser.add_command("sync", _upload, about=about, description=SYNC, epilog=end)
     sync.add_argument(
         "paths", nargs="+", type=run_path, metavar="PATH", help=f"run directories, or folders of them; {MEANING}"
     )
     sync.add_argument("--again", action="store_true", help="upload what was uploaded before, too")
-    dashboard = parser.add_command(
-        "dashboard",
-        _dashboard,
-        about="build a W&B workspace that shows a group of runs",
-        description=DASHBOARD,
-        epilog=DASHBOARD_EXAMPLES,
-    )
+    about, end = "build a W&B workspace that shows a group of runs", "Examples:\n  %(prog)s --entity my-team\n"
+    dashboard = parser.add_command("dashboard", _dashboard, about=about, description=DASHBOARD, epilog=end)
     dashboard.add_argument("--entity", required=True, help="W&B user or team")
     dashboard.add_argument("--project", default="ares_exp", help="W&B project (default %(default)s)")
     dashboard.add_argument("--group", help="show only the runs of this group, such as the runs of a sweep")
@@ -124,27 +82,20 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def _upload(arguments: argparse.Namespace) -> int:
-    run_dirs = {found: _sessions(found) for path in arguments.paths for found in _run_dirs(path)}
-    owed = {run_dir: _owed(run_dir, sessions, again=arguments.again) for run_dir, sessions in run_dirs.items()}
     whole = True
     with no_traces() as folder:
-        missing = _sync([session for sessions in owed.values() for session in sessions], folder)
-        for session in missing:
-            sys.stderr.write(f"not uploaded: {printable(str(session))}\n")
-        for run_dir, sessions in owed.items():
-            identity = read_identity(run_dir)
-            is_owed = identity is not None and (arguments.again or not identity.uploaded)
-            if identity is not None and is_owed and missing.isdisjoint(sessions):
-                whole &= _upload_files(run_dir, identity, folder)
-            elif not sessions:
-                sys.stdout.write(f"{printable(str(run_dir))}: nothing to upload (--again uploads it once more)\n")
-    return EXIT_OK if whole and not missing else EXIT_NOT_ALL
+        for run_dir in (found for path in arguments.paths for found in _run_dirs(path)):
+            if not is_trusted(run_dir):  # W&B uploads whatever file its record names
+                raise UserError(
+                    f"Expected a run directory that only you can write, got {run_dir}: others own it or can write in "
+                    "it. Copy it, and upload it from the copy."
+                )
+            whole &= _upload_run(run_dir, folder, again=arguments.again)
+    return EXIT_OK if whole else EXIT_NOT_ALL
 
 
 def _run_dirs(path: Path) -> list[Path]:
-    if _sessions(path):
-        return [path]
-    found = [folder for folder in sorted(path.glob("*")) if _sessions(folder)] if path.is_dir() else []
+    found = [folder for folder in (path, *sorted(path.glob("*"))) if _files(folder)]
     if not found:
         raise UserError(
             f"Expected {path} to be a run directory with a W&B run (`wandb/`), or a folder of those, found none. "
@@ -153,65 +104,40 @@ def _run_dirs(path: Path) -> list[Path]:
     return found
 
 
-def _sessions(run_dir: Path) -> list[Path]:
+def _files(run_dir: Path) -> list[Path]:
     """Returns the files of the sessions of a run, in their order."""
-    return sorted(
-        (path for path in (run_dir / "wandb").glob("*run-*/run-*.wandb") if not path.parent.is_symlink()),
-        key=lambda path: path.parent.name.removeprefix("offline-"),
-    )
+    return [file for session in sessions(run_dir) for file in session.glob("run-*.wandb")]
 
 
-def _owed(run_dir: Path, sessions: Sequence[Path], *, again: bool) -> list[Path]:
-    """Returns the sessions that the service does not have."""
-    identity = read_identity(run_dir)
-    confirmed = () if identity is None else identity.confirmed
-    return [one for one in sessions if again or not (_mark(one).exists() or one.parent.name in confirmed)]
-
-
-def _sync(sessions: Sequence[Path], folder: Path) -> set[Path]:
-    """Uploads sessions by `wandb sync`; returns those of which it does not say that they were uploaded.
+def _upload_run(run_dir: Path, folder: Path, *, again: bool) -> bool:
+    """Uploads what the service does not have of a run; says whether it has all of it.
 
     Args:
-        sessions: Their files.
+        run_dir: The run directory.
         folder: Where W&B's own logs are, which are removed at the end.
+        again: Whether to upload what it has, too.
     """
-    if sessions:
-        for session in sessions:
-            _mark(session).unlink(missing_ok=True)
-        sys.stdout.flush()
-        # Its output is for the user, but for the place of its log. It uploads the sessions of a W&B run in their order.
-        command = [sys.executable, "-m", "wandb", "sync", "--include-online", *map(os.fspath, sessions)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if str(folder) not in line:
-                    sys.stdout.write(line)
-                    sys.stdout.flush()
-    return {session for session in sessions if not _mark(session).exists()}
-
-
-def _upload_files(run_dir: Path, identity: WandbIdentity, folder: Path) -> bool:
-    """Uploads the table and the artifacts of a run; says whether they are whole."""
-    record = read_upload_record(run_dir)
-    if record is None:
-        return True
     shown = printable(str(run_dir))
-    episodes = RunDir(run_dir).episodes
-    results = read_results(episodes).results if episodes.exists() else ()
-    try:
-        with uploading(identity, folder, exit_code=record.exit_code) as run:
-            files = RunFiles(run, run_dir, pages_of(run_dir))
-            changed = files.log_inputs(record)
-            files.log_rows(results)
-            files.table.flush()
-            files.log_outputs(record)
-            files.log_report(record)
-            steps = run.step
-    except Exception as error:  # whatever W&B raises
-        sys.stderr.write(f"{shown}: the table and the artifacts were not uploaded: {printable(first_line(error))}\n")
+    identity, inputs = WandbIdentity.read(run_dir), WandbInputs.read(run_dir)
+    confirmed = () if identity is None else identity.confirmed
+    files = [one for one in _files(run_dir) if again or not (_mark(one).exists() or one.parent.name in confirmed)]
+    if files:
+        _sync(files, folder)
+    elif inputs is None or inputs.linked:
+        sys.stdout.write(f"{shown}: nothing to upload (--again uploads it once more)\n")
+        return True
+    if missing := [file for file in files if not _mark(file).exists()]:
+        sys.stderr.write("".join(f"not uploaded: {printable(str(file))}\n" for file in missing))
         return False
-    replace(identity, steps=max(steps, identity.steps), uploaded=True).write(run_dir)
-    sys.stdout.write(f"{shown}: uploaded the table of {len(results)} episodes, and the artifacts\n")
+    if identity is None or inputs is None:
+        return True
+    try:
+        changed = _complete(run_dir, identity, inputs, folder)
+    except Exception as error:  # whatever W&B raises
+        sys.stderr.write(f"{shown}: its inputs were not uploaded: {printable(first_line(error))}\n")
+        return False
+    inputs.model_copy(update={"linked": True, "run_dir": run_dir.absolute()}).write(run_dir)
+    sys.stdout.write(f"{shown}: uploaded\n")
     for parent in changed:
         sys.stderr.write(
             f"{shown}: the trajectories of {printable(str(parent))}, from which it was branched, are left out: they "
@@ -220,35 +146,68 @@ def _upload_files(run_dir: Path, identity: WandbIdentity, folder: Path) -> bool:
     return not changed
 
 
-def _mark(session: Path) -> Path:
-    return session.with_name(session.name + SYNCED)
+def _mark(file: Path) -> Path:
+    """Returns what W&B makes beside the file of a session that was uploaded."""
+    return file.with_name(f"{file.name}.synced")
+
+
+def _sync(files: Sequence[Path], folder: Path) -> None:
+    """Uploads sessions by `wandb sync`, in their order. Its output is for the user, but for the place of its log."""
+    for file in files:
+        _mark(file).unlink(missing_ok=True)
+    command = [sys.executable, "-m", "wandb", "sync", "--include-online", *map(os.fspath, files)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if str(folder) not in line:
+                sys.stdout.write(line)
+                sys.stdout.flush()
+
+
+def _complete(run_dir: Path, identity: WandbIdentity, inputs: WandbInputs, folder: Path) -> list[Path]:
+    """Adds to a W&B run what `wandb sync` leaves out: links to inputs, and files of a directory that was moved.
+
+    Returns:
+        The parents whose trajectories are not as recorded.
+    """
+    summary = recorded_summary(RunDir(run_dir))
+    run = open_run(identity, folder, online=True, resume="must", init_timeout=UPLOAD_TIMEOUT_SEC)
+    try:
+        missing = inputs.link(run, run_dir)
+        if inputs.run_dir != run_dir.absolute():
+            files = WandbFiles(run, run_dir, inputs)
+            episodes = RunDir(run_dir).episodes
+            results = read_results(episodes).results if episodes.exists() else ()
+            for result in results:
+                files.add(result)
+            files.end(run_dir / "snapshots", sum(result.snapshots for result in results))
+    finally:
+        close_run(run, exit_code=int(summary is None or not summary.complete))
+    return missing
 
 
 def _dashboard(arguments: argparse.Namespace) -> int:
     if find_spec("wandb_workspaces") is None:
         raise UserError("A dashboard needs the package wandb-workspaces: `pip install 'ares-exp[dashboard]'`.")
-    with no_traces():
-        url = _save(arguments)
-    sys.stdout.write(f"{printable(url)}\n")
-    return EXIT_OK
-
-
-def _save(arguments: argparse.Namespace) -> str:
     import wandb
 
-    wandb.setup(settings=wandb.Settings(silent=True))
-    logging.getLogger("wandb").setLevel(logging.CRITICAL)
-    try:
-        view = workspace(arguments.entity, arguments.project, group=arguments.group, name=arguments.name)
-        view.save()  # type: ignore[no-untyped-call]
-        return str(view.url)
-    except Exception as error:  # whatever W&B raises, its service is what it is about
-        raise UserError(
-            f"W&B did not take the view for {arguments.entity}/{arguments.project}: {type(error).__name__}: "
-            f"{' '.join(str(error).split())[:300]}. Look at WANDB_API_KEY, WANDB_BASE_URL, the entity and the project."
-        ) from None
-    finally:
-        wandb.teardown()
+    with no_traces():
+        wandb.setup(settings=wandb.Settings(silent=True))
+        logging.getLogger("wandb").setLevel(logging.CRITICAL)
+        try:
+            view = workspace(arguments.entity, arguments.project, group=arguments.group, name=arguments.name)
+            view.save()  # type: ignore[no-untyped-call]
+            url = str(view.url)
+        except Exception as error:  # whatever W&B raises, its service is what it is about
+            raise UserError(
+                f"W&B did not take the view for {arguments.entity}/{arguments.project}: {type(error).__name__}: "
+                f"{' '.join(str(error).split())[:300]}. Look at WANDB_API_KEY, WANDB_BASE_URL, the entity and the "
+                "project."
+            ) from None
+        finally:
+            wandb.teardown()
+    sys.stdout.write(f"{printable(url)}\n")
+    return EXIT_OK
 
 
 def workspace(entity: str, project: str, *, group: str | None = None, name: str | None = None) -> Workspace:
@@ -257,27 +216,19 @@ def workspace(entity: str, project: str, *, group: str | None = None, name: str 
     from wandb_workspaces import workspaces as ws
     from wandb_workspaces.reports.v2 import interface as wr
 
-    bars: list[Any] = [
-        wr.BarPlot(title=title, metrics=[wr.SummaryMetric(key) for key in keys]) for title, keys in BARS.items()
-    ]
-    table = wr.WeavePanelSummaryTable(table_name=TABLE, layout=wr.Layout(w=24, h=12))
-    lines = [
-        ws.Section(
-            name=section,
-            is_open=section != "Runner",
-            panels=[wr.LinePlot(title=title, x=axis, y=[*keys]) for title, (axis, keys) in plots.items()],
-        )
-        for section, plots in LINES.items()
-    ]
+    sections: dict[str, list[Any]] = {
+        "Results": [
+            wr.BarPlot(title=title, metrics=[wr.SummaryMetric(key) for key in keys]) for title, keys in BARS.items()
+        ]
+    }
+    for section, title, axis, keys in PLOTS:
+        sections.setdefault(section, []).append(wr.LinePlot(title=title, x=axis, y=[*keys]))
+    sections["Trajectories"] = [wr.WeavePanelSummaryTable(table_name=KEY, layout=wr.Layout(w=24, h=12))]
     return ws.Workspace(
         entity=entity,
         project=project,
         name=name or group or "ares_exp",
-        sections=[
-            ws.Section(name="Results", is_open=True, panels=bars),
-            *lines,
-            ws.Section(name="Trajectories", is_open=True, panels=[table]),
-        ],
+        sections=[ws.Section(name=section, is_open=True, panels=panels) for section, panels in sections.items()],
         runset_settings=ws.RunsetSettings(
             filters=[expr.Metric("Group") == group] if group else "",
             pinned_columns=["summary:stat/mean_reward", "summary:run/cost", "summary:run/planned"],

@@ -8,9 +8,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ares_exp.config.option_arguments import arguments_of
-from ares_exp.config.options import ROOT_CONFIG, Option, conf_dir, find_options
+from ares_exp.config.options import OPTION_FOLDERS, OPTION_GROUPS, ROOT_CONFIG, Option, conf_dir, find_options
 from ares_exp.config.overrides import parse_overrides
-from ares_exp.config.plugins import OPTION_FOLDERS, OPTION_GROUPS
 from ares_exp.config.schema import GROUPS, KEYS, NOT_A_VALUE
 from ares_exp.errors import close_matches, closest
 

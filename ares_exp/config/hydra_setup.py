@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import pickle
+import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ares_exp.config.options import ROOT_CONFIG, conf_dir, folder_url
+from ares_exp.config.options import ROOT_CONFIG, conf_dir, folder_url, installed_plugins
 from ares_exp.records.run_dir import RunDir, fresh_dir, write_atomically
 from ares_exp.records.secrets import MASK, scrub, typed_secrets
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
 
 HYDRA_RECORDS = ".hydra"
 
@@ -134,8 +137,8 @@ def compose_config(overrides: Sequence[str], *, config_dirs: Sequence[Path] = ()
         ConfigError: They do not compose; the message says why.
     """
     from ares_exp.config.option_files import OptionSearchPath
+    from ares_exp.config.options import installed_plugins
     from ares_exp.config.overrides import with_home
-    from ares_exp.config.plugins import installed_plugins
 
     folders = tuple(folder.absolute() for folder in config_dirs)
     plugins = tuple(plugin.folder for plugin in installed_plugins().plugins)
@@ -204,3 +207,35 @@ def scrub_hydra_records(folder: Path, overrides: Sequence[str]) -> None:
         for value in typed:
             text = text.replace(value, MASK)
         write_atomically(path, text)
+
+
+_MAY_SET_IT = re.compile(r"[+~]*(experiment[@=]|hydra(\.mode|\.searchpath)?=)|--config-|-c[dpn]\b")
+
+
+def is_decided_by_flags(arguments: Sequence[str]) -> bool:
+    """Whether no file that a command reads can set the mode: no experiment, no options but our own."""
+    return not installed_plugins().plugins and not any(_MAY_SET_IT.match(one) for one in arguments)
+
+
+@contextmanager
+def mode_from_flags(arguments: Sequence[str]) -> Iterator[None]:
+    """Has Hydra take the mode (run or sweep) from its flags for a while, where they alone decide it.
+
+    Else Hydra composes the whole config once to read its mode, two tenths of a second of each command. Of our own
+    options only experiments set a mode.
+    """
+    from hydra._internal.hydra import Hydra
+
+    if not is_decided_by_flags(arguments):
+        yield
+        return
+    composing = Hydra.get_mode
+    Hydra.get_mode = _left_open  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        Hydra.get_mode = composing  # type: ignore[method-assign]
+
+
+def _left_open(hydra: Any, config_name: str | None, overrides: list[str]) -> None:
+    """Stands for the search of the mode: `None` is that of the flags."""

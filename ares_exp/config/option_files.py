@@ -15,8 +15,7 @@ from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-from ares_exp.config.options import ROOT_CONFIG, SCHEME, conf_dir, folder_url
-from ares_exp.config.plugins import PROVIDER, installed_plugins
+from ares_exp.config.options import PROVIDER, ROOT_CONFIG, SCHEME, conf_dir, folder_url, installed_plugins
 from ares_exp.config.schema import MADE_NODES
 from ares_exp.config.targets import NO_VALUE, option_defaults
 from ares_exp.errors import ConfigError

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from ares_exp.agents.code_agent import AgentFactoryBase
-from ares_exp.config.instantiate import instantiate_group
 from ares_exp.config.parts import completed
-from ares_exp.config.targets import SCORER
+from ares_exp.config.targets import SCORER, instantiate_group
 from ares_exp.containers.container import ContainerFactoryBase, ContainerSpec
 from ares_exp.environment import Environment
 from ares_exp.environments.episode_limits import EpisodeLimits

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ares_exp.agents.code_agent import AgentFactoryBase, as_agent_factory, playing_agent
-from ares_exp.config.instantiate import instantiate_group, instantiate_node, instantiate_several
+from ares_exp.config.targets import instantiate_group, instantiate_node, instantiate_several
 from ares_exp.containers.container import ContainerFactoryBase, as_container_factory
 from ares_exp.environment import MinimalEnvironment
 from ares_exp.environments.episode_limits import EpisodeLimits

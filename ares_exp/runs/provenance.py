@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import ares_exp
-from ares_exp.config.plugins import ENTRY_POINTS
+from ares_exp.config.options import ENTRY_POINTS
 from ares_exp.records.secrets import scrub_argv
 from ares_exp.tasks.task_contract import TaskOrigin
 

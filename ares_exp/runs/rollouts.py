@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ares_exp.agents.code_agent import as_agent_factory
 from ares_exp.cancellation import finish
 from ares_exp.config.hydra_setup import compose_config
-from ares_exp.config.instantiate import instantiate_group
 from ares_exp.config.overrides import key_set_by, parse_overrides
 from ares_exp.config.parts import name_of
 from ares_exp.config.schema import KEYS, validate
-from ares_exp.config.targets import SCORER
+from ares_exp.config.targets import SCORER, instantiate_group
 from ares_exp.containers.container import as_container_factory
 from ares_exp.environment import EnvironmentWrapper, MinimalEnvironment, TimeStep, complete, takes_seed
 from ares_exp.environments.source import (

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from ares_exp.policies.replay_report import ReplayReport
 
 SHOWN_TASKS = 10
+_VERBS = {"branch": "branch_from", "replay": "replay"}
+"""Kinds of runs that were made from others, and the keys that name those."""
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +57,7 @@ class Run:
         group: str | None,
         job: str | None = None,
         *,
+        choices: Mapping[str, str] | None = None,
         quiet: bool = False,
     ) -> None:
         """Makes the experiment.
@@ -66,6 +69,7 @@ class Run:
             config: The resolved config without secrets, for its records.
             group: Name of its sweep; `None` if there is none.
             job: Number and overrides of the job of a sweep; `None` if there is none.
+            choices: The chosen option of each group, for its records.
             quiet: Whether neither progress nor the summary is printed.
         """
         self._components = components
@@ -74,6 +78,7 @@ class Run:
         self._config = config
         self._group = group
         self._job = job
+        self._choices = {} if choices is None else choices
         self._quiet = quiet
         self._preparing: asyncio.Future[Sequence[str]] | None = None
         self._interrupted = False
@@ -116,7 +121,8 @@ class Run:
         settings = Settings.of(values, sweep_dir=sweep_dir)
         parts = Components.of(config, given or {})
         values |= {one: {"_object_": type(part).__name__} for one, part in (given or {}).items()}
-        return cls(parts, settings, run_dir, scrub(values), group, job, quiet=quiet)
+        choices = {one: str(option) for one, option in hydra.runtime.choices.items() if "/" not in one}
+        return cls(parts, settings, run_dir, scrub(values), group, job, choices=choices, quiet=quiet)
 
     async def play(self) -> RunSummary:
         """Prepares, plays and records the episodes, and prints the summary.
@@ -165,6 +171,8 @@ class Run:
         """The session, and what trackers are told of the run. Blocking."""
         source = self._components.source
         provenance = collect_provenance(task_set_path=source.path, task_origins=source.origins)
+        provenance["choices"] = dict(self._choices)
+        kind = "train" if self._components.trainer is not None else "run"
         digests = {name: source.digest(name) for name in task_names}
         try:
             session = open_session(self.run_dir, self._config, provenance, digests, self._experiment.warnings)
@@ -177,6 +185,7 @@ class Run:
             config=self._config,
             provenance=provenance,
             group=self._group,
+            job_type=next((verb for verb, key in _VERBS.items() if self._config[key] is not None), kind),
             resumed=session.earlier is not None,
             task_set=source.path,
             tasks=tuple(task_names),
@@ -234,7 +243,8 @@ def _repeated_warnings() -> list[str]:
 
 
 def _parents(config: Mapping[str, Any]) -> tuple[Path, ...]:
-    named = [config[verb] for verb in ("branch_from", "replay") if config[verb] is not None]
+    """The runs that this one was made from."""
+    named = [config[key] for key in _VERBS.values() if config[key] is not None]
     if not named:
         return ()
     from ares_exp.runs.resume.recorded_run import EpisodeRef

@@ -100,3 +100,16 @@ class TrackerBase(Tracker):
 
     def log_order(self, line: Mapping[str, Any]) -> None:
         """Records an order to the run, as a line of `control.jsonl` has it. Returns at once. Default: not at all."""
+
+
+class NullTracker(TrackerBase):
+    """A `Tracker` that records nothing."""
+
+    def start(self, run: RunInfo) -> None:
+        """Does nothing."""
+
+    def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
+        """Records nothing."""
+
+    def finish(self, summary: RunSummary) -> None:
+        """Does nothing."""

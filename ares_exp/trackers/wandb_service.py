@@ -1,39 +1,32 @@
-"""W&B's settings, folders and service process. Everything stays in the run directory."""
+"""A session of a W&B run: its record, its folders, its start and its end. Everything stays in the run directory."""
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import functools
 import os
+import re
 import shutil
-import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-import psutil
+import pydantic
 
 from ares_exp.containers.ownership import short_lived_directory
-from ares_exp.records.secrets import scrub
+from ares_exp.errors import ConfigError
+from ares_exp.records.record_files import read_json_object
+from ares_exp.records.run_dir import write_atomically
 from ares_exp.trackers.tracker import RunInfo
-from ares_exp.trackers.wandb_identity import WandbIdentity
-from ares_exp.trackers.wandb_options import SWEEP_VARIABLES, WandbOptions, sweep_run_id
 
 if TYPE_CHECKING:
     import wandb
 
-Report = Callable[[str], None]
-
-FINISH_SHARE = 0.55
-"""Of the bound on the tracker's `finish`: how long W&B waits for the end of the run. Files have had their share before;
-one that is cut short from outside is never confirmed, not even when it is uploaded later."""
-UPLOAD_TIMEOUT_SEC = 60.0
-"""Bound on reaching the service to upload files."""
-EXIT_GRACE_SEC = 10.0
-"""How long W&B's service process may go on writing when this process ends and the end of a run was not confirmed."""
+MAX_BYTES = 2**24
+SWEEP_VARIABLES = ("WANDB_SWEEP_ID", "WANDB_RUN_ID", "WANDB_SWEEP_PARAM_PATH")
+"""Variables of the processes that the agent of a W&B sweep starts."""
+FLUSH_SEC = 0.1
+"""How often W&B writes what was logged to the disk: a run that is killed loses no more."""
 
 # W&B's service process and its environment variables belong to the whole process.
 _one_tracker_at_a_time = threading.Lock()
@@ -41,115 +34,114 @@ _open_runs: set[str] = set()
 """Ids of the W&B runs that were opened here and have not been closed."""
 
 
-def open_run(
-    options: WandbOptions, info: RunInfo, identity: WandbIdentity, *, online: bool, report: Report
-) -> wandb.Run:
-    """Opens the W&B run: online if that is wanted and the service answers, else offline.
+class WandbRecord(pydantic.BaseModel, frozen=True):
+    """A JSON file in the folder `wandb` of a run directory."""
 
-    Raises:
-        Exception: Whatever W&B raises when even an offline run cannot be opened.
-    """
+    FILE: ClassVar[str]
 
-    def opened(mode: Literal["online", "offline"]) -> wandb.Run:
-        return _init(
-            identity,
-            _settings(options.init_timeout_sec, FINISH_SHARE * options.finish_timeout_sec),
-            group=options.group or info.group,
-            job_type=options.job_type or info.job_type,
-            name=options.name or info.name,
-            tags=[*dict.fromkeys((*info.tags, *options.tags))],
-            config={**scrub(info.config), "provenance": scrub(info.provenance)},
-            dir=str(info.run_dir),
-            mode=mode,
-            # Also makes `wandb sync` append what a resumed run recorded offline to what was uploaded before.
-            resume="allow",
-        )
+    def write(self, run_dir: Path) -> None:
+        """Writes it into a run directory."""
+        write_atomically(run_dir / "wandb" / self.FILE, self.model_dump_json(indent=2) + "\n")
 
-    if online:
-        before = {*_online_sessions(info.run_dir)}
+    @classmethod
+    def read(cls, run_dir: Path) -> Self | None:
+        """Reads that of a run directory; `None` where there is none. Raises `ConfigError` where it is broken."""
+        path = run_dir / "wandb" / cls.FILE
+        if not path.exists():
+            return None
         try:
-            return opened("online")
-        except Exception as error:
-            report(
-                f"cannot be reached, recording offline in {info.run_dir / 'wandb'} instead (upload it later with "
-                f"`ares-exp wandb sync {info.run_dir}`): {first_line(error)}"
-            )
-            _end_service()
-            for session in {*_online_sessions(info.run_dir)} - before:  # it says that the run has ended
-                shutil.rmtree(session, ignore_errors=True)
-    return opened("offline")
+            return cls.model_validate(read_json_object(path, max_bytes=MAX_BYTES))
+        except (OSError, pydantic.ValidationError) as error:
+            raise ConfigError(f"Cannot read {path}: {error}") from None
 
 
-@contextlib.contextmanager
-def uploading(identity: WandbIdentity, folder: Path, *, exit_code: int) -> Iterator[wandb.Run]:
-    """Opens a W&B run that the service knows, to add to it.
+class WandbIdentity(WandbRecord, frozen=True):
+    """Which W&B run records a run directory, and its online sessions whose end the service has confirmed."""
 
-    Args:
-        identity: The run.
-        folder: Where W&B's own files go.
-        exit_code: What the run ends with.
+    FILE = "run.json"
+    id: str = pydantic.Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    project: str
+    entity: str | None = None
+    confirmed: tuple[str, ...] = ()
 
-    Raises:
-        Exception: Whatever W&B raises.
+
+def read_identity(run_dir: Path) -> WandbIdentity | None:
+    """Returns the W&B run of a run directory; `None` where there is none that can be read."""
+    with contextlib.suppress(ConfigError):
+        return WandbIdentity.read(run_dir)
+    return None
+
+
+def identity_of(info: RunInfo, *, project: str, entity: str | None) -> WandbIdentity:
+    """Returns the W&B run for a run: that of earlier sessions, the W&B sweep's, or one with the run's own id."""
+    if info.resumed and (earlier := read_identity(info.run_dir)) is not None:
+        return earlier
+    # A job of a Hydra sweep has siblings in this process: they cannot all be the one run that the agent has in mind.
+    wanted = sweep_run_id() if info.group is None else None
+    return WandbIdentity(id=plain(wanted or info.run_id), project=project, entity=entity)
+
+
+def plain(name: str) -> str:
+    """Returns `name` with each character replaced that W&B refuses in a run id or an artifact's name."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", name)[:64]
+
+
+def sweep_run_id(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Returns the id that a W&B sweep's agent wants this process's run to have, if one started it."""
+    return environ.get("WANDB_RUN_ID") or None if environ.get("WANDB_SWEEP_ID") else None
+
+
+def open_run(identity: WandbIdentity, run_dir: Path, *, online: bool, **arguments: Any) -> wandb.Run:
+    """Opens a session of a W&B run whose files go into a directory. If W&B raises, no session is left.
+
+    `init_timeout` and `finish_timeout` are settings, in seconds; other arguments are those of `wandb.init`.
     """
+    import wandb
+
+    timeouts = {name: arguments.pop(name) for name in ("init_timeout", "finish_timeout") if name in arguments}
+    # Silent for the whole process, not for the run alone: a W&B that lacks a key would else ask for one.
+    wandb.setup(settings=wandb.Settings(silent=True))
+    before = sessions(run_dir)
     try:
-        run = _init(identity, _settings(UPLOAD_TIMEOUT_SEC, 0.0), dir=str(folder), mode="online", resume="must")
-        try:
-            yield run
-        finally:
-            close_run(run, exit_code=exit_code)
-    finally:
+        run = wandb.init(
+            project=identity.project,
+            entity=identity.entity,
+            id=identity.id,
+            dir=str(run_dir),
+            mode="online" if online else "offline",
+            reinit="create_new",
+            settings=wandb.Settings(
+                silent=True,
+                console="off",
+                finish_timeout_raises=True,
+                x_transaction_log_flush_interval=FLUSH_SEC,
+                # The run's own provenance is free of secrets; W&B's has the bare command line and the git remote.
+                x_disable_meta=True,
+                # Its monitor is a process that leaves a socket in the temporary directory when a run is short.
+                x_disable_stats=True,
+                x_save_requirements=False,
+                disable_git=True,
+                disable_code=True,
+                save_code=False,
+                **timeouts,
+            ),
+            # Also makes `wandb sync` append what a resumed run recorded offline to what was uploaded before.
+            **{"resume": "allow", **arguments},
+        )
+    except BaseException:
         _end_service()
+        for session in {*sessions(run_dir)} - {*before}:  # it says that the run has ended
+            shutil.rmtree(session, ignore_errors=True)
+        raise
+    _open_runs.add(run.id)
+    return run
 
 
 def close_run(run: wandb.Run, *, exit_code: int) -> None:
-    """Finishes a W&B run. Ends W&B's service process, unless another run of this process uses it.
-
-    Only then are the files whole, and W&B's threads and exit hook gone. The end of this process waits up to
-    `EXIT_GRACE_SEC` for it.
-
-    Raises:
-        Exception: Whatever W&B raises.
-    """
+    """Finishes a W&B run. Ends W&B's service process, unless another run of this process uses it."""
     _open_runs.discard(run.id)
-    finished = threading.Event()
-    # W&B's own exit hook writes a second end into the file of a run that is being finished, and `wandb sync` refuses
-    # such a file for ever. Hooks run last in, first out: this one comes before it.
-    before_exit = functools.partial(_wait_or_kill_service, finished)
-    atexit.register(before_exit)
-    try:
-        run.finish(exit_code=exit_code)
-    except Exception:
-        _bound_the_exit()
-        raise
-    finally:
-        finished.set()
-        atexit.unregister(before_exit)
+    run.finish(exit_code=exit_code)
     _end_service()
-
-
-def _wait_or_kill_service(finished: threading.Event) -> None:
-    if not finished.wait(EXIT_GRACE_SEC):
-        _kill_service()
-
-
-def _bound_the_exit() -> None:
-    """W&B's own exit hook waits as long as its service process tries to reach a service, which can be for ever."""
-    name = "ares_exp-wandb-exit"
-    if all(thread.name != name for thread in threading.enumerate()):
-        threading.Thread(target=_kill_service_after_main, name=name, daemon=True).start()
-
-
-def _kill_service_after_main() -> None:
-    threading.main_thread().join()
-    time.sleep(EXIT_GRACE_SEC)
-    _kill_service()
-
-
-def _kill_service() -> None:
-    for child in psutil.Process().children():
-        if child.name() == "wandb-core":
-            child.kill()
 
 
 def _end_service() -> None:
@@ -159,51 +151,10 @@ def _end_service() -> None:
         wandb.teardown()
 
 
-def _online_sessions(run_dir: Path) -> Iterator[Path]:
-    return (run_dir / "wandb").glob("run-*")
-
-
-def _init(identity: WandbIdentity, settings: wandb.Settings, **arguments: Any) -> wandb.Run:
-    import wandb
-
-    hooks = sys.exit, sys.excepthook
-    # Silent for the whole process, not for the run alone: a W&B that lacks a key would else ask for one.
-    wandb.setup(settings=wandb.Settings(silent=True))
-    try:
-        run = wandb.init(
-            project=identity.project,
-            entity=identity.entity,
-            id=identity.id,
-            reinit="create_new",
-            settings=settings,
-            **arguments,
-        )
-    finally:
-        # W&B's hooks would print a second traceback and wrap every exit.
-        sys.exit, sys.excepthook = hooks
-    _open_runs.add(run.id)
-    return run
-
-
-def _settings(init_timeout_sec: float, finish_timeout_sec: float) -> wandb.Settings:
-    """Returns the settings of a run; `finish_timeout_sec` 0 means no bound."""
-    import wandb
-
-    return wandb.Settings(
-        silent=True,
-        console="off",
-        init_timeout=init_timeout_sec,
-        finish_timeout=finish_timeout_sec,
-        finish_timeout_raises=True,
-        # The run's own provenance is free of secrets; W&B's has the bare command line and the git remote.
-        x_disable_meta=True,
-        # Its monitor is a process that leaves a socket in the temporary directory when a run is short.
-        x_disable_stats=True,
-        x_save_requirements=False,
-        disable_git=True,
-        disable_code=True,
-        save_code=False,
-    )
+def sessions(run_dir: Path) -> list[Path]:
+    """Returns the folders of the sessions of a run's W&B run, in their order."""
+    found = [path for path in (run_dir / "wandb").glob("*run-*") if not path.is_symlink()]
+    return sorted(found, key=lambda path: path.name.removeprefix("offline-"))
 
 
 @contextlib.contextmanager
@@ -224,24 +175,6 @@ def folders_of(run_dir: Path, run_id: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    _set_environment(values)
-    try:
-        yield
-    finally:
-        _set_environment(before)
-
-
-def _set_environment(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-
-@contextlib.contextmanager
 def no_traces() -> Iterator[Path]:
     """Has W&B's own logs and caches, which belong to no run, in a folder that is removed; if killed, by the next."""
     directory = short_lived_directory("wandb")
@@ -251,6 +184,20 @@ def no_traces() -> Iterator[Path]:
             yield directory.path
     finally:
         directory.remove()
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
+    before = dict(os.environ)
+    for name in values:
+        os.environ.pop(name, None)
+    os.environ.update({name: value for name, value in values.items() if value is not None})
+    try:
+        yield
+    finally:
+        for name in values:
+            os.environ.pop(name, None)
+        os.environ.update({name: before[name] for name in values if name in before})
 
 
 def first_line(error: Exception) -> str:

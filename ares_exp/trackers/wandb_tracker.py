@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from netrc import NetrcParseError, netrc
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
+from urllib.parse import urlsplit
 
 import pydantic
 
 from ares_exp.records.results import EpisodeResult
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.trackers.background_writer import BackgroundWriter
-from ares_exp.trackers.recorded_files import RecordedFiles
 from ares_exp.trackers.tracker import RunInfo, TrackerBase
-from ares_exp.trackers.wandb_options import Mode, WandbOptions, effective_mode
 from ares_exp.trackers.wandb_recording import WandbRecording
+from ares_exp.trackers.wandb_service import sweep_run_id
 
 if TYPE_CHECKING:
     from ares_exp.trajectories.records import EpisodeTrajectory
 
+Mode = Literal["auto", "offline", "online", "disabled"]
+SERVICE = "https://api.wandb.ai"
 MAX_WAITING = 100
 """With so many things waiting for W&B, samples of the runner are dropped, and rows of the table have no trajectory."""
 
@@ -30,16 +35,11 @@ _Megabytes = Annotated[float, pydantic.Field(ge=0)]
 
 
 class WandbTracker(TrackerBase):
-    """Records a run with Weights & Biases, online or offline.
+    """Records a run with Weights & Biases, online or offline: `docs/trackers.md` says what.
 
-    Records a row for each finished try, by number and by time, with running totals; a table of episodes with
-    readable trajectories; runner metrics; at the end histograms, totals and statistics. Config and provenance are
-    the W&B run's config. Artifacts: the task set and the runs that this one was branched from, as inputs; trajectories
-    and snapshots, as outputs.
-
-    All files stay in the `wandb` folder of the run directory. An offline run is uploaded later, from here or wherever
-    the run directory was moved to, with `ares-exp wandb sync <run directory>`. A resumed run continues
-    its W&B run, and a run that the agent of a W&B sweep started is the one that the sweep waits for.
+    All files stay in the `wandb` folder of the run directory. An offline run is uploaded later, by `wandb sync`, or
+    with its inputs by `ares-exp wandb sync <run directory>`. A resumed run continues its W&B run, and a run that the
+    agent of a W&B sweep started is the one that the sweep waits for.
     """
 
     @pydantic.validate_call
@@ -67,7 +67,7 @@ class WandbTracker(TrackerBase):
             project: W&B project.
             entity: W&B user or team; `None` is the account's default.
             group: W&B group; `None` takes the run's (a sweep is one group).
-            job_type: W&B job type; `None` takes the run's.
+            job_type: W&B job type; `None` takes the run's: `run`, `replay`, `branch` or `train`.
             name: Display name; `None` takes the run's.
             tags: Labels beside the run's own.
             mode: `auto` obeys the environment variable WANDB_MODE, else is `online` with a key (WANDB_API_KEY, or what
@@ -80,25 +80,23 @@ class WandbTracker(TrackerBase):
             init_timeout_sec: Bound on reaching the service, after which the run is recorded offline.
             finish_timeout_sec: Bound on `finish`, uploads included; what is not uploaded by then stays on disk.
         """
-        self._options = WandbOptions(
-            project=project,
-            entity=entity,
-            group=group,
-            job_type=job_type,
-            name=name,
-            tags=tags,
-            mode=mode,
-            log_artifacts=log_artifacts,
-            log_trajectories=log_trajectories,
-            log_code=log_code,
-            task_set_limit_mb=task_set_limit_mb,
-            snapshots_limit_mb=snapshots_limit_mb,
-            init_timeout_sec=init_timeout_sec,
-            finish_timeout_sec=finish_timeout_sec,
-        )
+        self.project = project
+        self.entity = entity
+        self.group = group
+        self.job_type = job_type
+        self.name = name
+        self.tags = tags
+        self.mode = mode
+        self.log_artifacts = log_artifacts
+        self.log_trajectories = log_trajectories
+        self.log_code = log_code
+        self.task_set_limit_mb = task_set_limit_mb
+        self.snapshots_limit_mb = snapshots_limit_mb
+        self.init_timeout_sec = init_timeout_sec
+        self.finish_timeout_sec = finish_timeout_sec
         self._numbers = BackgroundWriter("W&B")
         self._files = BackgroundWriter("W&B's table and artifacts")
-        self._session: tuple[WandbRecording, RecordedFiles] | None = None
+        self._recording: WandbRecording | None = None
         self._place: str | None = None
 
     @property
@@ -113,51 +111,73 @@ class WandbTracker(TrackerBase):
 
     def start(self, run: RunInfo) -> None:
         """Starts the tracker. Imports and initialises W&B in the background."""
-        mode = effective_mode(self._options.mode)
+        mode = effective_mode(self.mode)
         if mode == "disabled":
             return
-        recording = WandbRecording(self._options, run, online=mode == "online", report=self._numbers.report)
-        files = RecordedFiles(recording)
-        for writer, start in ((self._numbers, recording.start), (self._files, files.start)):
+        recording = WandbRecording(self, run, online=mode == "online", report=self._numbers.report)
+        for writer, start in ((self._numbers, recording.start), (self._files, recording.start_files)):
             writer.start()
             writer.do(start)
-        self._session = recording, files
+        self._recording = recording
 
     def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
         """Records a finished episode. Returns at once."""
-        if self._session is not None:
-            recording, files = self._session
+        if (recording := self._recording) is not None:
             shown = trajectory if self._files.waiting < MAX_WAITING else None
             self._numbers.do(lambda: recording.add_episode(result))
-            self._files.do(lambda: files.add_episode(result, shown))
+            self._files.do(lambda: recording.add_to_table(result, shown))
 
     def log_system(self, sample: Mapping[str, float]) -> None:
         """Records the load of the runner. Returns at once."""
-        if self._session is not None and self._numbers.waiting < MAX_WAITING:
-            recording, now = self._session[0], time.time()
+        if (recording := self._recording) is not None and self._numbers.waiting < MAX_WAITING:
+            now = time.time()
             self._numbers.do(lambda: recording.add_system(sample, now))
 
     def log_training(self, values: Mapping[str, float], *, step: int) -> None:
         """Records numbers of the training. Returns at once."""
-        if self._session is not None:
-            recording = self._session[0]
+        if (recording := self._recording) is not None:
             self._numbers.do(lambda: recording.add_training(values, step))
 
     def log_order(self, line: Mapping[str, Any]) -> None:
         """Records an order to the run in its config. Returns at once."""
-        if self._session is not None and self._numbers.waiting < MAX_WAITING:
-            recording = self._session[0]
+        if (recording := self._recording) is not None and self._numbers.waiting < MAX_WAITING:
             self._numbers.do(lambda: recording.add_order(line))
 
     def finish(self, summary: RunSummary) -> None:
         """Records the totals and ends the W&B run, within `finish_timeout_sec`. Idempotent."""
-        if self._session is None:
+        if (recording := self._recording) is None:
             return
-        (recording, files), self._session = self._session, None
-        deadline = time.monotonic() + self._options.finish_timeout_sec
+        self._recording = None
+        deadline = time.monotonic() + self.finish_timeout_sec
         self._numbers.do(lambda: recording.add_totals(summary))
-        self._files.do(lambda: files.end(summary))
-        self._files.finish(FILES_SHARE * self._options.finish_timeout_sec)
-        self._numbers.do(lambda: recording.end(summary, files_are_logged=files.are_logged))
+        self._files.do(lambda: recording.end_files(summary))
+        self._files.finish(FILES_SHARE * self.finish_timeout_sec)
+        self._numbers.do(lambda: recording.end(summary))
         self._numbers.finish(max(deadline - time.monotonic(), 0.0))
         self._place = recording.place
+
+
+def effective_mode(mode: Mode, environ: Mapping[str, str] = os.environ) -> Mode:
+    """Returns the mode, with `auto` resolved: WANDB_MODE, else online with a key or in a W&B sweep, else offline.
+
+    A key is in WANDB_API_KEY, or in the netrc file, where `wandb login` puts it.
+    """
+    if mode != "auto":
+        return mode
+    asked = environ.get("WANDB_MODE", "").lower()
+    if asked in get_args(Mode) and asked != "auto":
+        return cast("Mode", asked)
+    has_key = environ.get("WANDB_API_KEY") or sweep_run_id(environ) or _is_logged_in(environ)
+    return "online" if has_key else "offline"
+
+
+def _is_logged_in(environ: Mapping[str, str]) -> bool:
+    """Returns whether the netrc file has an entry for the service, as `wandb login` writes it."""
+    named, home = environ.get("NETRC"), environ.get("HOME")
+    paths = [Path(named)] if named else [Path(home, name) for name in (".netrc", "_netrc")] if home else []
+    path = next((path for path in paths if path.is_file()), None)
+    host = urlsplit(environ.get("WANDB_BASE_URL") or SERVICE).hostname
+    try:
+        return path is not None and host in netrc(path).hosts
+    except (OSError, ValueError, NetrcParseError):
+        return False

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload, runtime_chec
 
 from ares_exp.agents.code_agent import CodeAgent, as_agent_factory
 from ares_exp.config.hydra_setup import compose_config
-from ares_exp.config.instantiate import instantiate_group
 from ares_exp.config.options import find_options, log_problems
 from ares_exp.config.parts import name_of
-from ares_exp.config.targets import added_defaults, import_target
+from ares_exp.config.targets import added_defaults, import_target, instantiate_group
 from ares_exp.containers.container import as_container_factory
 from ares_exp.environment import Environment
 from ares_exp.environments.episode_limits import EpisodeLimits

@@ -36,7 +36,7 @@ from ares_exp.runs.components import Components, Settings
 from ares_exp.runs.executors.executor import ExecutorBase, LocalExecutor, Recipe
 from ares_exp.runs.executors.ray_executor import RayExecutor
 from ares_exp.runs.experiment import Experiment
-from ares_exp.trackers.null_tracker import NullTracker
+from ares_exp.trackers.tracker import NullTracker
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.wrappers.async_gym import drive_async_gym
 from tests.benchmarks.bench_load import Boxes, Tasks, Work, play

@@ -31,7 +31,7 @@ from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.runs.components import Components, Settings
 from ares_exp.runs.experiment import Experiment
-from ares_exp.trackers.null_tracker import NullTracker
+from ares_exp.trackers.tracker import NullTracker
 from ares_exp.trajectories.collector import TrajectoryCollector
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryCollector

@@ -6,8 +6,7 @@ import functools
 from collections.abc import Sequence
 
 from ares_exp.config.option_arguments import Argument, arguments_of, arguments_of_node, as_yaml
-from ares_exp.config.options import Option, find_options
-from ares_exp.config.plugins import OPTION_FOLDERS
+from ares_exp.config.options import OPTION_FOLDERS, Option, find_options
 from ares_exp.config.schema import MADE_NODES, Key, keys
 from tests.docs_reference.markdown import GENERATED, plain, table
 

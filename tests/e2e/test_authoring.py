@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -42,8 +43,9 @@ def test_a_new_task_is_good(cli: Cli, tmp_path: Path, container: str) -> None:
 
 def make(cli: Cli, tmp_path: Path, **files: tuple[str, str]) -> None:
     """Makes new tasks, each with one file replaced."""
+    assert cli("task", "new", "new").returncode == 0
     for name, (file, text) in files.items():
-        assert cli("task", "new", f"tasks/{name}").returncode == 0
+        shutil.copytree(tmp_path / "new", tmp_path / "tasks" / name)
         (tmp_path / "tasks" / name / file).write_text(f"#!/usr/bin/env bash\n{text}")
 
 
@@ -102,11 +104,19 @@ def test_each_kind_of_fault_is_told(cli: Cli, tmp_path: Path) -> None:
     files = next(line for line in done.stdout.splitlines() if line.startswith("  files: "))
     assert (tmp_path / files.removeprefix("  files: ") / "verifier" / "test-stdout.txt").is_file()
 
-    make(cli, tmp_path, halves=("tests/test.sh", "echo 0.5 > /logs/verifier/reward.txt\n"))
-    some = ("tasks/wrong", "tasks/broken", "tasks/halves", "attempts=2", "reward_threshold=0.4", "--json")
-    as_json: dict[str, Any] = json.loads(cli("task", "check", *some).stdout)
+
+@pytest.mark.local
+def test_faults_as_json_and_attempts_that_are_judged_together(cli: Cli, tmp_path: Path) -> None:
+    make(
+        cli,
+        tmp_path,
+        halves=("tests/test.sh", "echo 0.5 > /logs/verifier/reward.txt\n"),
+        broken=("task.toml", "[agent]\ntimeout_sec = 'soon'\n"),
+    )
+    done = cli("task", "check", "tasks", "attempts=2", "reward_threshold=0.4", "--json")
+    as_json: dict[str, Any] = json.loads(done.stdout)
     faults = {task["name"]: [problem["fault"] for problem in task["problems"]] for task in as_json["tasks"]}
-    assert faults == {"wrong": ["solution_fails"], "broken": ["invalid"], "halves": ["tests_do_not_test"]}
+    assert faults == {"broken": ["invalid"], "halves": ["tests_do_not_test"]}
     [halves] = [task for task in as_json["tasks"] if task["name"] == "halves"]
     assert (halves["solution"], halves["nothing"]) == ([0.5, 0.5], [0.5, 0.5]), "attempts are judged together"
     assert not as_json["good"]

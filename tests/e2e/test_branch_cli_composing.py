@@ -56,10 +56,3 @@ def test_secrets_have_to_be_given_again(cli: Any, tmp_path: Path, endpoint: Loop
     config = composed(cli(*again, "policy.extra_body.api_token=other"))
     assert config["policy"]["extra_body"] == {"api_token": "other"}
     assert composed(cli("--cfg", "job", "replay=first"))["replay"] == "first", "the recorded answers need no key"
-
-
-def test_help_shows_the_verbs(cli: Any) -> None:
-    done = cli("--help")
-    for text in ("resume=outputs/", "replay=null", "branch_from=null", "branches=1 ", "branch.*"):
-        assert text in done.stdout
-    assert "branch.inject=null" in cli("--help", "branch").stdout

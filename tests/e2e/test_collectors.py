@@ -68,7 +68,7 @@ def test_several_collectors_keep_the_same_episodes(cli: Any, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("header", "chosen", "overrides"),
     [
-        ("", "collector=mine", ["collector.path=lines"]),
+        pytest.param("", "collector=mine", ["collector.path=lines"], marks=pytest.mark.nightly),
         ("# @package collector.mine\n", "collector=[json,mine]", ["collector.mine.path=lines"]),
     ],
 )

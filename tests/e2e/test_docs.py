@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 import ares_exp
-from ares_exp.config.plugins import OPTION_FOLDERS, OPTION_GROUPS
+from ares_exp.config.options import OPTION_FOLDERS, OPTION_GROUPS
 from ares_exp.config.schema import MADE_NODES
 from ares_exp.runs.control.orders import Order
 from ares_exp.tasks.task_set import SAMPLES
@@ -101,6 +101,8 @@ for _block in BLOCKS:
         and not any(lines_of(_block.text) <= lines_of(other.text) for other in COMMANDS)
     ):
         COMMANDS.append(_block)
+COVERED = ("sweeps", "tasks", "trackers", "trajectories", "troubleshooting")
+"""Pages whose commands other tests of this folder run by day, with other words."""
 SCRIPTS = [block for block in BLOCKS if block.kind == "python" and block.file is None]
 _PLAYS = re.compile(r"(python -m ares_exp|ares-exp) (-|\S+=)")
 COMPOSED = [
@@ -113,12 +115,16 @@ COMPOSED = [
 
 
 def blocks(chosen: Iterable[Block], *, always_local: bool = False) -> list[Any]:
-    """Returns the parameters of a test; what kills a run is for the night: by day there are tests for that."""
+    """Returns the parameters of a test. By day, those of the README and the first of other pages that kills no run."""
+    pages = {f"docs/{name}.md" for name in COVERED}
 
     def marks(block: Block) -> list[pytest.MarkDecorator]:
         on_docker = "container=docker" in block.text and not always_local
         backend = pytest.mark.docker if on_docker else pytest.mark.local
-        return [backend, pytest.mark.nightly] if "kill -9" in block.text else [backend]
+        if block.page != README.name and (block.page in pages or "kill -9" in block.text):
+            return [backend, pytest.mark.nightly]
+        pages.add(block.page)
+        return [backend]
 
     return [pytest.param(block, marks=marks(block), id=block.id) for block in chosen]
 

@@ -168,7 +168,11 @@ def test_a_dropped_one(tasks, sleepers):
 
 
 @pytest.mark.parametrize(
-    "ending", ["pass", pytest.param("raise SystemExit(3)", marks=pytest.mark.nightly), "os.kill(os.getpid(), 9)"]
+    "ending",
+    [
+        "os.kill(os.getpid(), 9)",
+        *(pytest.param(one, marks=pytest.mark.nightly) for one in ("pass", "raise SystemExit(3)")),
+    ],
 )
 def test_a_program_that_ends_without_closing(tasks, sleepers, ending):
     script = (

@@ -84,11 +84,11 @@ def agent(name: str, *marks: pytest.MarkDecorator) -> Recipe:
     return Recipe(words, (LOCAL, *marks))
 
 
-def collector(name: str) -> Recipe:
+def collector(name: str, *marks: pytest.MarkDecorator) -> Recipe:
     def words(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return [f"collector={name}", "container=local", *scripted(SCRIPTS["shell"])]
 
-    return Recipe(words)
+    return Recipe(words, (LOCAL, *marks))
 
 
 def container(
@@ -134,7 +134,7 @@ async def interrupt(_: web.Request, received: Received) -> web.StreamResponse:
     raise AssertionError("unreachable: the client disconnects")
 
 
-def endpoint(name: str, behaviour: Callable[[], Behaviour] = lambda: solve, *options: str) -> Recipe:
+def endpoint(name: str, *marks: pytest.MarkDecorator, behaviour: Callable[[], Behaviour] = lambda: solve) -> Recipe:
     def words(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         for key in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
             monkeypatch.setenv(key, "sk-loopback")
@@ -143,7 +143,7 @@ def endpoint(name: str, behaviour: Callable[[], Behaviour] = lambda: solve, *opt
         server.then(answers, interrupt)
         return [f"policy={name}", "policy.model=m", f"policy.base_url={server.url}", "container=local"]
 
-    return Recipe(words)
+    return Recipe(words, (LOCAL, *marks))
 
 
 def replay(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -169,15 +169,21 @@ def require_sandbox(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
 
 RECIPES: dict[str, dict[str, Recipe]] = {
     "agent": {
-        **{name: agent(name) for name in ("shell", "terminal", "tools", "command")},
-        **{name: agent(name, pytest.mark.npm(name)) for name in ("claude_code", "codex", "mini_swe_agent")},
-        **{name: agent(name, pytest.mark.npm(name), NIGHTLY) for name in ("opencode", "qwen_code")},
+        **{name: agent(name) for name in ("shell", "tools", "command")},
+        "terminal": agent("terminal", NIGHTLY),
+        "claude_code": agent("claude_code", pytest.mark.npm("claude_code")),
+        **{
+            name: agent(name, pytest.mark.npm(name), NIGHTLY)
+            for name in ("codex", "mini_swe_agent", "opencode", "qwen_code")
+        },
     },
     "policy": {
-        **{name: endpoint(name) for name in ("anthropic", "openai", "openai_responses")},
-        **{name: endpoint(name, lambda: TokenEngine(SCRIPTS["shell"])) for name in ("sglang", "vllm")},
-        "noop": Recipe(lambda *_: ["policy=noop", "container=local"], reward=0.0, interrupted=False),
-        "oracle": Recipe(lambda *_: ["policy=oracle", "container=local"], interrupted=False),
+        "anthropic": endpoint("anthropic"),
+        **{name: endpoint(name, NIGHTLY) for name in ("openai", "openai_responses")},
+        "vllm": endpoint("vllm", behaviour=lambda: TokenEngine(SCRIPTS["shell"])),
+        "sglang": endpoint("sglang", NIGHTLY, behaviour=lambda: TokenEngine(SCRIPTS["shell"])),
+        "noop": Recipe(lambda *_: ["policy=noop", "container=local"], (LOCAL, NIGHTLY), 0.0, interrupted=False),
+        "oracle": Recipe(lambda *_: ["policy=oracle", "container=local"], (LOCAL, NIGHTLY), interrupted=False),
         "replay": Recipe(replay, interrupted=False),
         "scripted": Recipe(
             lambda *_: ["policy=scripted", f"policy.replies=['{GREET}','{SUBMIT}']", "container=local"],
@@ -192,7 +198,10 @@ RECIPES: dict[str, dict[str, Recipe]] = {
         "local": container("local", LOCAL),
         "podman": container("podman", DOCKER, start_podman),
     },
-    "collector": {name: collector(name) for name in ("json", "jsonl", "memory", "none")},
+    "collector": {
+        **{name: collector(name) for name in ("json", "jsonl")},
+        **{name: collector(name, NIGHTLY) for name in ("memory", "none")},
+    },
 }
 
 

@@ -23,6 +23,7 @@ def test_no_secret_is_written_anywhere(cli: Any, tmp_path: Path, endpoint: Loopb
         f"policy.base_url={endpoint.url}",
         f"+policy.extra_body.api_token={TYPED}",
         "env.limit=1",
+        "limits.steps=2",
         env={"OPENAI_API_KEY": KEY},
     )
     assert done.returncode == 0, done.stderr
@@ -55,7 +56,7 @@ def test_links_in_tasks_reach_no_file_of_the_host(cli: Any, tmp_path: Path, endp
     shutil.move(tasks / "shares" / "environment", tasks / ".environment")
     (tasks / "shares" / "environment").symlink_to("../.environment")
     policy = ("policy=openai", "policy.model=m", f"policy.base_url={endpoint.url}", "policy.api_key_env=null")
-    done = cli("env.path=tasks", *policy)
+    done = cli("env.path=tasks", "tracker=none", "limits.steps=2", *policy)
     assert done.returncode == 0, done.stderr
     played = [path.name.partition("__")[0] for path in tmp_path.glob("outputs/*/*/trajectories/*.json")]
     assert played == ["shares"]

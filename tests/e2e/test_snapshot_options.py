@@ -111,16 +111,6 @@ def test_only_failures_keep_theirs(cli: Any, tmp_path: Path) -> None:
     }
 
 
-def test_a_sweep_with_and_without(cli: Any, tmp_path: Path) -> None:
-    done = cli("-m", *answering(tmp_path, [GREET, SUBMIT]), ONE, "snapshot=none,every_step", "hydra.sweep.dir=s")
-    assert done.returncode == 0, done.stderr
-    assert not (tmp_path / "s" / "0" / "snapshots").exists()
-    assert len(SnapshotStore(tmp_path / "s" / "1" / "snapshots").ids()) == 2
-    without, with_them = rows(tmp_path / "s" / "0") + rows(tmp_path / "s" / "1")
-    assert "snapshot" not in without["phase_sec"]
-    assert (without["reward"], with_them["reward"]) == (1.0, 1.0)
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

@@ -125,7 +125,9 @@ def test_rows_do_not_depend_on_the_generation_config(tmp_path: Path) -> None:
     assert (report.clean, report.unstated_sampling) == (1, 0)
 
 
-@pytest.mark.parametrize("wire", ["chat_completions", "responses", "messages"])
+@pytest.mark.parametrize(
+    "wire", ["messages", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("chat_completions", "responses"))]
+)
 def test_sampling_of_programs_is_sent_and_recorded(tmp_path: Path, wire: str) -> None:
     """Whether or not the request of the program sets it, and whether or not it is forwarded."""
     own = {"temperature": 0.5, "top_p": 0.9}

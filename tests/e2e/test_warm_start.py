@@ -26,7 +26,7 @@ def option(here: Path, code: str) -> tuple[str, ...]:
     return ("--config-dir", "options", "policy=mine", "env=twenty_questions", "tracker=none")
 
 
-@pytest.mark.parametrize("words", [("--cfg", "job"), ("--help",), ("nonsense",), ("attempts=0",), ("list", "policies")])
+@pytest.mark.parametrize("words", [("attempts=0",), pytest.param(("--cfg", "job"), marks=pytest.mark.nightly)])
 def test_a_fork_says_what_a_new_interpreter_says(tmp_path: Path, words: tuple[str, ...]) -> None:
     new, fork = (
         run_command((*start, *words), tmp_path) for start in ((sys.executable, "-m", "ares_exp"), warm_command())

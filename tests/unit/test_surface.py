@@ -7,8 +7,7 @@ import pytest
 from ares_exp.commands.cli.commands import COMMANDS
 from ares_exp.commands.cli.help import render_help
 from ares_exp.commands.cli.run_command import parser_of
-from ares_exp.config.options import conf_dir
-from ares_exp.config.plugins import OPTION_FOLDERS, OPTION_GROUPS
+from ares_exp.config.options import OPTION_FOLDERS, OPTION_GROUPS, conf_dir
 from ares_exp.config.schema import KEYS
 
 MAX_GROUPS, MAX_KEYS, MAX_COMMANDS, MAX_HELP_LINES = 11, 18, 15, 70

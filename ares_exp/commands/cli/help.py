@@ -10,8 +10,15 @@ from typing import Any
 
 from ares_exp.commands.cli.commands import COMMANDS
 from ares_exp.config.option_arguments import Argument, arguments_of, arguments_of_node, as_yaml
-from ares_exp.config.options import BUILT_IN, Option, config_dirs_of, find_options, print_problems
-from ares_exp.config.plugins import OPTION_FOLDERS, OPTION_GROUPS
+from ares_exp.config.options import (
+    BUILT_IN,
+    OPTION_FOLDERS,
+    OPTION_GROUPS,
+    Option,
+    config_dirs_of,
+    find_options,
+    print_problems,
+)
 from ares_exp.config.schema import KEYS, MADE_NODES, ExperimentConfig, keys
 from ares_exp.records.latest_run import MEANING
 

@@ -69,7 +69,7 @@ def run_word(argv: Sequence[str], program: str) -> int | None:
         return None
     if argv[0] in COMMANDS:
         return COMMANDS[argv[0]].main(argv[1:], f"{program} {argv[0]}")
-    from ares_exp.config.plugins import OPTION_GROUPS
+    from ares_exp.config.options import OPTION_GROUPS
     from ares_exp.config.schema import KEYS
 
     if argv[0] in (*OPTION_GROUPS, *KEYS) and HELP & set(argv):
@@ -138,10 +138,9 @@ def _run() -> int:
     from ares_exp.commands.cli.flags import explain_flags, unchecked_help
     from ares_exp.commands.cli.hydra_callback import SweepRefused
     from ares_exp.commands.cli.job import JobFunction
-    from ares_exp.config.hydra_setup import set_up_hydra, store_recorded_config
+    from ares_exp.config.hydra_setup import mode_from_flags, set_up_hydra, store_recorded_config
     from ares_exp.config.options import ROOT_CONFIG, conf_dir, config_dirs_of, print_problems, refuse_unreadable
     from ares_exp.config.overrides import flags_and_overrides
-    from ares_exp.config.run_mode import mode_from_flags
     from ares_exp.errors import SweepInterrupted
     from ares_exp.records.run_dir import refuse_used_run_dir
     from ares_exp.runs.resume.session import names_recorded_run

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ares_exp.cancellation import finish
-from ares_exp.config.instantiate import instantiate_node
 from ares_exp.config.parts import StandIn
-from ares_exp.config.targets import SCORER, added_defaults, import_target
+from ares_exp.config.targets import SCORER, added_defaults, import_target, instantiate_node
 from ares_exp.environment import Environment, EnvironmentWrapper, EpisodeReport, LimitName, MinimalEnvironment, TimeStep
 from ares_exp.environments.episode_limits import PhaseClock, limited
 from ares_exp.environments.own_model import OwnModel

@@ -30,7 +30,7 @@ from typing import Any
 from ares_exp import __version__
 from ares_exp.agents.code_agent import AgentFactoryBase, as_agent_factory, playing_agent
 from ares_exp.cancellation import finish, in_thread
-from ares_exp.config.instantiate import instantiate_group
+from ares_exp.config.targets import instantiate_group
 from ares_exp.containers.container import ContainerFactoryBase, as_container_factory
 from ares_exp.containers.ownership import OwnedDirectory, short_lived_directory
 from ares_exp.environment import EnvironmentBase, EpisodeReport, MinimalEnvironment, PendingRequest, complete

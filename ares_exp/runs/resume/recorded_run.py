@@ -11,8 +11,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, Field, ValidationError
 
-from ares_exp.config.options import SCHEME
-from ares_exp.config.plugins import PROVIDER
+from ares_exp.config.options import PROVIDER, SCHEME
 from ares_exp.errors import ConfigError, SnapshotError, TrajectoryFormatError, close_matches
 from ares_exp.records.latest_run import run_path
 from ares_exp.records.record_files import broken, read_record, read_yaml

@@ -16,8 +16,7 @@ import pytest
 from ares_exp.commands import list as listing
 from ares_exp.commands.cli.commands import COMMANDS
 from ares_exp.commands.list import GROUP_OF
-from ares_exp.config.options import conf_dir, find_options
-from ares_exp.config.plugins import OPTION_GROUPS
+from ares_exp.config.options import OPTION_GROUPS, conf_dir, find_options
 from tests.installed_package import Site
 
 main = partial(COMMANDS["list"].main, program="ares-exp list")

@@ -14,12 +14,11 @@ from hydra.utils import get_object
 from omegaconf import OmegaConf
 
 from ares_exp.config.hydra_setup import set_up_hydra
-from ares_exp.config.instantiate import instantiate_group, instantiate_several
 from ares_exp.config.option_arguments import arguments_of
 from ares_exp.config.options import conf_dir, find_options
 from ares_exp.config.overrides import dotted_items
 from ares_exp.config.schema import GROUPS, KEYS, TRAINER, ExperimentConfig, keys, value_of
-from ares_exp.config.targets import SCORER, added_defaults, constructor_defaults
+from ares_exp.config.targets import SCORER, added_defaults, constructor_defaults, instantiate_group, instantiate_several
 from ares_exp.errors import ConfigError
 
 MADE = [group for group in GROUPS if group != SCORER]

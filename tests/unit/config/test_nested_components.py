@@ -9,9 +9,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from ares_exp.config.hydra_setup import set_up_hydra
-from ares_exp.config.instantiate import instantiate_group
 from ares_exp.config.options import conf_dir
-from ares_exp.config.targets import option_defaults
+from ares_exp.config.targets import instantiate_group, option_defaults
 from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
 from ares_exp.errors import ConfigError
 

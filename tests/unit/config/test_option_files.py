@@ -14,10 +14,9 @@ import pytest
 
 from ares_exp.commands.cli.help import render_help
 from ares_exp.config.hydra_setup import compose_config
-from ares_exp.config.instantiate import instantiate_group
 from ares_exp.config.option_files import OptionFiles
 from ares_exp.config.options import folder_url
-from ares_exp.config.targets import constructor_defaults
+from ares_exp.config.targets import constructor_defaults, instantiate_group
 from ares_exp.errors import ConfigError
 from ares_exp.policies.chat_completions import OpenAIPolicy
 

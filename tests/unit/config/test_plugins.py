@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from ares_exp.config.hydra_setup import compose_config
-from ares_exp.config.instantiate import instantiate_group
-from ares_exp.config.options import find_options, option_problems
-from ares_exp.config.plugins import installed_plugins
+from ares_exp.config.options import find_options, installed_plugins, option_problems
+from ares_exp.config.targets import instantiate_group
 from tests.installed_package import Site
 
 OPTION = {"fine/conf/env/fine.yaml": "# Fine\n_target_: fine.Source\n"}

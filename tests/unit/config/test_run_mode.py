@@ -9,8 +9,8 @@ import pytest
 import yaml
 from hydra._internal.hydra import Hydra
 
+from ares_exp.config.hydra_setup import is_decided_by_flags, mode_from_flags
 from ares_exp.config.options import conf_dir
-from ares_exp.config.run_mode import is_decided_by_flags, mode_from_flags
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ares_exp.config.hydra_setup import compose_config
-from ares_exp.config.instantiate import instantiate_group
+from ares_exp.config.targets import instantiate_group
 from ares_exp.errors import ConfigError
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.records.results import EnvironmentUsage, EpisodeResult, ErrorInfo, Outcome, Replayed

@@ -38,8 +38,7 @@ from ares_exp.runs.components import Components, Settings
 from ares_exp.runs.experiment import GC_THRESHOLD, Experiment, collecting_seldom
 from ares_exp.runs.preparation import bounded_concurrency
 from ares_exp.tasks.verification.time_limits import TimeLimits
-from ares_exp.trackers.null_tracker import NullTracker
-from ares_exp.trackers.tracker import RunInfo
+from ares_exp.trackers.tracker import NullTracker, RunInfo
 from ares_exp.trajectories.collector import as_collector
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector

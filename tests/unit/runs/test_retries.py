@@ -11,7 +11,7 @@ import pytest
 from ares_exp import errors
 from ares_exp.backoff import backoff_sec
 from ares_exp.config.hydra_setup import compose_config
-from ares_exp.config.instantiate import instantiate_node
+from ares_exp.config.targets import instantiate_node
 from ares_exp.errors import (
     AgentError,
     AresExpError,

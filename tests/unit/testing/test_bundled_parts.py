@@ -41,9 +41,8 @@ from ares_exp.testing.policy_contract import PolicyContract
 from ares_exp.testing.source_contract import SourceContract
 from ares_exp.testing.tracker_contract import TrackerContract
 from ares_exp.trackers.jsonl_tracker import JsonlTracker
-from ares_exp.trackers.null_tracker import NullTracker
 from ares_exp.trackers.tensorboard_tracker import TensorboardTracker
-from ares_exp.trackers.tracker import RunInfo, Tracker
+from ares_exp.trackers.tracker import NullTracker, RunInfo, Tracker
 from ares_exp.trackers.wandb_tracker import WandbTracker
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import TrajectoryCollector

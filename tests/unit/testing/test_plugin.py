@@ -19,7 +19,7 @@ pytestmark = pytest.mark.once
 
 PLUGIN = "ares_exp.testing.plugin"
 PARTS = """
-from ares_exp.trackers.null_tracker import NullTracker
+from ares_exp.trackers.tracker import NullTracker
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 
 class Fails(NullTracker):
@@ -81,7 +81,7 @@ def test_it_costs_next_to_nothing_where_no_part_is_given() -> None:
 
 
 def test_two_parts_and_why_one_fails(run: Run) -> None:
-    done = run("--ares-exp-part=my_parts:Fails", "--ares-exp-part=ares_exp.trackers.null_tracker:NullTracker")
+    done = run("--ares-exp-part=my_parts:Fails", "--ares-exp-part=ares_exp.trackers.tracker:NullTracker")
     assert done.returncode == 1, done.stdout + done.stderr
     outcomes = rows(done)
     assert outcomes["TestFails::test_it_records_a_run"] == "PASSED"

@@ -60,16 +60,17 @@ class ServedRun:
 
     @property
     def tables(self) -> list[ServedArtifact]:
-        """The versions of the table of episodes."""
-        return self.artifacts("run_table")
+        """The parts of the table of episodes, of all sessions."""
+        return self.artifacts("wandb-run-incremental-table")
 
     @property
     def table(self) -> list[dict[str, Any]]:
-        """The rows of the table of episodes as it is shown: of its last version."""
-        shown = max(self.tables, key=lambda one: len(one.files["episodes.table.json"]))
-        table = json.loads(shown.files["episodes.table.json"])
-        assert self.summary["episodes"]["nrows"] == len(table["data"])
-        return [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+        """The rows of the table of episodes as it is shown: of the parts that its last value names."""
+        shown = self.summary["episodes"]
+        names = [path.rpartition("/")[2] for path in (*shown["previous_increments_paths"], shown["artifact_path"])]
+        parts = [json.loads(one.files[name]) for name in names for one in self.tables if name in one.files]
+        assert len(parts) == len(names)
+        return [dict(zip(part["columns"], row, strict=True)) for part in parts for row in part["data"]]
 
     def page(self, cell: dict[str, Any]) -> str:
         """The episodes of a page that a cell of the table names, as JSON."""

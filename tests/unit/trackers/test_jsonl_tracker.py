@@ -42,8 +42,8 @@ def test_a_line_for_each_event(tmp_path: Path) -> None:
     assert tracker.failures == 0
 
     assert (start["kind"], start["run_id"], start["resumed"]) == ("start", "run-1", False)
-    assert start["config"] == {"seed": 3, "policy": {"api_key": "***", "api_key_env": "OPENAI_API_KEY"}}
-    assert start["provenance"] == {"argv": ["ares_exp", "seed=3"]}
+    assert (start["config"]["seed"], start["config"]["policy"]["api_key"]) == (3, "***")
+    assert start["provenance"] == {"argv": ["ares_exp", "seed=3"], "choices": {"env": "harbor"}}
     assert [line["kind"] for line in episodes] == ["episode"] * 3
     assert [line["episode_id"] for line in episodes] == ["e1", "e2", "e3"]
     assert [line["outcome"] for line in episodes] == ["completed", "agent_error", "completed"]

@@ -13,9 +13,8 @@ from ares_exp.records.results import EpisodeResult
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.trackers import several
 from ares_exp.trackers.jsonl_tracker import JsonlTracker
-from ares_exp.trackers.null_tracker import NullTracker
 from ares_exp.trackers.several import SeveralTrackers
-from ares_exp.trackers.tracker import RunInfo, Tracker
+from ares_exp.trackers.tracker import NullTracker, RunInfo, Tracker
 from tests.unit.trackers.tracked_run import RESULTS, run_info
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.trackers.wandb_options import effective_mode
+from ares_exp.trackers.wandb_tracker import effective_mode
 
 LOGIN = "machine api.wandb.ai\n  login user\n  password 0\n"
 ELSEWHERE = {"WANDB_BASE_URL": "https://wandb.example.com/"}

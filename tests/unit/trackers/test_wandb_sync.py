@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +15,8 @@ import pytest
 from ares_exp.commands.cli.main import run_word
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.tasks.task_set import SAMPLES
+from tests.leaks import wait_until
+from tests.unit.commands.recorded import run_of
 from tests.unit.trackers.served_run import ServedRun
 from tests.unit.trackers.tracked_run import RESULTS, episode, patient_tracker, run_info
 from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, WandbService
@@ -41,6 +46,86 @@ def play(run_dir: Path, run_id: str = "run-1", **more: object) -> None:
         assert tracker.failures == 0
 
 
+def test_plain_wandb_sync_uploads_all_but_the_links(service: WandbService, tmp_path: Path) -> None:
+    run_of(tmp_path, RESULTS)
+    store = tmp_path / "snapshots" / "objects"
+    store.mkdir(parents=True)
+    (store / "ab").write_text("content")
+    tracker = patient_tracker(mode="offline", log_code=True)
+    tracker.start(run_info(tmp_path, task_set=SAMPLES, tasks=("write-greeting",)))
+    for result in RESULTS:
+        tracker.log_episode(result, chat(result.episode_id, result.task_name))
+    tracker.finish(RunSummary(3, tuple(replace(one, snapshots=1) for one in RESULTS), snapshot_dir=store.parent))
+    assert tracker.failures == 0
+    assert service.asked == []
+
+    wandb_sync(tmp_path)
+    assert service.unknown == []
+    recorded = ServedRun(service)
+    assert {artifact.state for artifact in service.artifacts} == {"COMMITTED"}
+    assert [row["progress/finished"] for row in recorded.rows] == [1, 2, 3]
+    assert recorded.summary["run/tries"] == 3
+    assert [row["episode_id"] for row in recorded.table] == ["e1", "e2", "e3"]
+    assert "Please do task2." in recorded.page(recorded.table[1]["trajectory"])
+    files = {
+        kind: set(recorded.artifacts(kind)[-1].manifest) for kind in ("trajectories", "snapshots", "report", "code")
+    }
+    assert files["trajectories"] >= {"episodes.jsonl", "trajectories/e1.json", "trajectories/e3.json"}
+    assert (files["snapshots"], files["report"]) == ({"store.json", "objects/ab"}, {"report.html"})
+    assert "ares_exp/rollout.py" in files["code"]
+    (inputs,) = recorded.config["inputs"]
+    assert recorded.artifacts("task-set") == []
+
+    assert main(["wandb", "sync", str(tmp_path)]) == 0
+    (task_set,) = recorded.artifacts("task-set")
+    assert task_set.used_by == ["run-1"]
+    assert inputs == {"name": task_set.name, "digest": task_set.digest}
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.unit.trackers.tracked_run import RESULTS, patient_tracker, run_info
+from tests.unit.trajectories.chats import chat
+
+run_dir = Path(sys.argv[1])
+(run_dir / "trajectories").mkdir(parents=True)
+tracker = patient_tracker(mode="offline")
+tracker.start(run_info(run_dir))
+for result in RESULTS:
+    (run_dir / "trajectories" / f"{result.episode_id}.json").write_text(result.episode_id)
+    tracker.log_episode(result, chat(result.episode_id, result.task_name))
+sys.stdin.readline()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_offline_run_has_everything_up_to_its_last_episode(service: WandbService, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(run_dir)], stdin=subprocess.PIPE) as process:
+        assert wait_until(lambda: is_on_disk(run_dir), 200)
+        process.communicate(b"now\n")
+    wandb_sync(run_dir)
+    recorded = ServedRun(service)
+    assert [row["progress/finished"] for row in recorded.rows] == [1, 2, 3]
+    assert [row["episode_id"] for row in recorded.table] == ["e1", "e2", "e3"]
+    assert "Please do task3." in recorded.page(recorded.table[2]["trajectory"])
+    assert {f"trajectories/e{n}.json" for n in (1, 2, 3)} <= set(recorded.artifacts("trajectories")[-1].manifest)
+
+
+def is_on_disk(run_dir: Path) -> bool:
+    """Whether W&B's file has three rows and the last artifact."""
+    (*_, written) = (b"", *(path.read_bytes() for path in run_dir.glob("wandb/offline-run-*/*.wandb")))
+    return written.count(b"episode/num_steps") >= 3 and b"trajectories/e3.json" in written
+
+
+def wandb_sync(run_dir: Path) -> None:
+    """W&B's own command, as a user types it."""
+    command = [sys.executable, "-m", "wandb", "sync", *map(str, run_dir.glob("wandb/offline-run-*"))]
+    done = subprocess.run(command, cwd=run_dir, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.nightly  # `test_a_resumed_session_is_uploaded_after_the_earlier_ones` says the most of it
 def test_a_moved_run_directory_is_uploaded_whole_and_its_sessions_are_one_run(
     service: WandbService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -54,10 +139,10 @@ def test_a_moved_run_directory_is_uploaded_whole_and_its_sessions_are_one_run(
 
     assert main(["wandb", "sync", str(there)]) == 0
     assert service.unknown == []
-    assert {artifact.state for artifact in service.artifacts} == {"COMMITTED"}
     assert list(service.runs) == ["run-1"]
     recorded = ServedRun(service)
-    (trajectories,) = recorded.artifacts("trajectories")
+    trajectories = recorded.artifacts("trajectories")[-1]
+    assert trajectories.state == "COMMITTED"
     assert trajectories.files["trajectories/e1.json"] == b'{"a": 1}'
     (task_set,) = recorded.artifacts("task-set")
     assert task_set.used_by == ["run-1"]
@@ -109,7 +194,7 @@ def test_a_branch_uses_the_trajectories_of_its_parent_if_they_are_as_they_were(
     for name in ("branch", "other"):
         play(tmp_path / name, name, parents=(parent,))
     assert main(["wandb", "sync", str(parent), str(tmp_path / "branch")]) == 0
-    (used,) = [one for one in service.artifacts_of("trajectories") if one.run == "parent"]
+    *_, used = [one for one in service.artifacts_of("trajectories") if one.run == "parent"]
     assert used.used_by == ["branch"]
     (parent / "trajectories" / "e1.json").write_text("something else")
     capfd.readouterr()
@@ -120,8 +205,9 @@ def test_a_branch_uses_the_trajectories_of_its_parent_if_they_are_as_they_were(
 
 
 @pytest.mark.nightly
-def test_links_in_a_run_directory_are_not_followed(service: WandbService, tmp_path: Path) -> None:
-    play(tmp_path / "run")
+def test_links_in_a_moved_run_directory_are_not_followed(service: WandbService, tmp_path: Path) -> None:
+    play(tmp_path / "here")
+    shutil.move(tmp_path / "here", tmp_path / "run")
     key = tmp_path / "id_rsa"
     key.write_text("the user's own key: 5f2c19d07a")
     page = next((tmp_path / "run" / "wandb" / "pages").iterdir())
@@ -153,10 +239,13 @@ def test_a_broken_session_is_told(
 
 
 def test_a_broken_record_is_told(service: WandbService, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    play(tmp_path)
-    (tmp_path / "wandb" / "upload.json").write_text('{"prepared": 3}')
+    session = tmp_path / "wandb" / "offline-run-20260101_000000-x" / "run-x.wandb"
+    session.parent.mkdir(parents=True)
+    session.touch()
+    session.with_name("run-x.wandb.synced").touch()
+    (tmp_path / "wandb" / "inputs.json").write_text('{"parents": 3}')
     assert main(["wandb", "sync", str(tmp_path)]) == 2
-    assert "upload.json" in capfd.readouterr().err
+    assert "inputs.json" in capfd.readouterr().err
 
 
 def test_a_place_without_a_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,23 +78,15 @@ def test_everything_stays_in_the_run_directory_and_holds_no_secret(
     assert dict(os.environ) == before
 
 
-def test_nothing_is_printed_and_no_hook_is_left(
+def test_nothing_is_printed_and_no_signal_is_taken(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], log: list[str]
 ) -> None:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGWINCH, signal.SIGCHLD)
-    before = [*map(signal.getsignal, numbers), sys.exit, sys.excepthook, sys.stdout, sys.stderr]
+    before = [*map(signal.getsignal, numbers), sys.stdout, sys.stderr]
     _play(patient_tracker(), tmp_path / "run")
-    assert [*map(signal.getsignal, numbers), sys.exit, sys.excepthook, sys.stdout, sys.stderr] == before
+    assert [*map(signal.getsignal, numbers), sys.stdout, sys.stderr] == before
     assert capfd.readouterr() == ("", "")
     assert log == []
-
-
-@pytest.mark.nightly
-def test_several_runs_in_one_process_do_not_mix(service: WandbService, tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        _play(patient_tracker(), tmp_path / name, run_id=name)
-    for name in ("a", "b"):
-        assert [row["progress/finished"] for row in ServedRun(service, name).rows] == [1, 2, 3]
 
 
 def test_two_live_runs_in_one_process_do_not_end_each_other(service: WandbService, tmp_path: Path) -> None:
@@ -254,7 +246,8 @@ def test_wrong_arguments_are_refused(arguments: dict[str, object]) -> None:
 
 def test_the_option_of_the_group_has_the_defaults_of_the_tracker() -> None:
     tracker = instantiate(yaml.safe_load((CONF / "wandb.yaml").read_text()))
-    assert vars(tracker)["_options"] == vars(WandbTracker())["_options"]
+    shown = [{name: value for name, value in vars(one).items() if name[0] != "_"} for one in (tracker, WandbTracker())]
+    assert shown[0] == shown[1]
 
 
 def test_samples_that_nobody_has_time_for_are_dropped_and_no_episode_is(tmp_path: Path, service: WandbService) -> None:

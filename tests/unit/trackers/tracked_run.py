@@ -43,7 +43,7 @@ def run_info(run_dir: Path, **more: Any) -> RunInfo:
     known: dict[str, Any] = {
         "name": "a name",
         "run_id": "run-1",
-        "config": {"seed": 3, "policy": {"api_key": SECRET, "api_key_env": "OPENAI_API_KEY"}},
-        "provenance": {"argv": ["ares_exp", "seed=3"]},
+        "config": {"seed": 3, "policy": {"api_key": SECRET, "api_key_env": "OPENAI_API_KEY", "model": "a-model"}},
+        "provenance": {"argv": ["ares_exp", "seed=3"], "choices": {"env": "harbor"}},
     }
     return RunInfo(run_dir=run_dir, **{**known, **more})

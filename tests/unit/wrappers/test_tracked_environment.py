@@ -11,7 +11,7 @@ from ares_exp.errors import ConfigError, EpisodeStateError
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.records.results import EpisodeResult, Outcome
 from ares_exp.runs.scheduler import episode_seed
-from ares_exp.trackers.null_tracker import NullTracker
+from ares_exp.trackers.tracker import NullTracker
 from ares_exp.wrappers.registry import make
 
 TAKE_3 = LLMResponse.from_text("3", usage=Usage(10, 2), cost=0.5)
