@@ -25,8 +25,6 @@ from ares_exp.errors import ContainerDiedError
 
 # A ready channel starts within milliseconds. One that has not started by then was probably stopped by a signal.
 _START_SEC = 10.0
-# Interval between questions to a channel whose connection is slow.
-_DOUBT_SEC = 1.0
 # The output of an ended command arrives within milliseconds; the rest is for a loaded machine.
 _COLLECT_SEC = 8.0
 
@@ -129,8 +127,6 @@ class CommandRunner:
             self._shells.keep_spare(user)
             try:
                 await channel.play(run, script, _until(deadline, at_most=_START_SEC))
-                while not (run.pid or run.answered.is_set()) and channel.in_doubt and _until(deadline) != 0:
-                    await _answered(run, _until(deadline, at_most=_DOUBT_SEC))
                 if run.pid and not run.answered.is_set():
                     await _answered(run, _until(deadline))
                 timed_out = not run.answered.is_set() and _until(deadline) == 0

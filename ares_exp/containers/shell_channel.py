@@ -30,9 +30,10 @@ class MarkParser:
     everything received so far would take quadratic time.
     """
 
-    def __init__(self, key: str) -> None:
-        """Args: key: Random hex, unknown to programs in the container."""
-        self._prefix = _MARK + key.encode() + b" "
+    def __init__(self, key: str, sign: bytes = _MARK) -> None:
+        """Args: key: Random hex, unknown to programs in the container. sign: The byte around a mark."""
+        self._sign = sign
+        self._prefix = sign + key.encode() + b" "
         self._carry = b""
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, str | None]]:
@@ -44,7 +45,7 @@ class MarkParser:
         data, self._carry = self._carry + data, b""
         while (start := data.find(self._prefix)) >= 0:
             word = start + len(self._prefix)
-            end = data.find(_MARK, word)
+            end = data.find(self._sign, word)
             if end < 0:
                 if len(data) - word > _MAX_WORD_BYTES:
                     raise ValueError("A mark does not end.")
@@ -53,7 +54,7 @@ class MarkParser:
                 return
             yield data[:start], data[word:end].decode("utf-8", "replace")
             data = data[end + 1 :]
-        cut = data.rfind(_MARK, max(0, len(data) - len(self._prefix) + 1))
+        cut = data.rfind(self._sign, max(0, len(data) - len(self._prefix) + 1))
         if cut >= 0 and self._prefix.startswith(data[cut:]):
             data, self._carry = data[:cut], data[cut:]
         yield data, None
@@ -104,11 +105,6 @@ class ChannelStream(Protocol):
     All methods are called from one event loop. Cancelling `read` loses no data.
     """
 
-    @property
-    def in_doubt(self) -> bool:
-        """Whether written data, or its output, may still be in transit. Always `False` on local streams."""
-        ...
-
     async def read(self) -> bytes:
         """The next bytes of the shell's stdout; `b""` at its end. Its stderr is discarded, not mixed in.
 
@@ -124,10 +120,6 @@ class ChannelStream(Protocol):
         Raises:
             OSError: The connection broke.
         """
-        ...
-
-    def rest(self) -> None:
-        """Notes that the shell prints nothing more until something is written. For streams that poll for output."""
         ...
 
     def close(self) -> None:
@@ -195,11 +187,6 @@ class Channel:
         self._listener = asyncio.create_task(self._listen())
         # A callback, not a `finally` in the task: a task that is cancelled before its first step never enters it.
         self._listener.add_done_callback(lambda _: self.close())
-
-    @property
-    def in_doubt(self) -> bool:
-        """Whether a sent script may have started although no mark has arrived yet."""
-        return self._stream.in_doubt
 
     def start(self, output: BoundedOutput) -> ScriptRun:
         """Prepares a ready channel for the script that is sent next.
@@ -280,7 +267,6 @@ class Channel:
         if word == "hello":
             self.shell = parse_hello(rest)
         elif word == "ready":
-            self._stream.rest()
             if run is not None:
                 run.answer()
             self.run = None

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from daytona import SessionExecuteRequest
 
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.daytona.container import DaytonaContainer
@@ -131,16 +130,10 @@ async def alone(factory: DaytonaContainerFactory, requests: list[str]) -> None:
         assert isinstance(box, DaytonaContainer)
         assert box._sandbox is not None
         process: Any = box._sandbox.process
-        await process.create_session("bench")
-
-        async def in_session() -> None:
-            await process.execute_session_command("bench", SessionExecuteRequest(command="echo 1"))
-
         ways: dict[str, Callable[[], Awaitable[object]]] = {
             "ours, sh -c": lambda: box.exec("echo 1", shell="sh -c"),
             "ours, bash -c": lambda: box.exec("echo 1"),
             "process.exec": lambda: process.exec("echo 1"),
-            "session command": in_session,
         }
         for name, way in ways.items():
             await way()

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from daytona import AsyncSandbox, CreateSandboxFromSnapshotParams
 
-from ares_exp.containers.daytona.keepalive import KeepAlive
+from ares_exp.containers.daytona.connection import KeepAlive
 from ares_exp.containers.daytona.service import DaytonaService
 from tests.daytona.emulator import Emulator, Fault
 
@@ -91,4 +91,4 @@ async def test_closing_ends_it_in_the_middle_of_a_request(emulator: Emulator, se
     await until(lambda: slow.hits == 1)
     await keep_alive.close()
     await keep_alive.close()
-    assert "KeepAlive._run" not in {getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()}
+    assert "KeepAlive._renew" not in {getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()}

@@ -11,13 +11,13 @@ from daytona import AsyncSandbox, CreateSandboxFromSnapshotParams
 from ares_exp.containers.daytona.creation import create_sandbox
 from ares_exp.containers.daytona.leftovers import find_all
 from ares_exp.containers.daytona.provider_snapshot import (
+    KEPT_PREFIX,
     delete_kept,
     find_kept,
     keep_files,
     make_ready,
     snapshot_to_start_from,
 )
-from ares_exp.containers.daytona.sandbox_base import KEPT_PREFIX
 from ares_exp.containers.daytona.service import DaytonaService
 from ares_exp.containers.filesystem.delta import Delta, StoredChanges
 from ares_exp.containers.filesystem.delta_encoding import get_delta, put_delta
@@ -126,7 +126,8 @@ async def test_a_sandbox_that_is_gone(service: DaytonaService, sandbox: AsyncSan
 
 def test_a_snapshot_of_somebody_else_is_not_started(objects: ObjectStore) -> None:
     assert snapshot_to_start_from(None) is None
-    assert snapshot_to_start_from(StoredChanges(Delta("daytona:image=x", {}), objects)) is None
+    with pytest.raises(SnapshotMismatchError, match="another backend"):
+        snapshot_to_start_from(StoredChanges(Delta("docker:sha256:0", {}), objects))
     for name in ("", "daytona-small", f"{KEPT_PREFIX}a/b"):
         with pytest.raises(SnapshotMismatchError):
             snapshot_to_start_from(StoredChanges(Delta(f"daytona:kept={name}", {}), objects))

@@ -196,8 +196,8 @@ async def test_a_sandbox_that_is_gone(emulator: Emulator, service: DaytonaServic
     assert await service.is_gone(sandbox)
 
 
-async def test_a_sandbox_that_has_stopped(service: DaytonaService, sandbox: AsyncSandbox) -> None:
-    await sandbox.stop()
+async def test_a_sandbox_that_has_stopped(emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox) -> None:
+    emulator.lose(sandbox.id, "stopped")
     assert await service.is_gone(sandbox)
 
 
@@ -247,7 +247,7 @@ async def test_a_closed_connection_leaves_nothing(emulator: Emulator, service: D
 
 
 def test_importing_it_does_not_import_the_sdk() -> None:
-    modules = ("service", "creation", "keepalive", "leftovers", "failures", "credentials")
+    modules = ("service", "creation", "connection", "leftovers", "failures", "credentials")
     imports = "; ".join(f"import ares_exp.containers.daytona.{name}" for name in modules)
     script = f"import sys; {imports}; print({{'daytona', 'aiohttp', 'opentelemetry'}} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)

@@ -8,11 +8,13 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
+import secrets
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.daytona.sandbox_options import DaytonaOptions
+from ares_exp.containers.container import ContainerSpec, Shell
 from ares_exp.containers.images.image_plan import ImagePlan, plan_image
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
 from ares_exp.errors import ConfigError, UnsupportedTaskError
@@ -31,6 +33,33 @@ MAX_DOMAINS, MAX_NETWORKS = 20, 10
 
 _MB_PER_GIB = 1024
 _DOMAIN = re.compile(r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]{2,}")
+
+
+@dataclass(frozen=True, slots=True)
+class DaytonaOptions:
+    """The options shared by all sandboxes of a `DaytonaContainerFactory`, which documents and checks them.
+
+    Attributes:
+        snapshot: A named snapshot of the service that every sandbox starts from, in place of the task's image.
+        cpus, memory_mb, storage_mb: In place of the task's.
+        ttl_min: Minutes until the service removes a sandbox that is not kept alive; `None`: by the task's limits.
+        network: A policy for every phase, in place of the task's.
+        allowed_hosts: Additional allowed hosts.
+        env: Variables of every sandbox; the task's win.
+        shell: The default shell of commands.
+        forwarded_port_lease_sec: Seconds without a word of this process after which a forwarded port closes.
+    """
+
+    snapshot: str | None = None
+    cpus: int | None = None
+    memory_mb: int | None = None
+    storage_mb: int | None = None
+    ttl_min: int | None = None
+    network: NetworkPolicy | None = None
+    allowed_hosts: frozenset[str] = frozenset()
+    env: Mapping[str, str] = field(default_factory=dict)
+    shell: Shell = "bash -c"
+    forwarded_port_lease_sec: int = 2
 
 
 class NetworkSettings(TypedDict):
@@ -52,7 +81,7 @@ def check_spec(spec: ContainerSpec, options: DaytonaOptions) -> list[str]:
         TaskError: The task's definition of its image is malformed.
         ConfigError: The TTL of its sandboxes is too short.
     """
-    warnings = list(plan_image(spec, options).warnings)
+    warnings = list(plan_image(spec, options.snapshot).warnings)
     if spec.mounts:
         copied = ", ".join(one.target for one in spec.mounts)
         warnings.append(f"{copied}: directories of this machine, copied into every sandbox when it starts")
@@ -70,9 +99,9 @@ def create_params(
     options: DaytonaOptions,
     plan: ImagePlan,
     *,
-    name: str,
     labels: Mapping[str, str],
     ttl_min: int,
+    directory: Path,
 ) -> CreateSandboxFromImageParams | CreateSandboxFromSnapshotParams:
     """Returns the SDK's parameters of a sandbox.
 
@@ -83,17 +112,20 @@ def create_params(
         spec: The task's container.
         options: The factory's options.
         plan: Its settled plan.
-        name: Its name.
         labels: Labels that name the owner.
         ttl_min: Minutes after which the service removes it, in any state, unless it is kept alive.
+        directory: The directory of the plan's files, empty where it has none.
     """
     from daytona import CreateSandboxFromImageParams, CreateSandboxFromSnapshotParams
 
     if plan.local is not None:
         raise ValueError(f"The plan for {spec.name} has not been settled.")
-    network = _settings(PUBLIC) if plan.builds_after_start else network_settings(spec.network, options)
+    network = (
+        network_settings(PUBLIC, DaytonaOptions())
+        if plan.builds_after_start
+        else network_settings(spec.network, options)
+    )
     common: dict[str, Any] = {
-        "name": name,
         "os_user": "root",  # root runs commands of other users as them
         "env_vars": _variables(spec, options, plan),
         "labels": dict(labels),
@@ -104,7 +136,7 @@ def create_params(
     }
     if plan.snapshot is not None:
         return CreateSandboxFromSnapshotParams(snapshot=plan.snapshot, **common)
-    image = plan.image if plan.image is not None else _built_image(plan)
+    image = plan.image if plan.image is not None else _built_image(plan, directory)
     return CreateSandboxFromImageParams(image=image, resources=_resources(spec, options), **common)
 
 
@@ -133,10 +165,7 @@ def network_settings(policy: NetworkPolicy, options: DaytonaOptions) -> NetworkS
     Raises:
         UnsupportedTaskError: The service does not take the allow-list; with the entries and the reason.
     """
-    return _settings((options.network or policy).with_hosts(options.allowed_hosts))
-
-
-def _settings(policy: NetworkPolicy) -> NetworkSettings:
+    policy = (options.network or policy).with_hosts(options.allowed_hosts)
     if policy == PUBLIC:
         return NetworkSettings(network_block_all=False, network_allow_list="", domain_allow_list="")
     if policy == NO_NETWORK or not policy.allowed_hosts:
@@ -229,17 +258,16 @@ def _resource_warnings(spec: ContainerSpec, options: DaytonaOptions) -> Iterator
             yield f"{key}={amount:g}: container=daytona gives whole GiB, {whole} here ({whole * _MB_PER_GIB} MB)"
 
 
-def _built_image(plan: ImagePlan) -> Image:
-    """Returns the SDK's image for a text and its files.
-
-    The SDK makes an image from a Dockerfile only by finding the files itself (see `image_context`), so its fields are
-    set here.
-    """
+def _built_image(plan: ImagePlan, directory: Path) -> Image:
+    """Returns the SDK's image for a text, and for its files, which the SDK finds beside it."""
     from daytona import Image
-    from daytona.common.image import Context
 
-    image = Image()
-    image._dockerfile = plan.dockerfile or ""
-    if plan.context is not None:
-        image._context_list = [Context(source_path=str(plan.context), archive_path=".")]
+    path = directory / f".ares_exp-{secrets.token_hex(8)}"
+    path.write_text(f"{plan.dockerfile}\n" if plan.layers else plan.dockerfile or "")
+    try:
+        image = Image.from_dockerfile(path, strict_context=True)
+    finally:
+        path.unlink()  # or `COPY .` would take it
+    for mount in plan.layers:
+        image = image.add_local_dir(mount.source, mount.target)
     return image

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import math
+import os
 import random
 import threading
+import warnings
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ares_exp.backoff import backoff_sec
 from ares_exp.containers.daytona import failures
@@ -175,30 +176,27 @@ def has_ended(sandbox: AsyncSandbox) -> bool:
     return state_of(sandbox) in _ENDED
 
 
-class _NothingToRead:
-    """Replacement of the SDK's reader of variables and of `.env` files in the working directory.
-
-    Such a file may come from an agent, and could choose a region and send traces of all requests anywhere.
-    """
-
-    def get(self, _: str) -> None:
-        """Returns nothing: all settings are in `Credentials`."""
-
-    get_from_process_env = get_from_file = get
-
-
+# The SDK also looks for these in files named .env in the working directory, which may come from an agent, and which
+# could choose a region and send traces of all requests anywhere. A variable, also an empty one, wins over the files.
+_NOT_FROM_FILES = (
+    "DAYTONA_API_KEY",
+    "DAYTONA_JWT_TOKEN",
+    "DAYTONA_ORGANIZATION_ID",
+    "DAYTONA_TARGET",
+    "DAYTONA_OTEL_ENABLED",
+    "DAYTONA_EXPERIMENTAL_OTEL_ENABLED",
+    "DAYTONA_HAPPY_EYEBALLS_DELAY",
+)
 _connecting = threading.Lock()  # every loop has its service and its thread
 
 
 def _connect(credentials: Credentials) -> AsyncDaytona:
-    """Makes the client, without a limit on parallel requests, as every sandbox holds one open.
+    """Makes the client, without a limit on parallel requests, as every sandbox holds some open.
 
     It has no event stream either, which would take over Ctrl-C (`engineio` installs a SIGINT handler that stops the
     loop), and report every sandbox of the organisation. The SDK then polls a starting sandbox every second.
     """
-    from daytona import DaytonaConfig
-
-    sdk: Any = importlib.import_module("daytona._async.daytona")
+    from daytona import AsyncDaytona, DaytonaConfig
 
     config = DaytonaConfig(
         api_key=credentials.api_key,
@@ -207,15 +205,13 @@ def _connect(credentials: Credentials) -> AsyncDaytona:
         api_url=credentials.api_url,
         target=credentials.target,
         connection_pool_maxsize=None,
-        use_deprecated_polling=False,
+        use_deprecated_polling=True,
     )
-    with _connecting:
-        reader = sdk.DaytonaEnvReader
-        sdk.DaytonaEnvReader = _NothingToRead
+    with _connecting, warnings.catch_warnings(action="ignore"):  # of the polling, and of addresses in files
+        missing = [name for name in _NOT_FROM_FILES if name not in os.environ]
+        os.environ.update(dict.fromkeys(missing, ""))
         try:
-            client: AsyncDaytona = sdk.AsyncDaytona(config)
+            return AsyncDaytona(config)
         finally:
-            sdk.DaytonaEnvReader = reader
-    if client._event_dispatcher is not None:
-        client._event_dispatcher._closed = True  # the constructor's task then ends
-    return client
+            for name in missing:
+                del os.environ[name]

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import posixpath
 import re
 import secrets
 import shlex
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from ares_exp.containers.shell_channel import ChannelStream
@@ -24,11 +23,7 @@ _CHUNK_BYTES = 64 * 1024
 _DRAIN_SEC = 30.0
 _SURROGATES = re.compile("[\udc80-\udcff]")
 
-_START = (
-    'cd {cwd} 2>/dev/null || {{ echo "{key} nowhere"; exit; }};'
-    ' {variables} echo "{key} ready"; {head} -c {size} | {setsid} /bin/sh -c {shell};'
-    ' echo "{key} exit $?"; exit\n'
-)
+_START = 'cd {cwd}; echo "{key} ready"; {head} -c {size} | {setsid} /bin/sh -c {shell}; echo "{key} exit $?"; exit\n'
 
 
 @dataclass(frozen=True)
@@ -58,8 +53,6 @@ async def run(
     box: Box,
     command: str,
     *,
-    cwd: str | None = None,
-    env: Mapping[str, str] | None = None,
     timeout: float | None = None,
 ) -> Outcome:
     """Runs `command` to its end.
@@ -67,8 +60,6 @@ async def run(
     Args:
         box: Where.
         command: Source text for the box's shell.
-        cwd: Where it starts; default the box's working directory.
-        env: Variables on top of the box's.
         timeout: Seconds after which its process group is killed.
 
     Raises:
@@ -78,8 +69,7 @@ async def run(
     source = _go_bytes(command)
     start = _START.format(
         key=key,
-        cwd=shlex.quote(posixpath.join(box.workdir, cwd or "")),
-        variables="".join(f"export {name}={shlex.quote(value)};" for name, value in (env or {}).items()),
+        cwd=shlex.quote(box.workdir),
         head=box.head,
         size=len(source),
         setsid=box.setsid,
@@ -89,8 +79,6 @@ async def run(
         lines = Lines(stream)
         await stream.write(_go_bytes(start))
         said = (await lines.line()).decode(errors="replace")
-        if said == f"{key} nowhere":
-            return Outcome(-1, f"chdir {cwd}: no such file or directory")
         if said != f"{key} ready":
             raise ContainerError(f"The box said {said!r}.")
         sender = asyncio.create_task(_send(stream, source))

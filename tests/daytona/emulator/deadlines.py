@@ -1,4 +1,4 @@
-"""Ends sandboxes by and by: TTL, auto-stop and auto-delete. One timer each, moved when there is reason to."""
+"""Ends sandboxes by and by: TTL and auto-stop. One timer each, moved when there is reason to."""
 
 from __future__ import annotations
 
@@ -27,11 +27,6 @@ class Deadlines:
         sandbox.last_activity = asyncio.get_running_loop().time()
         sandbox.last_activity_at = now_text()
 
-    def set_auto_stop(self, sandbox: Sandbox, minutes: int) -> None:
-        """Minutes without activity until it stops; 0: never."""
-        sandbox.auto_stop = minutes
-        self.watch(sandbox)
-
     def set_ttl(self, sandbox: Sandbox, minutes: int) -> None:
         """Minutes from now until it is removed, whatever its state; 0: never."""
         sandbox.ttl = minutes
@@ -54,12 +49,6 @@ class Deadlines:
             self._stop(sandbox)
         else:
             sandbox.idle = loop.call_at(due, self.watch, sandbox)
-
-    def start_stopped(self, sandbox: Sandbox) -> None:
-        """Deletes it when it has been stopped for long enough."""
-        if sandbox.auto_delete > 0 and sandbox.state == "stopped":
-            seconds = sandbox.auto_delete * self.minute
-            sandbox.idle = asyncio.get_running_loop().call_later(seconds, self._delete, sandbox)
 
     def cancel_idle(self, sandbox: Sandbox) -> None:
         """Whatever it does or does not do from now on ends it not."""

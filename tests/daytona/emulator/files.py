@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import mimetypes
-import posixpath
 import re
 import shlex
 import tempfile
 import urllib.parse
-from typing import Any
 
 from aiohttp import BodyPartReader, web
 
@@ -140,24 +138,6 @@ class HalfSent(Exception):
     """The connection is to be cut now."""
 
 
-async def send_one(box: Box, path: str, request: web.Request) -> web.StreamResponse:
-    """Answers with the content of a file."""
-    async with shell(box) as stream:
-        await stream.write(_script(box, path))
-        try:
-            file = await _open(Lines(stream), path)
-        except _Missing as error:
-            raise Refusal(error.status, str(error), error.code, DAEMON) from None
-        response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
-        response.content_length = file.size
-        await response.prepare(request)
-        await file.copy(response, at_most=file.size // 2 if HALF in request else file.size)
-        if HALF in request:
-            raise HalfSent
-        await response.write_eof()
-        return response
-
-
 def _header(name: str, path: str, kind: str, size: int) -> bytes:
     plain = re.sub(r'["\\\r\n]', "_", path).encode("latin-1", "replace").decode("latin-1")
     disposition = f'form-data; name="{name}"; filename="{plain}"; filename*=utf-8\'\'{urllib.parse.quote(path)}'
@@ -166,43 +146,10 @@ def _header(name: str, path: str, kind: str, size: int) -> bytes:
     ).encode("latin-1")
 
 
-async def make_folder(box: Box, path: str, mode: str) -> None:
-    """Makes a directory and those above it."""
-    if not re.fullmatch("[0-7]{1,4}", mode):
-        raise Refusal(400, "invalid mode format", "BAD_REQUEST", DAEMON)
-    await _do(box, f"mkdir -p -m {mode} -- {shlex.quote(path)}")
-
-
-async def delete(box: Box, path: str, *, is_recursive: bool) -> None:
-    """Deletes a file, or a directory with all that is in it."""
-    quoted = shlex.quote(path)
-    if (await run(box, f"[ -e {quoted} ]")).exit_code != 0:
+async def delete(box: Box, path: str) -> None:
+    """Deletes a file."""
+    outcome = await run(box, f"[ -e {shlex.quote(path)} ] || exit 4; rm -- {shlex.quote(path)}")
+    if outcome.exit_code == 4:
         raise Refusal(404, f"stat {path}: no such file or directory", "NOT_FOUND", DAEMON)
-    if not is_recursive and (await run(box, f"[ -d {quoted} ]")).exit_code == 0:
-        raise Refusal(400, "cannot delete directory without recursive flag", "BAD_REQUEST", DAEMON)
-    await _do(box, f"rm {'-r ' if is_recursive else ''}-f -- {quoted}")
-
-
-async def info(box: Box, path: str) -> dict[str, Any]:
-    """What is known of a file."""
-    outcome = await run(box, f"stat -L -c '%s %f %A %u %g %Y %a' -- {shlex.quote(path)}")
-    if outcome.exit_code != 0:
-        raise Refusal(404, f"stat {path}: no such file or directory", "NOT_FOUND", DAEMON)
-    size, bits, mode, owner, group, changed, permissions = outcome.output.split()
-    return {
-        "name": posixpath.basename(path.rstrip("/")) or "/",
-        "size": int(size),
-        "mode": mode,
-        "modTime": changed,
-        "modifiedAt": changed,
-        "isDir": int(bits, 16) & 0o170000 == 0o040000,
-        "owner": owner,
-        "group": group,
-        "permissions": permissions.zfill(4)[-4:],
-    }
-
-
-async def _do(box: Box, command: str) -> None:
-    outcome = await run(box, command)
     if outcome.exit_code != 0:
         raise Refusal(400, outcome.output.strip(), "BAD_REQUEST", DAEMON)

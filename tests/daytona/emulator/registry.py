@@ -25,7 +25,9 @@ class Registry:
         self._count += 1
         sandbox.number = self._count
         self.by_id[sandbox.id] = self.by_name[sandbox.name] = sandbox
-        self.set_labels(sandbox, labels)
+        sandbox.labels = labels
+        for pair in labels.items():
+            self._by_label.setdefault(pair, {})[sandbox.id] = sandbox
 
     def hide(self, sandbox: Sandbox) -> None:
         """From now on it is found by its id alone."""
@@ -53,11 +55,3 @@ class Registry:
         """By id, those that have all of these labels, and perhaps others with one of them."""
         groups = [self._by_label.get(pair, {}) for pair in labels.items()]
         return min(groups, key=len, default=self.by_id)
-
-    def set_labels(self, sandbox: Sandbox, labels: dict[str, str]) -> None:
-        """Replaces its labels."""
-        for pair in sandbox.labels.items():
-            self._by_label.get(pair, {}).pop(sandbox.id, None)
-        sandbox.labels = labels
-        for pair in labels.items():
-            self._by_label.setdefault(pair, {})[sandbox.id] = sandbox

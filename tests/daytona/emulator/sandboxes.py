@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ from tests.daytona.emulator.boxes import Box, Boxes, Demand, Source
 from tests.daytona.emulator.deadlines import Deadlines
 from tests.daytona.emulator.registry import Registry
 from tests.daytona.emulator.sandbox import GONE, Sandbox, Snapshot, requested
-from tests.daytona.emulator.wire import Refusal, now_text
+from tests.daytona.emulator.wire import Refusal
 
 DEFAULT_SNAPSHOT = "daytona-small"
 _UPGRADE = "To increase concurrency limits, upgrade your organization's Tier by visiting the dashboard."
@@ -62,41 +61,6 @@ class Sandboxes(Registry):
         sandbox.life = self._launch(self._start(sandbox))
         return sandbox
 
-    def fork(self, origin: Sandbox, name: str | None) -> Sandbox:
-        """Starts to make one with the files that `origin` has now, and its settings but for the TTL.
-
-        Raises:
-            Refusal: It does not run, or the name is taken.
-        """
-        box = self.running(origin, "Sandbox must be in started state to fork")
-        self._check_room(name)
-        fresh = str(uuid.uuid4())
-        copy = replace(
-            origin,
-            id=fresh,
-            name=name or fresh,
-            labels={},
-            ttl=0,
-            state="creating",
-            box=None,
-            created_at=now_text(),
-            destroy_at=None,
-            expiry=None,
-            idle=None,
-            dies=asyncio.Event(),
-            life=None,
-            sessions={},
-            terminals={},
-        )
-        self._enter(copy, dict(origin.labels))
-
-        async def make() -> None:
-            copy.source = replace(origin.source, changes=await box.changes(self._boxes.objects))
-            await self._start(copy)
-
-        copy.life = self._launch(self._guard(copy, make))
-        return copy
-
     def take_snapshot(self, origin: Sandbox, name: str) -> None:
         """Starts to keep the files that `origin` has now under a name.
 
@@ -133,42 +97,12 @@ class Sandboxes(Registry):
             raise Refusal(400, otherwise)
         return sandbox.box
 
-    def start(self, sandbox: Sandbox) -> None:
-        """Starts to start one that was stopped.
-
-        Raises:
-            Refusal: It is in no state for that.
-        """
-        if sandbox.state == "started":
-            return
-        if sandbox.state != "stopped":
-            raise Refusal(400, f"Sandbox is not in valid state: {sandbox.state}")
-        sandbox.state = "starting"
-        sandbox.dies = asyncio.Event()
-        sandbox.life = self._launch(self._start(sandbox))
-
     def stop(self, sandbox: Sandbox) -> None:
-        """Starts to stop one; its files stay, unless it is to be deleted with that.
-
-        Raises:
-            Refusal: It does not run.
-        """
-        box = self.running(sandbox, "Sandbox is not started")
+        """Ends one that was idle for too long, which is then deleted if it asked for that."""
         if sandbox.auto_delete == 0:
             self.delete(sandbox)
-            return
-        sandbox.state = "stopping"
-        sandbox.dies.set()
-
-        async def make() -> None:
-            sandbox.source = replace(sandbox.source, changes=await box.changes(self._boxes.objects))
-            await self._end(sandbox)
-            if sandbox.state == "stopping":
-                sandbox.state = "stopped"
-                self.deadlines.start_stopped(sandbox)
-
-        self.deadlines.cancel_idle(sandbox)
-        sandbox.life = self._launch(self._guard(sandbox, make))
+        else:
+            self.lose(sandbox, "stopped")
 
     def delete(self, sandbox: Sandbox) -> None:
         """Starts to remove one. Its name is free at once."""
@@ -247,9 +181,6 @@ class Sandboxes(Registry):
 
     async def _end(self, sandbox: Sandbox) -> None:
         """Ends what runs of it."""
-        sessions, sandbox.sessions = sandbox.sessions, {}
-        for session in sessions.values():
-            session.stream.close()
         terminals, sandbox.terminals = sandbox.terminals, {}
         for terminal in terminals.values():
             await terminal.close()
