@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from ares_exp.errors import (
     PreflightError,
     SnapshotMismatchError,
 )
+from tests.daytona.conftest import until
 from tests.daytona.emulator import Emulator, Fault
 from tests.daytona.emulator.faults import FaultKind
 
@@ -36,13 +36,6 @@ pytestmark = [pytest.mark.local, pytest.mark.once]
 
 SPEC = ContainerSpec("t", docker_image="debian:12.9")
 CREATION = "/api/sandbox$"
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Waits for something in the emulator, which has no event for it."""
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 def tasks() -> set[str]:
@@ -78,14 +71,16 @@ async def test_a_capture_starts_another_sandbox(
     objects = ObjectStore(tmp_path / "objects")
     async with factory(spec) as box:
         assert (await box.exec(f"{target}/bin/run; echo mine >/mine; rm /d")).output == "ran\n"
-        delta = await box.capture_changes(objects)  # type: ignore[attr-defined]
+        captures = [box.capture_changes(objects) for _ in range(2)]  # type: ignore[attr-defined]
+        delta, other = await asyncio.gather(*captures)  # the service refuses a second one at the same time
+        assert delta.base != other.base
         assert (await box.exec("cat /mine")).output == "mine\n"
     async with factory(replace(spec, changes=StoredChanges(delta, objects))) as box:
         found = await box.exec(f"cat /mine; ls /d; echo $A; pwd; ls {target}; ls -d /tmp/.ares_exp-*/ | wc -l")
         assert found.output == "mine\nls: cannot access '/d': No such file or directory\n1\n/app\nbin\n1\n"
-    other = StoredChanges(Delta("docker:sha256:0", {}), objects)
+    elsewhere = StoredChanges(Delta("docker:sha256:0", {}), objects)
     with pytest.raises(SnapshotMismatchError, match="another backend"):
-        await factory(replace(spec, changes=other)).start()
+        await factory(replace(spec, changes=elsewhere)).start()
 
 
 # A start that fails

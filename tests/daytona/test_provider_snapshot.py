@@ -69,12 +69,6 @@ async def test_a_sandbox_starts_with_what_another_one_had(
         await make_ready(service, str(name))
 
 
-async def test_two_at_the_same_state_have_two_names(service: DaytonaService, sandbox: AsyncSandbox) -> None:
-    first, second = await keep_files(service, sandbox), await keep_files(service, sandbox)
-    assert first.base != second.base
-    assert len(await find_kept(service)) == 2
-
-
 async def test_an_answer_that_gets_lost(emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox) -> None:
     lost = emulator.faults.add(Fault("drop_after", "POST", path="/snapshot$"))
     delta = await keep_files(service, sandbox)

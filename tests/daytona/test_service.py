@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import os
@@ -12,9 +13,11 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import daytona
 import pytest
 from daytona import AsyncDaytona, AsyncSandbox, CreateSandboxFromSnapshotParams
 
+from ares_exp.containers.daytona import factory
 from ares_exp.containers.daytona.credentials import Credentials
 from ares_exp.containers.daytona.service import FEW_TRIES, DaytonaService
 from ares_exp.errors import (
@@ -252,3 +255,14 @@ def test_importing_it_does_not_import_the_sdk() -> None:
     script = f"import sys; {imports}; print({{'daytona', 'aiohttp', 'opentelemetry'}} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_only_the_public_interface_of_the_sdk_is_used() -> None:
+    for path in Path(factory.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("daytona"):
+                assert node.module == "daytona", (path.name, node.module)
+                assert {one.name for one in node.names} <= set(daytona.__all__), path.name
+            if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+                assert isinstance(node.value, ast.Name), (path.name, node.lineno)
+                assert node.value.id == "self", (path.name, node.lineno)

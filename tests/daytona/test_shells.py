@@ -77,14 +77,6 @@ async def test_an_agent_that_knows_the_marks(emulator: Emulator, box: DaytonaCon
     assert (await box.exec("echo still", timeout_sec=60)).output == "still\n"
 
 
-async def test_a_program_that_is_missing_is_named(emulator: Emulator) -> None:
-    emulator.faults.add(
-        Fault("status", path="/process/execute", status=200, body={"exitCode": 1, "result": "there is no stty in it"})
-    )
-    with pytest.raises(Exception, match="No shell could be started in the sandbox: 'there is no stty in it'"):
-        await DaytonaContainerFactory()(ContainerSpec("t", docker_image="debian:12.9")).start()
-
-
 @pytest.mark.root
 async def test_users(box: DaytonaContainer) -> None:
     for user, said in {

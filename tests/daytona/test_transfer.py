@@ -71,15 +71,6 @@ async def test_a_connection_that_breaks(emulator: Emulator, box: DaytonaContaine
     assert await archives_left(box) == 0
 
 
-async def test_a_slow_service_is_waited_for(emulator: Emulator, box: DaytonaContainer, tmp_path: Path) -> None:
-    for path in (UPLOAD, DOWNLOAD):
-        emulator.faults.add(Fault("slow", path=path, seconds=0.3))
-    (tmp_path / "a").write_text("a")
-    await box.upload(tmp_path / "a", "/a")
-    await box.download("/a", tmp_path / "b")
-    assert (tmp_path / "b").read_text() == "a"
-
-
 @pytest.mark.parametrize(
     ("direction", "state"), [("upload", "destroyed"), ("download", "destroyed"), ("download", "error")]
 )

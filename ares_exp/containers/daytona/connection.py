@@ -98,11 +98,6 @@ class Connection:
     holders: int = 0
     has_object_store: bool = True
 
-    async def close(self) -> None:
-        """Stops the keepalive and closes the connection."""
-        await self.keep_alive.close()
-        await self.service.close()
-
 
 class Connections:
     """One connection per event loop with containers."""
@@ -131,4 +126,5 @@ class Connections:
             loop = asyncio.get_running_loop()
             if self._of_loop.get(loop) is connection:
                 del self._of_loop[loop]
-            await connection.close()
+            await connection.keep_alive.close()
+            await connection.service.close()

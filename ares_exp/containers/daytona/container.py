@@ -86,7 +86,7 @@ class DaytonaContainer(Container):
         self._workdir: str | None = None
         self._image_env: Mapping[str, str] = {}
         self._policy: NetworkPolicy | None = spec.network
-        self._stopping = asyncio.Lock()
+        self._stopping, self._capturing = asyncio.Lock(), asyncio.Lock()
         self._forwarded_ports = ForwardedPorts()
         self._terminals = ForwardedPorts()
         self._stopped = False
@@ -164,11 +164,8 @@ class DaytonaContainer(Container):
         ) -> ExecResult:
             return await self.exec(command, env=env, cwd=cwd, user=user, shell="sh -c")
 
-        async def upload(source: Path, target: str) -> None:
-            await self.upload(source, target)
-
-        workdir = self._absolute("")
-        finished = await plan.apply(run, upload, workdir=workdir, restored=self._spec.changes is not None)
+        workdir = self._workdir or self._start_directory
+        finished = await plan.apply(run, self.upload, workdir=workdir, restored=self._spec.changes is not None)
         await self._become(finished.env, finished.workdir, finished.user)
         await self.set_network(self._spec.network)
 
@@ -224,11 +221,7 @@ class DaytonaContainer(Container):
 
     def _absolute(self, path: str | Path) -> str:
         """Returns an absolute path of the sandbox; relative ones start at its working directory."""
-        text = str(path)
-        if posixpath.isabs(text):
-            return text
-        workdir = self._workdir or self._start_directory
-        return posixpath.join(workdir, text) if text else workdir
+        return posixpath.join(self._workdir or self._start_directory, str(path))
 
     async def _copy(self, copy: Callable[[FileTransfer], Awaitable[None]], what: str) -> None:
         self._running()
@@ -244,7 +237,8 @@ class DaytonaContainer(Container):
     async def capture_changes(self, objects: ObjectStore) -> Delta:
         connection, sandbox, _ = self._running()
         try:
-            return await keep_files(connection.service, sandbox)
+            async with self._capturing:  # the service makes one snapshot of a sandbox at a time
+                return await keep_files(connection.service, sandbox)
         except (SnapshotError, ContainerError) as error:
             await self._raise_if_dead(error)
             raise

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from ares_exp.containers.container import ContainerSpec, Shell
 from ares_exp.containers.images.image_plan import ImagePlan, plan_image
@@ -37,18 +37,7 @@ _DOMAIN = re.compile(r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]{2,}")
 
 @dataclass(frozen=True, slots=True)
 class DaytonaOptions:
-    """The options shared by all sandboxes of a `DaytonaContainerFactory`, which documents and checks them.
-
-    Attributes:
-        snapshot: A named snapshot of the service that every sandbox starts from, in place of the task's image.
-        cpus, memory_mb, storage_mb: In place of the task's.
-        ttl_min: Minutes until the service removes a sandbox that is not kept alive; `None`: by the task's limits.
-        network: A policy for every phase, in place of the task's.
-        allowed_hosts: Additional allowed hosts.
-        env: Variables of every sandbox; the task's win.
-        shell: The default shell of commands.
-        forwarded_port_lease_sec: Seconds without a word of this process after which a forwarded port closes.
-    """
+    """The options shared by all sandboxes of a `DaytonaContainerFactory`, which documents and checks them."""
 
     snapshot: str | None = None
     cpus: int | None = None
@@ -60,14 +49,6 @@ class DaytonaOptions:
     env: Mapping[str, str] = field(default_factory=dict)
     shell: Shell = "bash -c"
     forwarded_port_lease_sec: int = 2
-
-
-class NetworkSettings(TypedDict):
-    """Keyword arguments of the SDK's `update_network_settings`; an empty list means no entries."""
-
-    network_block_all: bool
-    network_allow_list: str
-    domain_allow_list: str
 
 
 def check_spec(spec: ContainerSpec, options: DaytonaOptions) -> list[str]:
@@ -127,7 +108,8 @@ def create_params(
     )
     common: dict[str, Any] = {
         "os_user": "root",  # root runs commands of other users as them
-        "env_vars": _variables(spec, options, plan),
+        # The sandbox's variables win over the image's; those of the options yield to the image's.
+        "env_vars": {name: value for name, value in options.env.items() if name not in plan.env} | dict(spec.env),
         "labels": dict(labels),
         "auto_stop_interval": ttl_min,
         "ttl_minutes": ttl_min,
@@ -159,21 +141,22 @@ def ttl_minutes(spec: ContainerSpec, options: DaytonaOptions) -> int:
     return options.ttl_min
 
 
-def network_settings(policy: NetworkPolicy, options: DaytonaOptions) -> NetworkSettings:
-    """Returns the service's settings for a task's `policy`.
+def network_settings(policy: NetworkPolicy, options: DaytonaOptions) -> dict[str, Any]:
+    """Returns the service's settings for a task's `policy`: arguments of the SDK's `update_network_settings`.
+
+    An empty list means no entries.
 
     Raises:
         UnsupportedTaskError: The service does not take the allow-list; with the entries and the reason.
     """
     policy = (options.network or policy).with_hosts(options.allowed_hosts)
-    if policy == PUBLIC:
-        return NetworkSettings(network_block_all=False, network_allow_list="", domain_allow_list="")
-    if policy == NO_NETWORK or not policy.allowed_hosts:
-        return NetworkSettings(network_block_all=True, network_allow_list="", domain_allow_list="")
-    networks, domains = _split_hosts(policy)
-    return NetworkSettings(
-        network_block_all=False, network_allow_list=",".join(networks), domain_allow_list=",".join(domains)
-    )
+    is_blocked = policy != PUBLIC and (policy == NO_NETWORK or not policy.allowed_hosts)
+    networks, domains = ([], []) if is_blocked or policy == PUBLIC else _split_hosts(policy)
+    return {
+        "network_block_all": is_blocked,
+        "network_allow_list": ",".join(networks),
+        "domain_allow_list": ",".join(domains),
+    }
 
 
 def _split_hosts(policy: NetworkPolicy) -> tuple[list[str], list[str]]:
@@ -209,11 +192,6 @@ def _unsupported(what: str) -> UnsupportedTaskError:
         f"an allow-list of the Daytona service {what}. Use container=docker for this task, or play it under another "
         "network by container.network=no-network or public."
     )
-
-
-def _variables(spec: ContainerSpec, options: DaytonaOptions, plan: ImagePlan) -> dict[str, str]:
-    """Returns the sandbox's variables, which win over the image's; those of the options yield to the image's."""
-    return {name: value for name, value in options.env.items() if name not in plan.env} | dict(spec.env)
 
 
 def _resources(spec: ContainerSpec, options: DaytonaOptions) -> Resources | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import os
 import random
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ares_exp.backoff import backoff_sec
 from ares_exp.containers.daytona import failures
 from ares_exp.containers.daytona.credentials import Credentials
-from ares_exp.errors import ContainerDiedError, ContainerError, ContainerNotFoundError, ContainerServiceError
+from ares_exp.errors import ContainerDiedError, ContainerNotFoundError, ContainerServiceError
 
 if TYPE_CHECKING:
     from daytona import AsyncDaytona, AsyncSandbox
@@ -92,36 +93,27 @@ class DaytonaService:
         """
         from daytona import DaytonaError
 
-        loop, client = (
-            asyncio.get_running_loop(),
-            self.client,
-        )  # first: its imports take long
+        loop, client = asyncio.get_running_loop(), self.client  # first: its imports take long
         started = loop.time()
-        deadline = started + timeout_sec
-        last: ContainerError | None = None
-        tries = 0
-        while True:
-            tries += 1
-            timer = asyncio.timeout_at(deadline)
+        for tries in itertools.count(1):
+            timer = asyncio.timeout_at(started + timeout_sec)
             try:
                 async with timer:
                     return await request(client)
             except DaytonaError as error:
                 failure = failures.read(what, error)
-                last = failure.error
-                if not failure.passes or not (repeatable or failure.untouched):
-                    raise last from None
-                if failure.few_tries and tries >= FEW_TRIES:
-                    raise last from None
                 wait_sec = self._wait_sec(tries, failure)
+                may_pass = failure.passes and not (failure.few_tries and tries >= FEW_TRIES)
                 bound_sec = min(timeout_sec, unreachable_sec) if failure.never_connected else timeout_sec
-                if loop.time() + wait_sec >= started + bound_sec:
-                    raise last from None
+                is_late = loop.time() + wait_sec >= started + bound_sec
+                if is_late or not may_pass or not (repeatable or failure.untouched):
+                    raise failure.error from None
             except TimeoutError:
                 if not timer.expired():
                     raise
                 raise failures.unanswered(what, timeout_sec) from None
             await asyncio.sleep(wait_sec)
+        raise AssertionError("unreachable")
 
     async def is_gone(self, sandbox: AsyncSandbox, *, must_answer: bool = False) -> bool:
         """Returns whether a sandbox is gone or can run no more.
@@ -178,15 +170,7 @@ def has_ended(sandbox: AsyncSandbox) -> bool:
 
 # The SDK also looks for these in files named .env in the working directory, which may come from an agent, and which
 # could choose a region and send traces of all requests anywhere. A variable, also an empty one, wins over the files.
-_NOT_FROM_FILES = (
-    "DAYTONA_API_KEY",
-    "DAYTONA_JWT_TOKEN",
-    "DAYTONA_ORGANIZATION_ID",
-    "DAYTONA_TARGET",
-    "DAYTONA_OTEL_ENABLED",
-    "DAYTONA_EXPERIMENTAL_OTEL_ENABLED",
-    "DAYTONA_HAPPY_EYEBALLS_DELAY",
-)
+_NOT_FROM_FILES = "API_KEY JWT_TOKEN ORGANIZATION_ID TARGET OTEL_ENABLED EXPERIMENTAL_OTEL_ENABLED HAPPY_EYEBALLS_DELAY"
 _connecting = threading.Lock()  # every loop has its service and its thread
 
 
@@ -208,7 +192,8 @@ def _connect(credentials: Credentials) -> AsyncDaytona:
         use_deprecated_polling=True,
     )
     with _connecting, warnings.catch_warnings(action="ignore"):  # of the polling, and of addresses in files
-        missing = [name for name in _NOT_FROM_FILES if name not in os.environ]
+        names = [f"DAYTONA_{name}" for name in _NOT_FROM_FILES.split()]
+        missing = [name for name in names if name not in os.environ]
         os.environ.update(dict.fromkeys(missing, ""))
         try:
             return AsyncDaytona(config)

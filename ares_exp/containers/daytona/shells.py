@@ -27,10 +27,7 @@ from ares_exp.errors import ContainerError, ContainerNotFoundError
 if TYPE_CHECKING:
     from daytona import AsyncDaytona, AsyncSandbox
 
-START_SEC = 30.0
-"""Bound on the start of a shell."""
-
-_SET_UP_SEC = 60
+_START_SEC, _SET_UP_SEC = 30.0, 60
 _END_SEC = 10.0
 _MAX_BEFORE_BYTES = 64 * 1024  # what the service's own shell may print
 _MAX_QUEUED = 64  # pieces of output that nobody has read: the service then waits
@@ -266,7 +263,7 @@ class PseudoTerminal:
         printed = bytearray()
         line = re.compile(rb"[\r\n]%s\r*\n" % mark.encode())
         try:
-            async with asyncio.timeout(START_SEC):
+            async with asyncio.timeout(_START_SEC):
                 await self.write(typed.encode())
                 while (found := line.search(printed)) is None:
                     data = await self.read()
@@ -276,7 +273,7 @@ class PseudoTerminal:
         except OSError as error:  # TimeoutError is one
             shown = bytes(printed[-300:]).decode(errors="replace")
             raise ContainerError(
-                f"{self._what} could not be opened: its shell does not start ({str(error) or f'{START_SEC:g} s'}). "
+                f"{self._what} could not be opened: its shell does not start ({str(error) or f'{_START_SEC:g} s'}). "
                 f"It printed: {shown!r}."
             ) from None
         self._ahead = bytes(printed[found.end() :])

@@ -53,7 +53,7 @@ class Api:
         after = int(query.get("cursor") or 0)
         found = [
             sandbox
-            for sandbox in self._sandboxes.with_labels(labels).values()
+            for sandbox in self._sandboxes.by_id.values()
             if sandbox.number > after
             and sandbox.state not in GONE
             and labels.items() <= sandbox.labels.items()
