@@ -53,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--snapshots",
         action="store_true",
-        help="also the snapshots that the Daytona service keeps of sandboxes for runs of this machine "
-        "(container.capture=provider), of runs that live, too: what is recorded of them cannot be restored after that",
+        help="also the snapshots that the Daytona service keeps of sandboxes for runs of this machine, "
+        "of runs that live, too: what is recorded of them cannot be restored after that",
     )
     parser.add_argument(
         "--config-dir",

@@ -112,8 +112,6 @@ class CommandKiller:
 
 # A ready channel starts within milliseconds. One that has not started by then was probably stopped by a signal.
 _START_SEC = 10.0
-# Interval between questions to a channel whose connection is slow.
-_DOUBT_SEC = 1.0
 # The output of an ended command arrives within milliseconds; the rest is for a loaded machine.
 _COLLECT_SEC = 8.0
 
@@ -216,8 +214,6 @@ class CommandRunner:
             self._shells.keep_spare(user)
             try:
                 await channel.play(run, script, _until(deadline, at_most=_START_SEC))
-                while not (run.pid or run.answered.is_set()) and channel.stream.in_doubt and _until(deadline) != 0:
-                    await happened(run.answered, _until(deadline, at_most=_DOUBT_SEC))
                 if run.pid and not run.answered.is_set():
                     await happened(run.answered, _until(deadline))
                 timed_out = not run.answered.is_set() and _until(deadline) == 0

@@ -217,9 +217,10 @@ class MarkParser:
     everything received so far would take quadratic time.
     """
 
-    def __init__(self, key: str) -> None:
-        """Args: key: Random hex, unknown to programs in the container."""
-        self._prefix = _MARK + key.encode() + b" "
+    def __init__(self, key: str, sign: bytes = _MARK) -> None:
+        """Args: key: Random hex, unknown to programs in the container. sign: The byte around a mark."""
+        self._sign = sign
+        self._prefix = sign + key.encode() + b" "
         self._carry = b""
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, str | None]]:
@@ -231,7 +232,7 @@ class MarkParser:
         data, self._carry = self._carry + data, b""
         while (start := data.find(self._prefix)) >= 0:
             word = start + len(self._prefix)
-            end = data.find(_MARK, word)
+            end = data.find(self._sign, word)
             if end < 0:
                 if len(data) - word > _MAX_WORD_BYTES:
                     raise ValueError("A mark does not end.")
@@ -240,7 +241,7 @@ class MarkParser:
                 return
             yield data[:start], data[word:end].decode("utf-8", "replace")
             data = data[end + 1 :]
-        cut = data.rfind(_MARK, max(0, len(data) - len(self._prefix) + 1))
+        cut = data.rfind(self._sign, max(0, len(data) - len(self._prefix) + 1))
         if cut >= 0 and self._prefix.startswith(data[cut:]):
             data, self._carry = data[:cut], data[cut:]
         yield data, None
@@ -291,10 +292,6 @@ class ChannelStream(Protocol):
     All methods are called from one event loop. Cancelling `read` loses no data.
     """
 
-    @property
-    def in_doubt(self) -> bool:
-        """Whether written data, or its output, may still be in transit. Always `False` on local streams."""
-
     async def read(self) -> bytes:
         """The next bytes of the shell's stdout; `b""` at its end. Its stderr is discarded, not mixed in.
 
@@ -305,9 +302,6 @@ class ChannelStream(Protocol):
 
     async def write(self, data: bytes) -> None:
         """Sends `data` to the shell's stdin; waits for flow control. Raises `OSError` if the connection broke."""
-
-    def rest(self) -> None:
-        """Notes that the shell prints nothing more until something is written. For streams that poll for output."""
 
     def close(self) -> None:
         """Releases the shell at once, killing it if nothing else ends it. Idempotent, never blocks or raises."""
@@ -438,7 +432,6 @@ class Channel:
             pid, _, bash = rest.partition("|")
             self.shell = ShellInfo(parse_number(pid) if pid else 0, bash)
         elif word == "ready":
-            self.stream.rest()
             if run is not None:
                 run.answer()
             self.run = None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +18,13 @@ from ares_exp.containers.daytona.service import DaytonaService
 
 if TYPE_CHECKING:  # it imports the SDK, which not all tests here need
     from tests.daytona.emulator import Emulator
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Waits for something in the emulator, which has no event for it."""
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 from ares_exp.containers.container import ContainerSpec, Mount
 from ares_exp.containers.daytona.container import DaytonaContainer
 from ares_exp.containers.daytona.factory import DaytonaContainerFactory
-from ares_exp.containers.daytona.keepalive import KeepAlive
+from ares_exp.containers.filesystem.delta import Delta, StoredChanges
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
@@ -24,12 +23,12 @@ from ares_exp.errors import (
     ContainerAuthorizationError,
     ContainerDiedError,
     ContainerError,
-    ContainerQuotaError,
     ContainerRateLimitError,
-    ContainerStartError,
     EnvironmentStartTimeoutError,
     PreflightError,
+    SnapshotMismatchError,
 )
+from tests.daytona.conftest import until
 from tests.daytona.emulator import Emulator, Fault
 from tests.daytona.emulator.faults import FaultKind
 
@@ -37,13 +36,6 @@ pytestmark = [pytest.mark.local, pytest.mark.once]
 
 SPEC = ContainerSpec("t", docker_image="debian:12.9")
 CREATION = "/api/sandbox$"
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Waits for something in the emulator, which has no event for it."""
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 def tasks() -> set[str]:
@@ -65,20 +57,30 @@ def posted(emulator: Emulator, what: str) -> list[Any]:
     return [one.body for one in emulator.requests if one.method == "POST" and one.path.endswith(what)]
 
 
-@pytest.mark.nightly
-async def test_directories_of_this_machine_are_copied_and_no_part_of_the_changes(
+async def test_a_capture_starts_another_sandbox(
     emulator: Emulator, factory: DaytonaContainerFactory, tmp_path: Path
 ) -> None:
+    """With what was done in the first, beside directories of this machine."""
     program, target = tmp_path / "tool" / "bin" / "run", f"/opt/{tmp_path.name}"
     program.parent.mkdir(parents=True)
     program.write_text("#!/bin/sh\necho ran\n")
     program.chmod(0o755)
+    (tmp_path / "Dockerfile").write_text("FROM debian:bookworm-slim\nCOPY Dockerfile /d\nENV A=1\nWORKDIR /app\n")
+    spec = ContainerSpec("t", context_dir=tmp_path, mounts=(Mount(tmp_path / "tool", target, "d1"),))
     factory.check_snapshots()
-    async with factory(replace(SPEC, mounts=(Mount(tmp_path / "tool", target, "d1"),))) as box:
-        assert (await box.exec(f"{target}/bin/run; touch {target}/made /mine")).output == "ran\n"
-        delta = await box.capture_changes(ObjectStore(tmp_path / "objects"))  # type: ignore[attr-defined]
-    assert "/mine" in delta.entries
-    assert not any(path.startswith(target) for path in delta.entries)
+    objects = ObjectStore(tmp_path / "objects")
+    async with factory(spec) as box:
+        assert (await box.exec(f"{target}/bin/run; echo mine >/mine; rm /d")).output == "ran\n"
+        captures = [box.capture_changes(objects) for _ in range(2)]  # type: ignore[attr-defined]
+        delta, other = await asyncio.gather(*captures)  # the service refuses a second one at the same time
+        assert delta.base != other.base
+        assert (await box.exec("cat /mine")).output == "mine\n"
+    async with factory(replace(spec, changes=StoredChanges(delta, objects))) as box:
+        found = await box.exec(f"cat /mine; ls /d; echo $A; pwd; ls {target}; ls -d /tmp/.ares_exp-*/ | wc -l")
+        assert found.output == "mine\nls: cannot access '/d': No such file or directory\n1\n/app\nbin\n1\n"
+    elsewhere = StoredChanges(Delta("docker:sha256:0", {}), objects)
+    with pytest.raises(SnapshotMismatchError, match="another backend"):
+        await factory(replace(spec, changes=elsewhere)).start()
 
 
 # A start that fails
@@ -92,11 +94,9 @@ async def test_directories_of_this_machine_are_copied_and_no_part_of_the_changes
         (Fault("status", path="/process/execute", status=403, times=None), ContainerAuthorizationError, "answers 403"),
         (Fault("lost", path="/process/execute"), ContainerDiedError, "ares-exp-t-"),
         (
-            Fault(
-                "status", path="/process/execute", status=200, body={"exitCode": 1, "result": "no mkfifo"}, times=None
-            ),
+            Fault("status", path="/process/execute", status=200, body={"exitCode": 1, "result": "no dd"}, times=None),
             ContainerError,
-            "No shell could be started",
+            "No shell could be started.*no dd",
         ),
     ],
     ids=["rate-limit", "key", "refused-command", "lost", "no-shell"],
@@ -111,23 +111,6 @@ async def test_a_start_that_is_refused(emulator: Emulator, fault: Fault, error: 
     emulator.faults.clear()
     with pytest.raises(ContainerDiedError):
         await box.exec("true")
-    await nothing_is_left(emulator, factory)
-
-
-async def test_a_quota(emulator: Emulator) -> None:
-    factory = DaytonaContainerFactory()
-    emulator.max_sandboxes = 1
-    async with factory(SPEC):
-        with pytest.raises(ContainerQuotaError, match=r"limit exceeded.*concurrency="):
-            await factory(SPEC).start()
-        assert len(emulator.sandboxes) == 1
-    await nothing_is_left(emulator, factory)
-
-
-async def test_an_image_that_cannot_be_built(emulator: Emulator) -> None:
-    factory = DaytonaContainerFactory()
-    with pytest.raises(ContainerStartError, match=r"could not be built.*registry\.invalid"):
-        await factory(ContainerSpec("t", docker_image="registry.invalid/none:1")).start()
     await nothing_is_left(emulator, factory)
 
 
@@ -354,16 +337,6 @@ async def test_a_dockerfile_is_built_by_the_service_where_no_file_is_needed(emul
 
 
 # Its time to live
-
-
-async def test_it_is_kept_alive_while_it_is_needed(emulator: Emulator) -> None:
-    factory = DaytonaContainerFactory(ttl_min=30)
-    connection = factory._connections.acquire()
-    connection.keep_alive = KeepAlive(connection.service, minute_sec=0.01)
-    async with factory(SPEC):
-        await until(lambda: len(posted(emulator, "/ttl/30")) >= 3 and len(posted(emulator, "/last-activity")) >= 3)
-    await factory._connections.release(connection)
-    await nothing_is_left(emulator, factory)
 
 
 async def test_nobody_keeps_it_alive(emulator: Emulator) -> None:

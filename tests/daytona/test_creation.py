@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 
 import pytest
 from daytona import CreateSandboxFromImageParams, CreateSandboxFromSnapshotParams
@@ -22,6 +21,7 @@ from ares_exp.errors import (
     ContainerStartError,
     EnvironmentStartTimeoutError,
 )
+from tests.daytona.conftest import until
 from tests.daytona.emulator import Emulator, Fault
 
 pytestmark = [pytest.mark.local, pytest.mark.once]
@@ -39,13 +39,6 @@ def asked(emulator: Emulator) -> list[int | None]:
     return [
         request.status for request in emulator.requests if (request.method, request.path) == ("POST", "/api/sandbox")
     ]
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Waits for something in the emulator, which has no event for it."""
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def nothing_is_left(emulator: Emulator, service: DaytonaService) -> None:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
+import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from ares_exp.containers.container import Container, ContainerSpec, ExecResult, Mount
-from ares_exp.containers.daytona.sandbox_options import DaytonaOptions
+from ares_exp.containers.daytona.sandbox_request import DaytonaOptions, create_params
 from ares_exp.containers.images.image_plan import ImagePlan, plan_image
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.container import LocalContainer
 from ares_exp.errors import ContainerStartError, TaskError, UnsupportedTaskError
-
-NO_OPTIONS = DaytonaOptions()
 
 
 def spec(context: Path, dockerfile: str, **files: str) -> ContainerSpec:
@@ -35,7 +32,7 @@ def spec(context: Path, dockerfile: str, **files: str) -> ContainerSpec:
 
 
 def plan(context: Path, dockerfile: str, **files: str) -> ImagePlan:
-    return plan_image(spec(context, dockerfile, **files), NO_OPTIONS)
+    return plan_image(spec(context, dockerfile, **files))
 
 
 def files_of(planned: ImagePlan) -> list[str]:
@@ -46,12 +43,12 @@ def files_of(planned: ImagePlan) -> list[str]:
 
 def test_a_snapshot_wins_over_all_that_the_task_has_and_says_so(tmp_path: Path) -> None:
     task = spec(tmp_path, "FROM x\nCOPY a /a\n")
-    planned = plan_image(task, DaytonaOptions(snapshot="team/base"))
+    planned = plan_image(task, "team/base")
     assert (planned.snapshot, planned.image, planned.dockerfile) == ("team/base", None, None)
-    assert planned.settle(None) is planned
+    assert planned.after_start() is planned
     for part in (str(tmp_path / "Dockerfile"), "container.snapshot=team/base"):
         assert part in planned.warnings[0]
-    assert plan_image(ContainerSpec(name="t"), DaytonaOptions(snapshot="s")).warnings == ()
+    assert plan_image(ContainerSpec(name="t"), "s").warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -66,7 +63,7 @@ def test_a_snapshot_wins_over_all_that_the_task_has_and_says_so(tmp_path: Path) 
     ],
 )
 def test_an_image(image: str, is_fixed: bool) -> None:
-    planned = plan_image(ContainerSpec(name="t", docker_image=image), NO_OPTIONS)
+    planned = plan_image(ContainerSpec(name="t", docker_image=image))
     assert (planned.image, planned.dockerfile, planned.user, planned.workdir) == (image, None, "root", None)
     assert not planned.env
     assert (planned.warnings == ()) == is_fixed
@@ -75,20 +72,20 @@ def test_an_image(image: str, is_fixed: bool) -> None:
 @pytest.mark.parametrize("image", ["", "a b", "debian\nRUN x", "$IMAGE"])
 def test_no_image(image: str) -> None:
     with pytest.raises(TaskError, match="docker_image"):
-        plan_image(ContainerSpec(name="t", docker_image=image), NO_OPTIONS)
+        plan_image(ContainerSpec(name="t", docker_image=image))
 
 
 def test_neither_image_nor_dockerfile(tmp_path: Path) -> None:
     for context in (None, tmp_path):
         with pytest.raises(TaskError, match="expected a Dockerfile or a docker_image"):
-            plan_image(ContainerSpec(name="t", context_dir=context), NO_OPTIONS)
+            plan_image(ContainerSpec(name="t", context_dir=context))
 
 
-@pytest.mark.parametrize("options", [NO_OPTIONS, DaytonaOptions(snapshot="s")])
-def test_compose_is_refused(tmp_path: Path, options: DaytonaOptions) -> None:
+@pytest.mark.parametrize("snapshot", [None, "s"])
+def test_compose_is_refused(tmp_path: Path, snapshot: str | None) -> None:
     spec = ContainerSpec(name="t", docker_image="debian:12", compose_file=tmp_path / "docker-compose.yaml")
     with pytest.raises(UnsupportedTaskError, match="several services"):
-        plan_image(spec, options)
+        plan_image(spec, snapshot)
 
 
 WITHOUT_FILES = """\
@@ -119,8 +116,8 @@ ENTRYPOINT ["/x"]
 def test_a_text_that_needs_no_files_is_sent_as_it_is(tmp_path: Path) -> None:
     planned = plan(tmp_path, WITHOUT_FILES)
     assert planned.local is None
-    assert planned.settle(None) is planned
-    assert planned.settle(tmp_path) is planned
+    assert planned.after_start() is planned
+    assert planned.stored(tmp_path, ()) == planned
     assert planned.dockerfile == WITHOUT_FILES
     assert not planned.builds_after_start
     assert (planned.workdir, planned.user) == ("/app/sub", "app")
@@ -140,45 +137,66 @@ def test_a_directory_relative_to_that_of_the_base_image_is_not_known(tmp_path: P
     assert plan(tmp_path, "FROM x\n").workdir is None
 
 
+IN_CONTEXT = {"a.txt": "1", "b.txt": "2", "d__one": "3", "d__s__two": "4", "my file": "5"}
+
+
 @pytest.mark.parametrize(
     ("instruction", "expected"),
     [
         ("COPY a.txt /x", ["a.txt"]),
-        ("COPY /a.txt ./b.txt /x/", ["a.txt", "b.txt"]),
         ("COPY *.txt /x/", ["a.txt", "b.txt"]),
         ("COPY d /x", ["d/one", "d/s/two"]),
         ('COPY ["my file", "/y z"]', ["my file"]),
         ('COPY "my file" /y', ["my file"]),
         ("COPY my\\ file /y", ["my file"]),
-        ("ADD a.txt https://example.org/x /x/", ["a.txt"]),
         ("COPY --chown=a:b --chmod=755 a.txt /x", ["a.txt"]),
-        ("COPY <<E a.txt /x/\nhello\nE", ["a.txt"]),
-        ("COPY << 'E' a.txt /x/\nhello\nE", ["a.txt"]),
         ("COPY a.txt \\\n\n  # comment\n  b.txt /x/", ["a.txt", "b.txt"]),
-        ("RUN --mount=type=bind,source=d,target=/d --mount=type=cache,target=/c make", ["d/one", "d/s/two"]),
-        ("RUN --mount=type=bind,from=x,source=d,target=/d make", None),
         ("COPY inner /x", ["inner"]),
-        ("ENV D=d\nCOPY $D /x", ["Dockerfile", "a.txt", "b.txt", "d/one", "d/s/two", "my file"]),
-        ("ONBUILD COPY nothing /x", None),
     ],
 )
-def test_files_that_the_builder_is_given(tmp_path: Path, instruction: str, expected: list[str] | None) -> None:
-    names = {"a.txt": "1", "b.txt": "2", "d__one": "3", "d__s__two": "4", "my file": "5"}
-    context = tmp_path / "context"
-    task = spec(context, f"FROM x\n{instruction}\n", **names)
+def test_files_that_the_builder_is_given(tmp_path: Path, instruction: str, expected: list[str]) -> None:
+    context, staged = tmp_path / "context", tmp_path / "staged"
+    task = spec(context, f"FROM x\n{instruction}\n", **IN_CONTEXT)
     if "inner" in instruction:  # a link that is itself a source is followed
         (context / "inner").symlink_to("a.txt")
-    planned = plan_image(task, NO_OPTIONS)
-    if expected is None:
-        assert planned.local is None
-        return
+    planned = plan_image(task)
     assert files_of(planned) == expected
-    stored = planned.with_object_store(tmp_path / "staged")
-    assert stored.context == tmp_path / "staged"
-    staged = sorted(str(p.relative_to(stored.context)) for p in stored.context.rglob("*") if not p.is_dir())
-    assert staged == expected
+    stored = planned.stored(staged, ())
+    assert sorted(str(p.relative_to(staged)) for p in staged.rglob("*") if not p.is_dir()) == expected
     assert stored.dockerfile == planned.dockerfile
     assert not stored.builds_after_start
+
+
+@pytest.mark.parametrize("instruction", ["COPY /a.txt ./b.txt /x/", "ENV D=d\nCOPY $D /x"])
+def test_files_that_the_sdk_would_not_find_go_up_after_the_start(tmp_path: Path, instruction: str) -> None:
+    planned = plan(tmp_path, f"FROM x\n{instruction}\n", **IN_CONTEXT)
+    assert planned.local is not None
+    assert "the SDK takes variables and leading slashes" in str(planned.local.not_stored)
+    assert planned.stored(tmp_path / "staged", ()).builds_after_start
+
+
+@pytest.mark.parametrize(
+    ("instruction", "expected"),
+    [
+        ("ADD a.txt https://example.org/x /x/", ["a.txt"]),
+        ("COPY <<E a.txt /x/\nhello\nE", ["a.txt"]),
+        ("COPY << 'E' a.txt /x/\nhello\nE", ["a.txt"]),
+        ("RUN --mount=type=bind,source=d,target=/d --mount=type=cache,target=/c make", ["d/one", "d/s/two"]),
+    ],
+)
+def test_files_that_are_no_source_of_a_copy(tmp_path: Path, instruction: str, expected: list[str]) -> None:
+    """A stage that no other one uses makes the SDK send them."""
+    text = f"# syntax=docker/dockerfile:1\nARG V=1\nFROM x:$V\n{instruction}\n"
+    planned = plan(tmp_path / "context", text, **IN_CONTEXT)
+    assert files_of(planned) == expected
+    stored = planned.stored(tmp_path / "staged", ())
+    assert stored.dockerfile == text.replace("FROM x", "FROM scratch AS ares-exp-context\nCOPY . /\nFROM x")
+    assert [path.name for path in sorted((tmp_path / "staged").iterdir())] == [expected[0].partition("/")[0]]
+
+
+@pytest.mark.parametrize("instruction", ["RUN --mount=type=bind,from=x,source=d,target=/d make", "ONBUILD COPY no /x"])
+def test_files_of_somewhere_else(tmp_path: Path, instruction: str) -> None:
+    assert plan(tmp_path, f"FROM x\n{instruction}\n", **IN_CONTEXT).local is None
 
 
 def test_dockerignore_is_kept_to(tmp_path: Path) -> None:
@@ -189,7 +207,7 @@ def test_dockerignore_is_kept_to(tmp_path: Path) -> None:
     task = spec(tmp_path, "FROM x\nCOPY . /x\n", **files)
     with (tmp_path / ".dockerignore").open("a") as ignore:
         ignore.write("empty\nout\n")
-    assert files_of(plan_image(task, NO_OPTIONS)) == [".dockerignore", "Dockerfile", "a", "d/b"]
+    assert files_of(plan_image(task)) == [".dockerignore", "Dockerfile", "a", "d/b"]
 
 
 @pytest.mark.parametrize("source", ["../secret", "outside", "directory/secret", "*side", "../*"])
@@ -220,21 +238,18 @@ def test_what_would_not_arrive_as_it_is_goes_up_after_the_start(tmp_path: Path, 
         os.mkfifo(tmp_path / "d" / "pipe")
     else:
         (tmp_path / "d" / os.fsdecode(b"\xff")).touch()
-    planned = plan_image(task, NO_OPTIONS)
+    planned = plan_image(task)
     assert planned.local is not None
     assert what in str(planned.local.not_stored)
-    with pytest.raises(UnsupportedTaskError, match=what):
-        planned.with_object_store(tmp_path / "staged")
-    assert planned.settle(tmp_path / "staged").builds_after_start
+    assert planned.stored(tmp_path / "staged", ()).builds_after_start
     assert planned.warnings == ()
 
 
 def test_the_text_before_the_first_need_of_a_file_is_built(tmp_path: Path) -> None:
     text = "FROM a AS one\nRUN <<E\nCOPY no /no\nE\nFROM b\nCOPY --from=one /x /x\n\n# next\nCOPY a /a\nRUN make\n"
-    planned = plan(tmp_path, text, a="1").settle(None)
+    planned = plan(tmp_path, text, a="1").after_start()
     assert planned.dockerfile == text[: text.index("COPY a")]
     assert planned.builds_after_start
-    assert planned.context is None
 
 
 @pytest.mark.parametrize(
@@ -252,9 +267,10 @@ def test_what_takes_the_object_store_is_known_before_and_named(tmp_path: Path, r
     planned = plan(tmp_path, f"FROM x AS one\nCOPY a /a\n{rest}", a="1")
     assert named in planned.warnings[0]
     assert "line 3" in planned.warnings[0]
-    assert planned.settle(tmp_path / "staged").context == tmp_path / "staged"
+    assert not planned.stored(tmp_path / "staged", ()).builds_after_start
+    assert planned.with_kept_files("s").snapshot == "s"
     with pytest.raises(UnsupportedTaskError, match="without the service's object store") as caught:
-        planned.settle(None)
+        planned.after_start()
     assert named in str(caught.value)
 
 
@@ -262,7 +278,7 @@ def test_what_no_way_is_left_for_is_refused_with_both_reasons(tmp_path: Path) ->
     task = spec(tmp_path, "FROM x AS one\nCOPY d /d\nFROM y\nCOPY --from=one /d /d\n", d__a="1")
     (tmp_path / "d" / "link").symlink_to("a")
     with pytest.raises(UnsupportedTaskError) as caught:
-        plan_image(task, NO_OPTIONS)
+        plan_image(task)
     for part in (str(tmp_path / "Dockerfile"), "the link d/link", "line 3", "a second FROM", "container=docker"):
         assert part in str(caught.value)
 
@@ -292,7 +308,7 @@ def test_malformed(tmp_path: Path, text: str, message: str) -> None:
 def test_unreadable_files_are_the_tasks_fault(tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_bytes(b"FROM x\nENV A=\xff\n")
     with pytest.raises(TaskError, match="Cannot read"):
-        plan_image(ContainerSpec(name="t", context_dir=tmp_path), NO_OPTIONS)
+        plan_image(ContainerSpec(name="t", context_dir=tmp_path))
 
 
 REST = """\
@@ -350,7 +366,7 @@ def built(planned: ImagePlan, directory: Path) -> LocalContainer:
 @pytest.mark.once
 async def test_the_rest_is_done_in_a_running_sandbox_as_a_builder_does_it(tmp_path: Path) -> None:
     task = context_with_a_tree(tmp_path / "context", REST)
-    planned = plan_image(task, NO_OPTIONS)
+    planned = plan_image(task)
     after = planned.after_start()
     async with LocalContainerFactory()(task) as whole, built(after, tmp_path / "built") as box:
         env, workdir, user = await finish(after, box)
@@ -366,7 +382,7 @@ async def test_the_rest_is_done_in_a_running_sandbox_as_a_builder_does_it(tmp_pa
     assert shown == "12 argument\ntool 1\n/app\n"
     assert path == f"/app/bin:{own_path}"
     assert set(env) == {"PATH", "SECOND"}
-    stored = planned.with_object_store(tmp_path / "staged")
+    stored = planned.stored(tmp_path / "staged", ())
     async with built(stored, tmp_path / "staged") as box:
         assert (await box.exec(LIST, user="root", shell="sh -c")).output == expected.output
 
@@ -376,7 +392,7 @@ async def test_the_rest_is_done_in_a_running_sandbox_as_a_builder_does_it(tmp_pa
 async def test_arguments_of_the_platform_are_those_of_the_builder(tmp_path: Path) -> None:
     planned = plan(
         tmp_path / "context", "FROM x\nCOPY a /a\nARG TARGETARCH\nRUN echo $TARGETARCH >/arch\n", a="1"
-    ).settle(None)
+    ).after_start()
     async with built(planned, tmp_path / "built") as box:
         await finish(planned, box)
         assert (await box.exec("cat /arch")).output == "amd64\n"
@@ -385,7 +401,7 @@ async def test_arguments_of_the_platform_are_those_of_the_builder(tmp_path: Path
 @pytest.mark.local
 @pytest.mark.once
 async def test_a_command_that_fails_after_the_start(tmp_path: Path) -> None:
-    planned = plan(tmp_path / "context", "FROM x\nCOPY a /a\nRUN echo why; false\n", a="1").settle(None)
+    planned = plan(tmp_path / "context", "FROM x\nCOPY a /a\nRUN echo why; false\n", a="1").after_start()
     async with built(planned, tmp_path / "built") as box:
         with pytest.raises(ContainerStartError, match=r"line 3: RUN .*: exit code 1(?s:.*)why"):
             await finish(planned, box)
@@ -407,50 +423,29 @@ def package(tmp_path: Path) -> Mount:
     return Mount(folder, "/opt/ares_exp/tool", "sha512:aa==")
 
 
-def laid(planned: ImagePlan, mounts: Sequence[Mount], directory: Path) -> ImagePlan:
-    directory.mkdir()
-    return planned.with_mounts(mounts, directory)
-
-
-@pytest.mark.parametrize("end", ["", "\n", "\nUSER nobody\n", "\nRUN <<EOF\ntrue\nEOF"])
-def test_directories_of_this_machine_are_layers_of_an_image_that_is_built(tmp_path: Path, end: str) -> None:
-    tool = package(tmp_path)
-    planned = laid(plan(tmp_path / "context", f"FROM x{end}"), [tool], tmp_path / "staged")
-    assert planned.laid_in == {"/opt/ares_exp/tool"}
-    *before, last = (planned.dockerfile or "").splitlines()
-    assert "\n".join(before) == f"FROM x{end}".rstrip()
-    name = json.loads(last.removeprefix("COPY "))[0]
-    assert planned.context is not None
-    assert (planned.context / name / "bin" / "run").stat().st_mode & 0o777 == 0o755
-    again = laid(plan(tmp_path / "context", f"FROM x{end}"), [tool], tmp_path / "again")
-    assert again.dockerfile == planned.dockerfile, "the service knows it again"
-    other = laid(plan(tmp_path / "context", "FROM x"), [replace(tool, digest="sha512:bb==")], tmp_path / "other")
-    assert name not in (other.dockerfile or "")
-
-
-def test_directories_are_copied_where_no_layer_would_be_right(tmp_path: Path) -> None:
+def test_directories_of_this_machine_are_layers_where_that_is_right(tmp_path: Path) -> None:
     tool, linked = package(tmp_path), Mount(tmp_path / "linked", "/opt/ares_exp/linked", "d2")
     linked.source.mkdir()
     (linked.source / "link").symlink_to("nothing")
-    without_files = plan(tmp_path / "context", "FROM x\n")
-    assert laid(without_files, [linked], tmp_path / "a") is without_files, "links would be lost"
-    assert laid(without_files, [linked, tool], tmp_path / "b").laid_in == {"/opt/ares_exp/tool"}
+    mounts = [linked, tool]
+    assert plan(tmp_path / "context", "FROM x\n").stored(tmp_path, mounts).layers == (tool,), "links would be lost"
     with_files = plan(tmp_path / "other", "FROM x\nCOPY . /app\n", a="1")
-    stored = with_files.with_object_store(tmp_path / "staged")
-    assert laid(stored, [tool], tmp_path / "c") is stored, "the task's own COPY would take it, too"
-    after = with_files.after_start()
-    assert laid(after, [tool], tmp_path / "d") is after
-    image = plan_image(ContainerSpec("t", docker_image="debian:12.9"), NO_OPTIONS)
-    assert laid(image, [tool], tmp_path / "e") is image
+    stored = with_files.stored(tmp_path / "staged", mounts)
+    assert stored.layers == (), "the task's own COPY would take it, too"
+    assert with_files.after_start().layers == ()
+    image = plan_image(ContainerSpec("t", docker_image="debian:12.9"))
+    assert image.stored(tmp_path, mounts).layers == ()
 
 
 @pytest.mark.docker
 def test_a_builder_makes_the_layer(tmp_path: Path) -> None:
-    text = "FROM debian:bookworm-slim\nUSER nobody"
-    planned = laid(plan(tmp_path / "context", text), [package(tmp_path)], tmp_path / "staged")
-    assert planned.context is not None
-    (tmp_path / "Dockerfile").write_text(planned.dockerfile or "")
-    build = ["docker", "build", "-q", "-f", tmp_path / "Dockerfile", planned.context]
+    tool, directory = package(tmp_path), tmp_path / "staged"
+    directory.mkdir()
+    planned = plan(tmp_path / "context", "FROM debian:bookworm-slim\nUSER nobody").stored(directory, [tool])
+    params = create_params(ContainerSpec("t"), DaytonaOptions(), planned, labels={}, ttl_min=1, directory=directory)
+    shutil.copytree(tool.source, directory / str(tool.source).lstrip("/"))  # as the store holds it
+    (tmp_path / "Dockerfile").write_text(params.image.dockerfile())  # type: ignore[union-attr]
+    build = ["docker", "build", "-q", "-f", tmp_path / "Dockerfile", directory]
     image = subprocess.run(build, check=True, capture_output=True, text=True).stdout.strip()
     try:
         show = "/opt/ares_exp/tool/bin/run; stat -c %u /opt/ares_exp/tool/bin/run; touch /opt/ares_exp/tool/x"
@@ -467,9 +462,9 @@ async def test_a_start_that_is_cancelled_leaves_no_copy_of_the_context(
     copies = tmp_path / "copies"
     copies.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(copies))
-    planned = plan(tmp_path / "context", "FROM x\nCOPY a /a\nRUN hang\n", a="1", **{".dockerignore": "b\n"}).settle(
-        None
-    )
+    planned = plan(
+        tmp_path / "context", "FROM x\nCOPY a /a\nRUN hang\n", a="1", **{".dockerignore": "b\n"}
+    ).after_start()
     hangs = asyncio.Event()
 
     async def run(command: str, **_: object) -> ExecResult:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 from daytona import AsyncSandbox, CreateSandboxFromSnapshotParams
 
-from ares_exp.containers.daytona.keepalive import KeepAlive
+from ares_exp.containers.daytona.connection import KeepAlive
 from ares_exp.containers.daytona.service import DaytonaService
+from tests.daytona.conftest import until
 from tests.daytona.emulator import Emulator, Fault
 
 pytestmark = [pytest.mark.local, pytest.mark.once]
@@ -29,12 +30,6 @@ async def new(service: DaytonaService) -> AsyncSandbox:
 
 def count(emulator: Emulator, sandbox: AsyncSandbox, what: str) -> int:
     return sum(request.path == f"/api/sandbox/{sandbox.id}/{what}" for request in emulator.requests)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def test_the_end_is_put_off_again_and_again(
@@ -91,4 +86,4 @@ async def test_closing_ends_it_in_the_middle_of_a_request(emulator: Emulator, se
     await until(lambda: slow.hits == 1)
     await keep_alive.close()
     await keep_alive.close()
-    assert "KeepAlive._run" not in {getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()}
+    assert "KeepAlive._renew" not in {getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()}

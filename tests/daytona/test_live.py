@@ -12,17 +12,20 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec
+from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec, SnapshottableContainer
 from ares_exp.containers.daytona.credentials import Credentials, has_credentials
 from ares_exp.containers.daytona.factory import DaytonaContainerFactory
 from ares_exp.containers.daytona.leftovers import find
+from ares_exp.containers.daytona.provider_snapshot import delete_kept
 from ares_exp.containers.daytona.service import DaytonaService
+from ares_exp.containers.filesystem.delta import StoredChanges
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
 from ares_exp.containers.ownership import describe, owner_labels
-from ares_exp.testing.changes_contract import ChangesContract
 from ares_exp.testing.container_contract import ContainerContract
 
 OPT_IN = "ARES_EXP_LIVE_DAYTONA"
@@ -71,23 +74,6 @@ class TestLiveContainer(ContainerContract):
         return SPEC
 
 
-class TestLiveChanges(ChangesContract):
-    @pytest.fixture
-    def factory(self) -> ContainerFactory:
-        return DaytonaContainerFactory(capture="files")
-
-    @pytest.fixture
-    def spec(self) -> ContainerSpec:
-        return ContainerSpec("live", docker_image="python:3.12-slim", lifetime_sec=600)
-
-    @pytest.fixture
-    def other_base(self) -> str:
-        return "daytona:image=python:3.11-slim"
-
-    async def left(self) -> list[str]:
-        return await ours()
-
-
 async def test_networks(factory: ContainerFactory) -> None:
     allowed = NetworkPolicy("allowlist", frozenset({"1.1.1.1/32"}))
     policies = {NO_NETWORK: (False, False), PUBLIC: (True, True), allowed: (True, False)}
@@ -113,3 +99,20 @@ async def test_a_dockerfile_with_local_files(
     (context / "data").write_text("data\n")
     async with factory(ContainerSpec("live", context_dir=context)) as box:
         assert (await box.exec("pwd; id -un; cat data size")).output == "/app\nnobody\ndata\n5\n"
+
+
+async def test_a_snapshot_starts_another_sandbox(
+    factory: ContainerFactory, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    objects = ObjectStore(tmp_path_factory.mktemp("objects"))
+    async with factory(SPEC) as box:
+        await box.exec("echo kept >/kept; rm /etc/motd")
+        assert isinstance(box, SnapshottableContainer)
+        delta = await box.capture_changes(objects)
+    async with factory(replace(SPEC, changes=StoredChanges(delta, objects))) as box:
+        assert (await box.exec("cat /kept; ls /etc/motd 2>&1 | grep -c cannot")).output == "kept\n1\n"
+    service = DaytonaService(Credentials.from_environment())
+    try:
+        await delete_kept(service, delta.base.rpartition("=")[2])
+    finally:
+        await service.close()

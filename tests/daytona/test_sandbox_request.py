@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import re
 import subprocess
 import sys
-import tarfile
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,10 @@ import pytest
 
 from ares_exp.containers.container import ContainerSpec, Mount
 from ares_exp.containers.daytona.factory import DaytonaContainerFactory
-from ares_exp.containers.daytona.sandbox_options import DaytonaOptions
 from ares_exp.containers.daytona.sandbox_request import (
     MAX_DOMAINS,
     MAX_NETWORKS,
+    DaytonaOptions,
     check_spec,
     create_params,
     network_settings,
@@ -38,14 +37,21 @@ def allow(*hosts: str) -> NetworkPolicy:
     return NetworkPolicy("allowlist", frozenset(hosts))
 
 
-def params(spec: ContainerSpec = TASK, options: DaytonaOptions = PLAIN, plan: ImagePlan | None = None) -> Any:
-    plan = plan or plan_image(spec, options).after_start()
-    return create_params(spec, options, plan, name="n", labels={"a": "b"}, ttl_min=30)
+def params(
+    spec: ContainerSpec = TASK,
+    options: DaytonaOptions = PLAIN,
+    plan: ImagePlan | None = None,
+    directory: Path | None = None,
+) -> Any:
+    plan = plan or plan_image(spec, options.snapshot).after_start()
+    with tempfile.TemporaryDirectory() as empty:
+        directory = directory or Path(empty)
+        return create_params(spec, options, plan, labels={"a": "b"}, ttl_min=30, directory=directory)
 
 
 def test_what_every_sandbox_has() -> None:
     made = params()
-    assert (made.name, made.os_user, made.labels) == ("n", "root", {"a": "b"})
+    assert (made.os_user, made.labels) == ("root", {"a": "b"})
     assert (made.auto_stop_interval, made.ttl_minutes, made.auto_delete_interval) == (30, 30, 0)
     assert (made.image, made.resources) == ("debian:12", None)
     assert (made.network_block_all, made.network_allow_list, made.domain_allow_list) == (None, None, None)
@@ -154,9 +160,9 @@ def test_what_is_done_after_the_start_has_the_network_of_a_builder(tmp_path: Pat
     (tmp_path / "Dockerfile").write_text("FROM x\nCOPY Dockerfile /x\n")
     spec = ContainerSpec(name="t", context_dir=tmp_path, network=NO_NETWORK)
     options = DaytonaOptions(network=NO_NETWORK)
-    plan = plan_image(spec, options)
+    plan = plan_image(spec, options.snapshot)
     assert params(spec, options, plan.after_start()).network_block_all is None
-    assert params(spec, options, plan.with_object_store(tmp_path / "staged")).network_block_all is True
+    assert params(spec, options, plan.stored(tmp_path / "staged", ())).network_block_all is True
     with pytest.raises(ValueError, match="not been settled"):
         params(spec, options, plan)
 
@@ -182,12 +188,14 @@ def test_nothing_of_the_sdk_is_imported_until_it_is_asked_for() -> None:
     assert done.stdout == "False\n"
 
 
-async def created(emulator: Emulator, spec: ContainerSpec, options: DaytonaOptions, plan: ImagePlan) -> dict[str, Any]:
+async def created(
+    emulator: Emulator, spec: ContainerSpec, options: DaytonaOptions, plan: ImagePlan, directory: Path | None = None
+) -> dict[str, Any]:
     """What the real client sends for it."""
     from daytona import AsyncDaytona
 
     async with asyncio.timeout(30), AsyncDaytona() as client:
-        sandbox = await client.create(params(spec, options, plan), timeout=20)
+        sandbox = await client.create(params(spec, options, plan, directory), timeout=20)
         return emulator.sandboxes[sandbox.id].params
 
 
@@ -195,10 +203,10 @@ async def created(emulator: Emulator, spec: ContainerSpec, options: DaytonaOptio
 @pytest.mark.once
 async def test_sent_for_an_image(emulator: Emulator) -> None:
     spec = replace(TASK, cpus=0.5, memory_mb=1536, storage_mb=5000, env={"A": "1"}, network=NO_NETWORK)
-    sent = await created(emulator, spec, PLAIN, plan_image(spec, PLAIN))
+    sent = await created(emulator, spec, PLAIN, plan_image(spec))
     assert sent["buildInfo"] == {"dockerfileContent": "FROM debian:12\n"}
     assert (sent["cpu"], sent["memory"], sent["disk"]) == (1, 2, 5)
-    assert (sent["user"], sent["env"], sent["name"]) == ("root", {"A": "1"}, "n")
+    assert (sent["user"], sent["env"]) == ("root", {"A": "1"})
     assert sent["labels"]["a"] == "b"
     assert (sent["autoStopInterval"], sent["ttlMinutes"], sent["autoDeleteInterval"]) == (30, 30, 0)
     assert sent["networkBlockAll"] is True
@@ -210,7 +218,7 @@ async def test_sent_for_an_image(emulator: Emulator) -> None:
 async def test_sent_for_a_snapshot(emulator: Emulator) -> None:
     name = next(iter(emulator.service.snapshots))
     options = DaytonaOptions(snapshot=name, allowed_hosts=frozenset({"pypi.org"}), network=NO_NETWORK)
-    sent = await created(emulator, TASK, options, plan_image(TASK, options))
+    sent = await created(emulator, TASK, options, plan_image(TASK, options.snapshot))
     assert (sent["snapshot"], sent["domainAllowList"]) == (name, "pypi.org")
     assert not {"buildInfo", "cpu", "memory", "disk", "networkBlockAll", "networkAllowList"} & sent.keys()
 
@@ -221,7 +229,7 @@ async def test_sent_for_a_dockerfile(emulator: Emulator, tmp_path: Path) -> None
     text = "FROM debian:12\nRUN printf 'COPY none /x\\n' >/f\n# a comment\nENV A=1\n"
     (tmp_path / "Dockerfile").write_text(text)
     spec = ContainerSpec(name="t", context_dir=tmp_path)
-    sent = await created(emulator, spec, PLAIN, plan_image(spec, PLAIN))
+    sent = await created(emulator, spec, PLAIN, plan_image(spec))
     assert sent["buildInfo"]["dockerfileContent"] == text
     assert not sent["buildInfo"].get("contextHashes")
 
@@ -234,40 +242,32 @@ async def test_files_are_sent_to_the_object_store_before_anything_is_created(
     """The emulator has none, as a service installed without one."""
     from daytona import DaytonaError
 
-    (tmp_path / "Dockerfile").write_text("FROM x\nADD Dockerfile /x\n")
+    (tmp_path / "Dockerfile").write_text("FROM x\nCOPY Dockerfile /x\n")
     spec = ContainerSpec(name="t", context_dir=tmp_path)
-    plan = plan_image(spec, PLAIN)
+    plan = plan_image(spec)
     with pytest.raises(DaytonaError, match="Object storage is not configured"):
-        await created(emulator, spec, PLAIN, plan.with_object_store(tmp_path / "staged"))
+        await created(emulator, spec, PLAIN, plan.stored(tmp_path / "staged", ()), tmp_path / "staged")
     assert not emulator.sandboxes
     sent = await created(emulator, spec, PLAIN, plan.after_start())
     assert sent["buildInfo"]["dockerfileContent"] == "FROM x\n"
 
 
-async def test_what_the_sdk_uploads_is_what_the_dockerfile_needs(tmp_path: Path) -> None:
-    from daytona._async.object_storage import AsyncObjectStorage
-    from obstore.store import MemoryStore
-
-    context = tmp_path / "context"
+def test_what_the_sdk_is_given_is_what_the_dockerfile_needs(tmp_path: Path) -> None:
+    context, staged = tmp_path / "context", tmp_path / "staged"
     (context / "d").mkdir(parents=True)
     for name in ("Dockerfile", "a.txt", "unneeded", "d/script"):
         (context / name).write_text(name)
-    (context / "d" / "script").chmod(0o755)
-    (context / "a.txt").chmod(0o644)
-    (context / "link").symlink_to("a.txt")
-    text = "FROM x\nARG NAME=a\nCOPY link /x\nADD /d /d/\n"
+    text = "FROM x\nARG NAME=a\nCOPY a.txt /x\nCOPY . /d/\n"
     (context / "Dockerfile").write_text(text)
+    (context / ".dockerignore").write_text("unneeded\nDockerfile\n")
     spec = ContainerSpec(name="t", context_dir=context)
-    image = params(spec, PLAIN, plan_image(spec, PLAIN).with_object_store(tmp_path / "staged")).image
+    plan = plan_image(spec).stored(staged, ())
+    image = params(spec, PLAIN, plan, staged).image
     assert image.dockerfile() == text
-    storage = AsyncObjectStorage("https://store.invalid", "key", "secret", "token", "bucket", region="us")
-    storage.store = MemoryStore()  # type: ignore[assignment]
-    (part,) = image._context_list
-    digest = await storage.upload(part.source_path, "org", part.archive_path)
-    data = await (await storage.store.get_async(f"org/{digest}/context.tar")).bytes_async()
-    with tarfile.open(fileobj=io.BytesIO(bytes(data))) as tar:
-        files = {entry.name.removeprefix("./"): (entry.type, entry.mode & 0o777) for entry in tar if not entry.isdir()}
-    assert files == {"link": (tarfile.REGTYPE, 0o644), "d/script": (tarfile.REGTYPE, 0o755)}
+    parts = {part.archive_path: Path(part.source_path) for part in image._context_list}
+    assert parts == {"a.txt": staged / "a.txt", ".": staged}
+    files = {str(path.relative_to(staged)) for path in staged.rglob("*") if path.is_file()}
+    assert files == {"a.txt", "d/script", ".dockerignore", "Dockerfile"}, "the text itself is not beside them any more"
 
 
 def test_directories_of_this_machine_are_copied_and_that_is_said(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import os
@@ -12,9 +13,11 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import daytona
 import pytest
 from daytona import AsyncDaytona, AsyncSandbox, CreateSandboxFromSnapshotParams
 
+from ares_exp.containers.daytona import factory
 from ares_exp.containers.daytona.credentials import Credentials
 from ares_exp.containers.daytona.service import FEW_TRIES, DaytonaService
 from ares_exp.errors import (
@@ -196,8 +199,8 @@ async def test_a_sandbox_that_is_gone(emulator: Emulator, service: DaytonaServic
     assert await service.is_gone(sandbox)
 
 
-async def test_a_sandbox_that_has_stopped(service: DaytonaService, sandbox: AsyncSandbox) -> None:
-    await sandbox.stop()
+async def test_a_sandbox_that_has_stopped(emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox) -> None:
+    emulator.lose(sandbox.id, "stopped")
     assert await service.is_gone(sandbox)
 
 
@@ -247,8 +250,19 @@ async def test_a_closed_connection_leaves_nothing(emulator: Emulator, service: D
 
 
 def test_importing_it_does_not_import_the_sdk() -> None:
-    modules = ("service", "creation", "keepalive", "leftovers", "failures", "credentials")
+    modules = ("service", "creation", "connection", "leftovers", "failures", "credentials")
     imports = "; ".join(f"import ares_exp.containers.daytona.{name}" for name in modules)
     script = f"import sys; {imports}; print({{'daytona', 'aiohttp', 'opentelemetry'}} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_only_the_public_interface_of_the_sdk_is_used() -> None:
+    for path in Path(factory.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("daytona"):
+                assert node.module == "daytona", (path.name, node.module)
+                assert {one.name for one in node.names} <= set(daytona.__all__), path.name
+            if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+                assert isinstance(node.value, ast.Name), (path.name, node.lineno)
+                assert node.value.id == "self", (path.name, node.lineno)

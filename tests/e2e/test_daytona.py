@@ -60,15 +60,10 @@ def start(directory: Path, *words: str) -> WarmProcess:
     )
 
 
-def polls(service: DaytonaService, process: WarmProcess) -> int:
-    """In how many sandboxes of a process a request waits for output: they have started."""
-    ids = {one.id for one in service.sandboxes(process.pid)}
-    waiting = {
-        one.path.split("/")[2]
-        for one in list(service.emulator.requests)
-        if one.status is None and "execute" in one.path
-    }
-    return len(ids & waiting)
+def started(service: DaytonaService, process: WarmProcess) -> int:
+    """How many sandboxes of a process were sent the long command."""
+    typed = service.emulator.traffic.typed
+    return sum(b"sleep 4325" in typed.get(one.id, b"") for one in service.sandboxes(process.pid))
 
 
 def end(process: WarmProcess, number: signal.Signals) -> str:
@@ -171,7 +166,7 @@ def test_a_mistake(
 def test_ctrl_c_leaves_nothing(service: DaytonaService, tmp_path: Path) -> None:
     process = start(tmp_path, "hydra.run.dir=run", "env.limit=3", "concurrency=3")
     try:
-        assert wait_until(lambda: polls(service, process) == 3 or process.poll() is not None)
+        assert wait_until(lambda: started(service, process) == 3 or process.poll() is not None)
         said = end(process, signal.SIGINT)
     finally:
         process.kill()
@@ -188,7 +183,7 @@ def test_what_a_killed_run_leaves(service: DaytonaService, tmp_path: Path) -> No
     words = ("env.limit=1", "concurrency=3", "attempts=3", "container.ttl_min=30")
     process = start(tmp_path, *words)
     try:
-        assert wait_until(lambda: polls(service, process) == 3 or process.poll() is not None)
+        assert wait_until(lambda: started(service, process) == 3 or process.poll() is not None)
         assert play(service, tmp_path, "container=daytona", "env.limit=1").returncode == 0
         left = {one.name: one for one in service.sandboxes(process.pid)}
         assert [one.state for one in left.values()] == ["started"] * 3

@@ -27,7 +27,7 @@ IMPLEMENTATIONS = {
 PUBLIC_CONTRACTS = {"AccountedAgent", "AgentTerminal", "StatefulAgent", "TrainedRun"}
 """Protocols that users implement or call, and that the package implements at most once."""
 
-CALLED_FROM_BELOW = {"EpisodeListener", "Guest", "ModelsElsewhere", "ShellRelay"}
+CALLED_FROM_BELOW = {"EpisodeListener", "Guest", "ModelsElsewhere"}
 """Protocols for one class that the module may not import, because that class is above it."""
 
 

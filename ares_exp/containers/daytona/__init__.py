@@ -1,17 +1,3 @@
 """`container=daytona`: sandboxes of the Daytona service, through its official SDK."""
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from ares_exp.containers.daytona.factory import DaytonaContainerFactory as DaytonaContainerFactory
-
-__all__ = ["DaytonaContainerFactory"]
-
-
-def __getattr__(name: str) -> Any:
-    """Imports the factory when it is first used: the modules of images, which it needs, use modules of this package."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ares_exp.containers.daytona.factory import DaytonaContainerFactory
-
-    return DaytonaContainerFactory
+from ares_exp.containers.daytona.factory import DaytonaContainerFactory as DaytonaContainerFactory

@@ -1,15 +1,85 @@
-"""The connection shared by the containers of a factory, open while one of them needs it."""
+"""The connection shared by the containers of a factory, open while one of them needs it, and what keeps these alive."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import weakref
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ares_exp.containers.daytona.credentials import Credentials
-from ares_exp.containers.daytona.keepalive import KeepAlive
 from ares_exp.containers.daytona.service import DaytonaService
-from ares_exp.containers.images.object_store import has_object_store
+from ares_exp.errors import ContainerDiedError, ContainerError, ContainerNotFoundError
+
+if TYPE_CHECKING:
+    from daytona import AsyncDaytona, AsyncSandbox
+
+_SHARE = 3  # three times in a TTL: two in a row may fail
+_TRY_SEC = 30.0
+_logger = logging.getLogger(__name__)
+
+
+class KeepAlive:
+    """Renews the TTL of sandboxes, each at a third of it, so that those of a dead runner end by themselves."""
+
+    def __init__(self, service: DaytonaService, *, minute_sec: float = 60.0) -> None:
+        """Renews nothing yet.
+
+        Args:
+            service: The service of the sandboxes.
+            minute_sec: Seconds in a minute of a TTL.
+        """
+        self._service = service
+        self._minute_sec = minute_sec
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._has_warned = False
+
+    def add(self, sandbox: AsyncSandbox, ttl_min: int) -> None:
+        """Adds a sandbox, which has its whole TTL left.
+
+        Args:
+            sandbox: The sandbox.
+            ttl_min: Its TTL in minutes, also that of a sandbox without activity.
+        """
+        self._tasks[sandbox.id] = asyncio.create_task(self._renew(sandbox, ttl_min))
+
+    def discard(self, sandbox: AsyncSandbox) -> None:
+        """Leaves a sandbox to its TTL. Idempotent."""
+        if (task := self._tasks.pop(sandbox.id, None)) is not None:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Leaves all sandboxes to their TTLs. Idempotent."""
+        tasks = list(self._tasks.values())
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _renew(self, sandbox: AsyncSandbox, ttl_min: int) -> None:
+        """Renews a TTL again and again; within a minute after an error."""
+
+        async def renew(_: AsyncDaytona) -> None:
+            await sandbox.set_ttl(ttl_min)
+            await sandbox.refresh_activity()
+
+        after_min = ttl_min / _SHARE
+        while True:
+            await asyncio.sleep(after_min * self._minute_sec)
+            after_min = ttl_min / _SHARE
+            try:
+                await self._service.call(f"The sandbox {sandbox.name}", renew, timeout_sec=_TRY_SEC)
+            except (ContainerDiedError, ContainerNotFoundError):
+                return  # its user gets the error
+            except ContainerError as error:
+                after_min = min(1.0, after_min)
+                level = logging.DEBUG if self._has_warned else logging.WARNING
+                self._has_warned = True
+                _logger.log(
+                    level, "The end of a sandbox %d minutes from its last sign of life stays. %s", ttl_min, error
+                )
 
 
 @dataclass(slots=True)
@@ -20,30 +90,13 @@ class Connection:
         service: Sends requests.
         keep_alive: Keeps sandboxes alive.
         holders: The number of containers that use it.
+        has_object_store: Whether the service takes files for its image builder, as far as is known.
     """
 
     service: DaytonaService
     keep_alive: KeepAlive
     holders: int = 0
-    _object_store: asyncio.Task[bool] | None = None
-
-    async def has_object_store(self) -> bool:
-        """Returns whether the service takes files for its image builder; asks once.
-
-        Raises:
-            ContainerServiceError: As `object_store.has_object_store`.
-        """
-        if self._object_store is None or (self._object_store.done() and self._object_store.exception()):
-            self._object_store = asyncio.ensure_future(has_object_store(self.service))
-        return await asyncio.shield(self._object_store)
-
-    async def close(self) -> None:
-        """Stops the keepalive and closes the connection."""
-        if self._object_store is not None:
-            self._object_store.cancel()
-            await asyncio.wait({self._object_store})
-        await self.keep_alive.close()
-        await self.service.close()
+    has_object_store: bool = True
 
 
 class Connections:
@@ -73,4 +126,5 @@ class Connections:
             loop = asyncio.get_running_loop()
             if self._of_loop.get(loop) is connection:
                 del self._of_loop[loop]
-            await connection.close()
+            await connection.keep_alive.close()
+            await connection.service.close()

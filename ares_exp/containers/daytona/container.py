@@ -7,9 +7,7 @@ import logging
 import posixpath
 import re
 import secrets
-import shlex
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -24,17 +22,12 @@ from ares_exp.containers.container import (
     bounded_start,
     refuse_second_start,
 )
-from ares_exp.containers.daytona.capture import SandboxFiles
 from ares_exp.containers.daytona.connection import Connection, Connections
 from ares_exp.containers.daytona.creation import create_sandbox, delete_sandbox
-from ares_exp.containers.daytona.execution import execute
+from ares_exp.containers.daytona.failures import NoObjectStoreError
 from ares_exp.containers.daytona.provider_snapshot import keep_files, make_ready, snapshot_to_start_from
-from ares_exp.containers.daytona.relay_stream import RelayStream
-from ares_exp.containers.daytona.sandbox_base import kept_base, sandbox_base
-from ares_exp.containers.daytona.sandbox_options import DaytonaOptions
-from ares_exp.containers.daytona.sandbox_relay import Relay
-from ares_exp.containers.daytona.sandbox_request import create_params, network_settings, ttl_minutes
-from ares_exp.containers.daytona.terminal import DaytonaTerminal, terminal_script
+from ares_exp.containers.daytona.sandbox_request import DaytonaOptions, create_params, network_settings, ttl_minutes
+from ares_exp.containers.daytona.shells import PseudoTerminal, SandboxShells, ShellStream
 from ares_exp.containers.daytona.transfer import FileTransfer
 from ares_exp.containers.filesystem.delta import Delta
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
@@ -50,7 +43,6 @@ from ares_exp.errors import (
     ContainerServiceError,
     ContainerServiceUnavailableError,
     SnapshotError,
-    SnapshotUnsupportedError,
     TransferError,
 )
 
@@ -58,7 +50,6 @@ if TYPE_CHECKING:
     from daytona import AsyncSandbox
 
 _ROOT_NAMES = ("root", "0")
-_ASK_SEC = 60.0
 _WHEN_SLOW = "Raise build_timeout_sec in the [environment] table of its task.toml."
 
 _logger = logging.getLogger(__name__)
@@ -85,15 +76,15 @@ class DaytonaContainer(Container):
         self._starting: asyncio.Task[None] | None = None
         self._connection: Connection | None = None
         self._sandbox: AsyncSandbox | None = None
-        self._relay: Relay | None = None
+        self._shells: SandboxShells | None = None
+        self._start_directory = "/"
         self._channels: CommandRunner | None = None
         self._transfer: FileTransfer | None = None
-        self._files: SandboxFiles | None = None
         self._user: User = "root"
         self._workdir: str | None = None
         self._image_env: Mapping[str, str] = {}
         self._policy: NetworkPolicy | None = spec.network
-        self._stopping = asyncio.Lock()
+        self._stopping, self._capturing = asyncio.Lock(), asyncio.Lock()
         self._forwarded_ports = ForwardedPorts()
         self._terminals = ForwardedPorts()
         self._stopped = False
@@ -117,54 +108,50 @@ class DaytonaContainer(Container):
             await make_ready(service, kept)
         context = await in_thread(lambda: short_lived_directory("build"))
         try:
-            plan = await self._plan(connection, context.path)
+            plan = await in_thread(lambda: plan_image(spec, options.snapshot))
             self.image = plan.image or plan.snapshot or f"the Dockerfile of {spec.name}"
-            base = await in_thread(lambda: sandbox_base(plan)) if kept is None else kept_base(kept)
-            plan = (
-                await self._with_mounts(plan, connection, context.path)
-                if kept is None
-                else replace(plan, snapshot=kept)
-            )
-            params = create_params(spec, options, plan, name=self.sandbox_name, labels=owner_labels(), ttl_min=ttl_min)
-            sandbox = self._sandbox = await create_sandbox(
-                service, params, name=self.sandbox_name, timeout_sec=spec.start_timeout_sec
-            )
+            if kept is not None:
+                plan = plan.with_kept_files(kept)
+            plan, sandbox = await self._create(connection, plan, context.path, ttl_min)
         finally:
             await finish(asyncio.to_thread(context.remove))
         connection.keep_alive.add(sandbox, ttl_min)
-        self._relay = Relay(lambda script, seconds: execute(service, sandbox, script, seconds))
-        self._transfer = FileTransfer(service, sandbox, self._run_as_root, self._relay.directory)
+        shells = self._shells = SandboxShells(service, sandbox)
+        self._start_directory = await shells.open()
+        self._transfer = FileTransfer(service, sandbox, self._run_as_root, shells.directory)
         if plan.builds_after_start:
             await self._become({}, None, "root")
         else:
             await self._become({}, plan.workdir, plan.user)
         for mount in spec.mounts:
-            if mount.target not in plan.laid_in:
+            if mount not in plan.layers:
                 await self._transfer.upload(mount.source, mount.target)
-        if options.capture == "files" or (spec.changes is not None and kept is None):
-            fetch, send = self._transfer.fetch, self._transfer.send
-            self._files = SandboxFiles(
-                spec,
-                base=base,
-                run=self._run_as_root,
-                fetch=fetch,
-                send=send,
-                skip=[self._relay.directory, *(mount.target for mount in spec.mounts)],
-            )
-            await self._files.has_started()
         if plan.builds_after_start:
             await self._finish_image(plan)
 
-    async def _plan(self, connection: Connection, context: Path) -> ImagePlan:
-        plan = await in_thread(lambda: plan_image(self._spec, self._options))
-        stored = plan.local is not None and plan.local.not_stored is None and await connection.has_object_store()
-        return await in_thread(lambda: plan.settle(context if stored else None))
+    async def _create(
+        self, connection: Connection, plan: ImagePlan, directory: Path, ttl_min: int
+    ) -> tuple[ImagePlan, AsyncSandbox]:
+        """Creates the sandbox, with files in the service's object store if it has one; returns it and the plan."""
+        spec, options = self._spec, self._options
 
-    async def _with_mounts(self, plan: ImagePlan, connection: Connection, context: Path) -> ImagePlan:
-        """Lays the mounts into the image, where the service builds one and takes files for it."""
-        if not self._spec.mounts or plan.dockerfile is None or not await connection.has_object_store():
-            return plan
-        return await in_thread(lambda: plan.with_mounts(self._spec.mounts, context))
+        async def create(plan: ImagePlan) -> AsyncSandbox:
+            params = await in_thread(
+                lambda: create_params(spec, options, plan, labels=owner_labels(), ttl_min=ttl_min, directory=directory)
+            )
+            self._sandbox = await create_sandbox(
+                connection.service, params, name=self.sandbox_name, timeout_sec=spec.start_timeout_sec
+            )
+            return self._sandbox
+
+        if connection.has_object_store and plan.snapshot is None:
+            stored = await in_thread(lambda: plan.stored(directory, spec.mounts))
+            try:
+                return stored, await create(stored)
+            except NoObjectStoreError:
+                connection.has_object_store = False
+        plan = plan.after_start()
+        return plan, await create(plan)
 
     async def _finish_image(self, plan: ImagePlan) -> None:
         """Applies the rest of the Dockerfile, which the service could not build."""
@@ -175,11 +162,8 @@ class DaytonaContainer(Container):
         ) -> ExecResult:
             return await self.exec(command, env=env, cwd=cwd, user=user, shell="sh -c")
 
-        async def upload(source: Path, target: str) -> None:
-            await self.upload(source, target)
-
-        workdir = await self._absolute("")
-        finished = await plan.apply(run, upload, workdir=workdir, restored=self._spec.changes is not None)
+        workdir = self._workdir or self._start_directory
+        finished = await plan.apply(run, self.upload, workdir=workdir, restored=self._spec.changes is not None)
         await self._become(finished.env, finished.workdir, finished.user)
         await self.set_network(self._spec.network)
 
@@ -209,8 +193,6 @@ class DaytonaContainer(Container):
             result = await self._channels.exec(command, **options)
         except ContainerError as error:
             await self._raise_if_dead(error)
-            if isinstance(error.__cause__, ContainerServiceError):
-                raise error.__cause__ from error.__cause__.__cause__
             raise
         limit_sec = options.get("timeout_sec")
         if result.timed_out and limit_sec is not None and result.duration_sec >= limit_sec + END_SEC:
@@ -220,36 +202,28 @@ class DaytonaContainer(Container):
             )
         return result
 
-    async def _open_shell(self, user: User | None) -> RelayStream:
-        relay = self._running_relay()
+    async def _open_shell(self, user: User | None) -> ShellStream:
         user = self._user if user is None else user
-        return await relay.open(None if str(user) in _ROOT_NAMES else user)
+        return await self._running()[2].open_shell(None if str(user) in _ROOT_NAMES else user)
 
     async def _run_as_root(self, command: str, *, timeout_sec: float) -> ExecResult:
         return await self.exec(command, user="root", cwd="/", shell="sh -c", timeout_sec=timeout_sec)
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
-        path = await self._absolute(target)
+        path = self._absolute(target)
         await self._copy(lambda transfer: transfer.upload(Path(source), path), f"upload to {path}")
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        path = await self._absolute(source)
+        path = self._absolute(source)
         await self._copy(lambda transfer: transfer.download(path, Path(target)), f"download of {path}")
 
-    async def _absolute(self, path: str | Path) -> str:
+    def _absolute(self, path: str | Path) -> str:
         """Returns an absolute path of the sandbox; relative ones start at its working directory."""
-        text = str(path)
-        if posixpath.isabs(text):
-            return text
-        if self._workdir is None:  # only the service knows it
-            here = await self.exec("pwd", shell="sh -c", timeout_sec=_ASK_SEC)
-            self._workdir = here.output.removesuffix("\n") or "/"
-        return posixpath.join(self._workdir, text) if text else self._workdir
+        return posixpath.join(self._workdir or self._start_directory, str(path))
 
     async def _copy(self, copy: Callable[[FileTransfer], Awaitable[None]], what: str) -> None:
-        self._running_relay()
-        if self._transfer is None:
-            raise ContainerDiedError("The container has not been started.")
+        self._running()
+        assert self._transfer is not None
         try:
             await copy(self._transfer)
         except ContainerError as error:
@@ -259,33 +233,24 @@ class DaytonaContainer(Container):
             raise
 
     async def capture_changes(self, objects: ObjectStore) -> Delta:
-        self._running_relay()
-        sandbox, connection = self._sandbox, self._connection
-        if sandbox is None or connection is None:
-            raise ContainerDiedError("The container has not been started.")
+        connection, sandbox, _ = self._running()
         try:
-            if self._options.capture == "provider":
+            async with self._capturing:  # the service makes one snapshot of a sandbox at a time
                 return await keep_files(connection.service, sandbox)
-            if self._files is not None:
-                return await self._files.capture(objects)
         except (SnapshotError, ContainerError) as error:
             await self._raise_if_dead(error)
             raise
-        raise SnapshotUnsupportedError(
-            "The sandbox did not list its files when it started, because nobody had said that they would be captured. "
-            "Make the factory with capture='files' or 'provider', or call its check_snapshots() before."
-        )
 
     async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT) -> ForwardedPort:
         """Opens a forwarded port by a relay over the service.
 
-        One request waits in the sandbox, and four in each `forwarded_port_lease_sec` say that this process is there.
+        Four words in each `forwarded_port_lease_sec` say that this process is there.
         """
-        self._running_relay()
+        self._running()
         try:
             return await self._forwarded_ports.open(
                 lambda: open_relayed_port(
-                    lambda: self._running_relay().open(None, is_answered=False),
+                    lambda: self._running()[2].open_shell(None, is_told=False),
                     serve,
                     port,
                     lease_sec=self._options.forwarded_port_lease_sec,
@@ -298,40 +263,27 @@ class DaytonaContainer(Container):
     async def open_terminal(
         self, *, columns: int, lines: int, user: User | None = None, env: Mapping[str, str] | None = None
     ) -> Terminal:
-        self._running_relay()
+        _, _, shells = self._running()
         user = self._user if user is None else user
+        whose = None if str(user) in _ROOT_NAMES else user
         variables = {**self._image_env, **(env or {}), "TERM": TERM}
+
+        async def opened() -> PseudoTerminal:
+            return await shells.open_terminal(
+                columns=columns, lines=lines, user=whose, workdir=self._workdir, env=variables
+            )
+
         try:
-            return await self._terminals.open(lambda: self._open_terminal(columns, lines, user, variables))
+            return await self._terminals.open(opened)
         except ContainerError as error:
             await self._raise_if_dead(error)
             raise
 
-    async def _open_terminal(self, columns: int, lines: int, user: User, env: Mapping[str, str]) -> DaytonaTerminal:
-        relay, sandbox, connection = self._running_relay(), self._sandbox, self._connection
-        if sandbox is None or connection is None:
-            raise ContainerDiedError("The container has not been started.")
-        mark, path = secrets.token_hex(12), f"{relay.directory}/terminal-{secrets.token_hex(6)}"
-        whose = None if str(user) in _ROOT_NAMES else user
-        script, typed = terminal_script(mark, user=whose, workdir=self._workdir, env=env, keep_in=path)
-        made = await self._run_as_root(f"umask 077; printf %s {shlex.quote(script)} >{path}", timeout_sec=_ASK_SEC)
-        if made.exit_code != 0:
-            raise ContainerError(f"No terminal could be opened in the sandbox: {made.output[-200:]!r}.")
-        terminal = DaytonaTerminal(connection.service, sandbox)
-        try:
-            await terminal.open(columns=columns, lines=lines)
-            await terminal.start(typed, mark)
-        except BaseException:
-            await terminal.close()
-            raise
-        return terminal
-
     async def set_network(self, policy: NetworkPolicy) -> None:
         if policy not in self._spec.networks:
             raise ValueError(f"Expected one of the container's network policies, got {policy}.")
-        self._running_relay()
-        sandbox, connection = self._sandbox, self._connection
-        if policy == self._policy or sandbox is None or connection is None:
+        connection, sandbox, _ = self._running()
+        if policy == self._policy:
             return
         settings = network_settings(policy, self._options)
         self._policy = None  # unknown if the request fails
@@ -344,22 +296,17 @@ class DaytonaContainer(Container):
             raise
         self._policy = policy
 
-    def _running_relay(self) -> Relay:
-        if self._relay is None or self._stopped:
+    def _running(self) -> tuple[Connection, AsyncSandbox, SandboxShells]:
+        if self._connection is None or self._sandbox is None or self._shells is None or self._stopped:
             raise ContainerDiedError("The container has not been started, or has been stopped.")
-        return self._relay
+        return self._connection, self._sandbox, self._shells
 
     async def _raise_if_dead(self, cause: Exception) -> None:
         """Raises if the sandbox is gone, as opposed to a refused request or an unreachable service."""
-        relay = self._running_relay()  # one that was stopped says that
-        if isinstance(relay.failure, ContainerDiedError):
-            raise relay.failure from cause
-        sandbox, connection = self._sandbox, self._connection
+        connection, sandbox, _ = self._running()  # one that was stopped says that
         has_died = isinstance(cause, ContainerDiedError)  # or the service does not answer, which looks the same
-        is_in_doubt = has_died or isinstance(cause, ContainerServiceError) or relay.failure is not None
-        if not is_in_doubt or sandbox is None or connection is None:
-            return
-        if await connection.service.is_gone(sandbox, must_answer=has_died):
+        is_in_doubt = has_died or isinstance(cause, ContainerServiceError)
+        if is_in_doubt and await connection.service.is_gone(sandbox, must_answer=has_died):
             raise ContainerDiedError(f"The sandbox {self.sandbox_name} has ended, or was removed. {cause}") from cause
 
     async def stop(self) -> None:
@@ -377,12 +324,14 @@ class DaytonaContainer(Container):
             if connection is None:
                 return
             try:
+                if self._shells is not None:
+                    self._shells.is_ending = True
                 await self._forwarded_ports.close()
-                await self._terminals.close()
                 if self._channels is not None:
                     await self._channels.close()
-                if self._relay is not None:
-                    await self._relay.close()
+                if self._shells is not None:
+                    await self._shells.close()
+                await self._terminals.close()
                 if sandbox is not None:
                     connection.keep_alive.discard(sandbox)
                     await delete_sandbox(connection.service, self.sandbox_name)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import logging
 import math
@@ -49,6 +48,7 @@ REMOVAL_SEC = 60.0
 _EARLY_LOOKS_SEC = (0.1, 0.15, 0.25, 0.4)
 _TRIES = 6  # of a creation that left nothing
 _LOOK_SEC = 15.0
+_PAUSE_SEC = 0.3
 _LATE_START_SEC = 60.0
 _rng = random.Random()
 _logger = logging.getLogger(__name__)
@@ -77,9 +77,8 @@ async def create_sandbox(
     params = params.model_copy(update={"name": name})
     loop = asyncio.get_running_loop()
     asked_at = loop.time()
-    undo = functools.partial(_undo, service, name)
     remedy = "A large image takes long the first time: raise build_timeout_sec in its task.toml."
-    async with bounded_start(f"The sandbox {name}", timeout_sec, stop=undo, remedy=remedy):
+    async with bounded_start(f"The sandbox {name}", timeout_sec, stop=lambda: _undo(service, name), remedy=remedy):
         sandbox = await _create_or_adopt(service, params, name, timeout_sec)
         ttl_min = params.ttl_minutes or 0
         if ttl_min and loop.time() - asked_at > _LATE_START_SEC:  # includes the build of its image
@@ -107,7 +106,7 @@ async def delete_sandbox(service: DaytonaService, name: str) -> None:
                 return
             if creation is None or not _may_appear(creation) or loop.time() > deadline:
                 return
-            pause = _pause_sec(tries, max_sec=2.0)
+            pause = backoff_sec(tries, base_sec=_PAUSE_SEC, max_sec=2.0, rng=_rng)
             await (asyncio.sleep(pause) if creation.done() else asyncio.wait({creation}, timeout=pause))
     finally:
         if creation is not None:
@@ -140,7 +139,7 @@ async def _create_or_adopt(
             is_conflict = isinstance(error, ContainerServiceError) and error.status == 409  # with one that has gone
             if tries == _TRIES or not (is_conflict or isinstance(error, ContainerServiceUnavailableError)):
                 raise
-            await asyncio.sleep(_pause_sec(tries, max_sec=10.0))
+            await asyncio.sleep(backoff_sec(tries, base_sec=_PAUSE_SEC, max_sec=10.0, rng=_rng))
     raise AssertionError("unreachable")
 
 
@@ -217,7 +216,3 @@ def _may_appear(creation: asyncio.Task[AsyncSandbox]) -> bool:
         return True
     error = creation.exception()
     return error is not None and not failures.was_refused(error)
-
-
-def _pause_sec(tries: int, *, max_sec: float) -> float:
-    return backoff_sec(tries, base_sec=0.3, max_sec=max_sec, rng=_rng)

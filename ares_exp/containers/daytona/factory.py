@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -13,8 +13,7 @@ from ares_exp.containers.daytona.connection import Connections
 from ares_exp.containers.daytona.container import DaytonaContainer
 from ares_exp.containers.daytona.credentials import has_credentials
 from ares_exp.containers.daytona.leftovers import find_all, remove_stale
-from ares_exp.containers.daytona.sandbox_options import CaptureWay, DaytonaOptions
-from ares_exp.containers.daytona.sandbox_request import check_spec
+from ares_exp.containers.daytona.sandbox_request import DaytonaOptions, check_spec
 from ares_exp.containers.network_policy import NetworkPolicy, normalise_host
 from ares_exp.containers.ownership import Leftover
 from ares_exp.errors import ContainerServiceError, PreflightError
@@ -33,7 +32,7 @@ class DaytonaContainerFactory(ContainerFactoryBase):
     has_terminals = True
     forwards_ports = True
     harmless_options = frozenset(
-        {"cpus", "memory_mb", "storage_mb", "ttl_min", "shell", "env", "capture", "forwarded_port_lease_sec"}
+        {"cpus", "memory_mb", "storage_mb", "ttl_min", "shell", "env", "forwarded_port_lease_sec"}
     )
 
     @pydantic.validate_call
@@ -49,7 +48,6 @@ class DaytonaContainerFactory(ContainerFactoryBase):
         allowed_hosts: Sequence[Annotated[str, pydantic.AfterValidator(normalise_host)]] | None = None,
         shell: Shell = "bash -c",
         env: Mapping[str, str] | None = None,
-        capture: CaptureWay | None = None,
         forwarded_port_lease_sec: Annotated[int, pydantic.Field(ge=1, le=_MAX_LEASE_SEC)] = 2,
     ) -> None:
         """Validates the options.
@@ -67,14 +65,9 @@ class DaytonaContainerFactory(ContainerFactoryBase):
             shell: The shell of commands: `bash -c` and `sh -c` keep the image's environment; `bash -lc` reads the
                 image's profile files first, and Debian's reset `PATH`.
             env: Variables of every sandbox; those of the task win.
-            capture: How snapshots keep a sandbox's files. `files`: what differs from its image, in the snapshot's own
-                directory, so that it can be restored anywhere where that image is. `provider`: by a snapshot that the
-                service takes and keeps; faster for large changes, and worth nothing without the service. `None`:
-                `files` from when `check_snapshots` was called, as a run that takes snapshots does; before, sandboxes
-                do not list their files when they start (about a second), and cannot be captured.
             forwarded_port_lease_sec: Seconds after which the forwarded port of a sandbox closes when nothing was heard
-                of the run, as when it was killed. While a forwarded port is open, four requests in this time say that
-                it is there; where they are late, the agent's connections are cut and the forwarded port opens again.
+                of the run, as when it was killed. While a forwarded port is open, four words in this time say that it
+                is there; where they are late, the agent's connections are cut and the forwarded port opens again.
         """
         protect(value for name, value in (env or {}).items() if is_sensitive(name))
         self._options = DaytonaOptions(
@@ -87,7 +80,6 @@ class DaytonaContainerFactory(ContainerFactoryBase):
             allowed_hosts=frozenset(allowed_hosts or ()),
             env=dict(env or {}),
             shell=shell,
-            capture=capture,
             forwarded_port_lease_sec=forwarded_port_lease_sec,
         )
         self._connections = Connections()
@@ -99,20 +91,10 @@ class DaytonaContainerFactory(ContainerFactoryBase):
     @property
     def options(self) -> dict[str, Any]:
         """The constructor's options, JSON-ready; of variables only the names, as values may be secret."""
-        options = self._options
-        return {
-            "snapshot": options.snapshot,
-            "cpus": options.cpus,
-            "memory_mb": options.memory_mb,
-            "storage_mb": options.storage_mb,
-            "ttl_min": options.ttl_min,
-            "network": None if options.network is None else options.network.mode,
-            "allowed_hosts": sorted(options.allowed_hosts),
-            "shell": options.shell,
-            "capture": options.capture,
-            "forwarded_port_lease_sec": options.forwarded_port_lease_sec,
-            **({"env": sorted(options.env)} if options.env else {}),
-        }
+        options = asdict(self._options)
+        env, network = options.pop("env"), options.pop("network")
+        options["allowed_hosts"] = sorted(options["allowed_hosts"])
+        return {**options, "network": network and network["mode"], **({"env": sorted(env)} if env else {})}
 
     async def preflight(self) -> None:
         """Checks that the service answers and takes the key, and removes leftovers of this machine's dead runs there.
@@ -129,9 +111,7 @@ class DaytonaContainerFactory(ContainerFactoryBase):
             await self._connections.release(connection)
 
     def check_snapshots(self) -> None:
-        """Makes later sandboxes list their files at the start, so that they can be captured."""
-        if self._options.capture is None:
-            self._options = replace(self._options, capture="files")
+        """Does nothing: the service makes snapshots of every sandbox."""
 
     @classmethod
     def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:

@@ -6,7 +6,7 @@ The codes are those of the service's API, proxy and daemon. Refusals without a c
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _SHOWN_CHARS = 600
 
+_DAEMON = "DAYTONA_DAEMON"  # in the sandbox
+
 _QUOTA_CODES = frozenset({"ORGANIZATION_QUOTA_EXCEEDED", "SANDBOX_DISK_EXPANSION_LIMIT"})
 _QUOTA_TEXT = re.compile(r"\b(limit|quota) exceeded|exceeds maximum allowed", re.IGNORECASE)
 _LOST_CODES = frozenset({"SANDBOX_NOT_FOUND", "SANDBOX_NOT_STARTED"})
@@ -47,6 +49,10 @@ _REMEDIES: Mapping[type[ContainerError], str] = {
     ),
     ContainerServiceUnavailableError: "Check DAYTONA_API_URL, the network and the state of the service.",
 }
+
+
+class NoObjectStoreError(ContainerServiceError):
+    """The service takes no files for its image builder: not every deployment has an object store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +106,8 @@ def read(what: str, error: DaytonaError) -> Failure:
         return failure(ContainerQuotaError)
     if status in (400, 409) and _CHANGING_TEXT.search(error.message):
         return failure(ContainerServiceError, passes=True, untouched=True)
+    if has_no_object_store(error):
+        return failure(NoObjectStoreError)
     if code in _BUSY_CODES:
         return failure(ContainerServiceUnavailableError, passes=True, untouched=True)
     if status == 429:
@@ -111,6 +119,11 @@ def read(what: str, error: DaytonaError) -> Failure:
     if status == 408 or status >= 500:
         return failure(ContainerServiceUnavailableError, passes=True, few_tries=status in (500, 501))
     return failure(ContainerServiceError)
+
+
+def has_no_object_store(error: BaseException) -> bool:
+    """Returns whether a creation failed because the service has no object store for the files of its image."""
+    return getattr(error, "status_code", None) == 503 and "object storage is not configured" in str(error).lower()
 
 
 def unanswered(what: str, seconds: float) -> ContainerServiceUnavailableError:
@@ -140,16 +153,12 @@ def _message(what: str, error: DaytonaError, kind: type[ContainerError]) -> str:
 
 def _is_lost(error: DaytonaError) -> bool:
     """Returns whether an error means that the sandbox is gone. The daemon reports missing files and sessions alike."""
-    from daytona.common.errors import SOURCE_DAEMON, SOURCE_PROXY
-
     if error.code in _LOST_CODES:
         return True
     if error.status_code == 410:
-        return error.source != SOURCE_DAEMON
+        return error.source != _DAEMON
     if error.status_code == 404:
-        return error.source == SOURCE_PROXY or (
-            error.source != SOURCE_DAEMON and bool(_LOST_TEXT.search(error.message))
-        )
+        return error.source == "DAYTONA_PROXY" or (error.source != _DAEMON and bool(_LOST_TEXT.search(error.message)))
     return False
 
 
@@ -160,17 +169,12 @@ def _is_outage(error: DaytonaError) -> bool:
     return isinstance(error, DaytonaConnectionError | DaytonaTimeoutError)
 
 
-def _never_connected(error: BaseException) -> bool:
+def _never_connected(error: BaseException | None) -> bool:
     from aiohttp import ClientConnectorError
 
-    return any(isinstance(cause, ClientConnectorError) for cause in _causes(error))
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__
+    while error is not None and not isinstance(error, ClientConnectorError):
+        error = error.__cause__
+    return error is not None
 
 
 def _wait_sec(headers: Mapping[str, object]) -> float | None:
@@ -186,4 +190,6 @@ def _wait_sec(headers: Mapping[str, object]) -> float | None:
 def was_refused(error: BaseException) -> bool:
     """Returns whether a request that failed so has certainly had no effect, and will have none."""
     status = getattr(error, "status_code", None)
+    if has_no_object_store(error):
+        return True
     return _never_connected(error) if status is None else 400 <= status < 500 and status not in (408, 409)

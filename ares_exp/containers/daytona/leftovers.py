@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from daytona import AsyncDaytona, AsyncSandbox
 
 T = TypeVar("T")
+_Delete = Callable[[DaytonaService, str], Coroutine[Any, Any, None]]
 
 SWEEP_SEC = 20.0
 """Bound on the clean-up at the start of a run. The next run or the TTL removes the rest."""
@@ -68,7 +69,7 @@ async def remove_stale(service: DaytonaService) -> None:
 
     async def remove(leftover: Leftover) -> None:
         async with slots:
-            problem = await _remove(service, leftover.name)
+            problem = await _reason_left(delete_sandbox(service, leftover.name))
         if problem:
             _logger.warning(
                 "The sandbox %s of %s, which is dead, could not be removed: %s", leftover.name, leftover.whose, problem
@@ -114,19 +115,17 @@ def _leftover(credentials: Credentials, sandbox: AsyncSandbox) -> Leftover:
         whose=plain(describe(sandbox.labels)),
         is_stale=is_dead(sandbox.labels, since_boot=True),
         created=_seconds(sandbox.created_at),
-        remove=functools.partial(_remove_blocking, credentials, sandbox.name),
+        remove=functools.partial(_remove_blocking, credentials, delete_sandbox, sandbox.name),
     )
 
 
-def _remove_blocking(credentials: Credentials, name: str) -> str:
-    return asyncio.run(_with_service(credentials, lambda service: _remove(service, name)))
-
-
 def _kept_leftover(credentials: Credentials, name: str, created: float | None) -> Leftover:
-    def remove() -> str:
-        return asyncio.run(_with_service(credentials, lambda service: _reason_left(delete_kept(service, name))))
-
+    remove = functools.partial(_remove_blocking, credentials, delete_kept, name)
     return Leftover("snapshot", name, f"runs on {owner_labels()[HOST]}", True, created, remove)
+
+
+def _remove_blocking(credentials: Credentials, delete: _Delete, name: str) -> str:
+    return asyncio.run(_with_service(credentials, lambda service: _reason_left(delete(service, name))))
 
 
 async def _with_service(credentials: Credentials, use: Callable[[DaytonaService], Awaitable[T]]) -> T:
@@ -135,10 +134,6 @@ async def _with_service(credentials: Credentials, use: Callable[[DaytonaService]
         return await use(service)
     finally:
         await service.close()
-
-
-async def _remove(service: DaytonaService, name: str) -> str:
-    return await _reason_left(delete_sandbox(service, name))
 
 
 async def _reason_left(removal: Coroutine[Any, Any, None]) -> str:

@@ -1,4 +1,4 @@
-"""Captures as named snapshots of the service (`container.capture=provider`).
+"""Captures as named snapshots of the service.
 
 No file is read: the service commits the sandbox's disk as an image, and a sandbox made from it has all its files. The
 snapshot is not portable. It belongs to the organization of the key, in one region, and lasts until it is deleted: runs
@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 import time
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ares_exp.cancellation import finish
 from ares_exp.containers.daytona.failures import plain
-from ares_exp.containers.daytona.sandbox_base import KEPT_PREFIX, kept_base, kept_name
 from ares_exp.containers.daytona.service import DaytonaService, state_of
 from ares_exp.containers.filesystem.delta import Delta, StoredChanges
 from ares_exp.containers.ownership import machine_mark
@@ -34,7 +34,9 @@ from ares_exp.errors import (
 
 if TYPE_CHECKING:
     from daytona import AsyncDaytona, AsyncSandbox
-    from daytona.common.snapshot import PaginatedSnapshots, Snapshot
+
+KEPT_PREFIX = "ares-exp-kept-"
+"""Name prefix of our snapshots at the service."""
 
 KEEP_SEC = 1800.0
 """Bound on making one snapshot, including its upload to the service's registry."""
@@ -47,16 +49,28 @@ _EARLY_POLL_SEC, _POLL_SEC = 0.1, 2.0
 _UNUSABLE = frozenset({"error", "build_failed", "removing"})
 _PAGE = 100
 _MAX_PAGES = 100
+_BASE = "daytona:kept="
+_KEPT_NAME = re.compile(rf"{KEPT_PREFIX}[a-z0-9-]{{1,100}}")
 _logger = logging.getLogger(__name__)
 
 
 def snapshot_to_start_from(changes: StoredChanges | None) -> str | None:
-    """Returns the service's snapshot that has these changes; `None` if they have to be written into a sandbox.
+    """Returns the service's snapshot that has these changes; `None` if there are none.
 
     Raises:
-        SnapshotMismatchError: They name a snapshot that this package did not make.
+        SnapshotMismatchError: They are in no snapshot that this package had the service make.
     """
-    return None if changes is None else kept_name(changes.delta.base)
+    if changes is None:
+        return None
+    base = changes.delta.base
+    if not base.startswith(_BASE):
+        raise SnapshotMismatchError(
+            f"The snapshot's files are relative to {base}, from which Daytona makes no sandbox: they were captured on "
+            "another backend. Restore it there."
+        )
+    if not _KEPT_NAME.fullmatch(name := base.removeprefix(_BASE)):
+        raise SnapshotMismatchError(f"Expected the name of a snapshot that Daytona keeps, found {base!r}.")
+    return name
 
 
 async def keep_files(service: DaytonaService, sandbox: AsyncSandbox, *, timeout_sec: float = KEEP_SEC) -> Delta:
@@ -89,7 +103,7 @@ async def keep_files(service: DaytonaService, sandbox: AsyncSandbox, *, timeout_
         if not is_kept:
             await finish(_discard(service, name))
     return Delta(
-        kept_base(name),
+        f"{_BASE}{name}",
         {},
         (
             f"The files are in the snapshot {name}, which Daytona keeps, and not here: only sandboxes of the same "
@@ -134,7 +148,7 @@ async def find_kept(service: DaytonaService) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
     for page in range(1, _MAX_PAGES + 1):
 
-        async def ask(client: AsyncDaytona, page: int = page) -> PaginatedSnapshots:
+        async def ask(client: AsyncDaytona, page: int = page) -> Any:
             return await client.snapshot.list(page=page, limit=_PAGE)
 
         answer = await service.call("The list of snapshots", ask, timeout_sec=_LOOK_SEC)
@@ -164,14 +178,11 @@ async def _ask(service: DaytonaService, sandbox: AsyncSandbox, name: str, what: 
             what, lambda _: sandbox.create_snapshot(name, timeout=0), timeout_sec=timeout_sec, repeatable=False
         )
     except ContainerServiceUnavailableError:  # the answer got lost: the snapshot may still appear, under its name
-        while state_of(await _asked(service, sandbox)) == "snapshotting":  # noqa: ASYNC110 (it happens there)
-            await asyncio.sleep(_POLL_SEC)
-
-
-async def _asked(service: DaytonaService, sandbox: AsyncSandbox) -> AsyncSandbox:
-    return await service.call(
-        f"The sandbox {sandbox.name}", lambda client: client.get(sandbox.id), timeout_sec=_LOOK_SEC
-    )
+        state = "snapshotting"
+        while state == "snapshotting":
+            found = await service.call(what, lambda client: client.get(sandbox.id), timeout_sec=_LOOK_SEC)
+            state = state_of(found)
+            await asyncio.sleep(_POLL_SEC if state == "snapshotting" else 0)
 
 
 async def _wait_until_active(service: DaytonaService, name: str, what: str) -> None:
@@ -190,7 +201,7 @@ async def _wait_until_active(service: DaytonaService, name: str, what: str) -> N
         pause = min(2 * pause, _POLL_SEC)
 
 
-async def _get(service: DaytonaService, name: str, what: str) -> Snapshot:
+async def _get(service: DaytonaService, name: str, what: str) -> Any:
     return await service.call(what, lambda client: client.snapshot.get(name), timeout_sec=_LOOK_SEC)
 
 
@@ -201,7 +212,7 @@ async def _discard(service: DaytonaService, name: str) -> None:
         _logger.warning("The snapshot %s of a capture that failed may be left at Daytona. %s", name, error)
 
 
-def _state(snapshot: Snapshot) -> str:
+def _state(snapshot: Any) -> str:
     return str(getattr(snapshot.state, "value", snapshot.state))
 
 

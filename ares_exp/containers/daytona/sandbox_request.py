@@ -8,11 +8,13 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
+import secrets
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.daytona.sandbox_options import DaytonaOptions
+from ares_exp.containers.container import ContainerSpec, Shell
 from ares_exp.containers.images.image_plan import ImagePlan, plan_image
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
 from ares_exp.errors import ConfigError, UnsupportedTaskError
@@ -33,12 +35,20 @@ _MB_PER_GIB = 1024
 _DOMAIN = re.compile(r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]{2,}")
 
 
-class NetworkSettings(TypedDict):
-    """Keyword arguments of the SDK's `update_network_settings`; an empty list means no entries."""
+@dataclass(frozen=True, slots=True)
+class DaytonaOptions:
+    """The options shared by all sandboxes of a `DaytonaContainerFactory`, which documents and checks them."""
 
-    network_block_all: bool
-    network_allow_list: str
-    domain_allow_list: str
+    snapshot: str | None = None
+    cpus: int | None = None
+    memory_mb: int | None = None
+    storage_mb: int | None = None
+    ttl_min: int | None = None
+    network: NetworkPolicy | None = None
+    allowed_hosts: frozenset[str] = frozenset()
+    env: Mapping[str, str] = field(default_factory=dict)
+    shell: Shell = "bash -c"
+    forwarded_port_lease_sec: int = 2
 
 
 def check_spec(spec: ContainerSpec, options: DaytonaOptions) -> list[str]:
@@ -52,7 +62,7 @@ def check_spec(spec: ContainerSpec, options: DaytonaOptions) -> list[str]:
         TaskError: The task's definition of its image is malformed.
         ConfigError: The TTL of its sandboxes is too short.
     """
-    warnings = list(plan_image(spec, options).warnings)
+    warnings = list(plan_image(spec, options.snapshot).warnings)
     if spec.mounts:
         copied = ", ".join(one.target for one in spec.mounts)
         warnings.append(f"{copied}: directories of this machine, copied into every sandbox when it starts")
@@ -70,9 +80,9 @@ def create_params(
     options: DaytonaOptions,
     plan: ImagePlan,
     *,
-    name: str,
     labels: Mapping[str, str],
     ttl_min: int,
+    directory: Path,
 ) -> CreateSandboxFromImageParams | CreateSandboxFromSnapshotParams:
     """Returns the SDK's parameters of a sandbox.
 
@@ -83,19 +93,23 @@ def create_params(
         spec: The task's container.
         options: The factory's options.
         plan: Its settled plan.
-        name: Its name.
         labels: Labels that name the owner.
         ttl_min: Minutes after which the service removes it, in any state, unless it is kept alive.
+        directory: The directory of the plan's files, empty where it has none.
     """
     from daytona import CreateSandboxFromImageParams, CreateSandboxFromSnapshotParams
 
     if plan.local is not None:
         raise ValueError(f"The plan for {spec.name} has not been settled.")
-    network = _settings(PUBLIC) if plan.builds_after_start else network_settings(spec.network, options)
+    network = (
+        network_settings(PUBLIC, DaytonaOptions())
+        if plan.builds_after_start
+        else network_settings(spec.network, options)
+    )
     common: dict[str, Any] = {
-        "name": name,
         "os_user": "root",  # root runs commands of other users as them
-        "env_vars": _variables(spec, options, plan),
+        # The sandbox's variables win over the image's; those of the options yield to the image's.
+        "env_vars": {name: value for name, value in options.env.items() if name not in plan.env} | dict(spec.env),
         "labels": dict(labels),
         "auto_stop_interval": ttl_min,
         "ttl_minutes": ttl_min,
@@ -104,7 +118,7 @@ def create_params(
     }
     if plan.snapshot is not None:
         return CreateSandboxFromSnapshotParams(snapshot=plan.snapshot, **common)
-    image = plan.image if plan.image is not None else _built_image(plan)
+    image = plan.image if plan.image is not None else _built_image(plan, directory)
     return CreateSandboxFromImageParams(image=image, resources=_resources(spec, options), **common)
 
 
@@ -127,24 +141,22 @@ def ttl_minutes(spec: ContainerSpec, options: DaytonaOptions) -> int:
     return options.ttl_min
 
 
-def network_settings(policy: NetworkPolicy, options: DaytonaOptions) -> NetworkSettings:
-    """Returns the service's settings for a task's `policy`.
+def network_settings(policy: NetworkPolicy, options: DaytonaOptions) -> dict[str, Any]:
+    """Returns the service's settings for a task's `policy`: arguments of the SDK's `update_network_settings`.
+
+    An empty list means no entries.
 
     Raises:
         UnsupportedTaskError: The service does not take the allow-list; with the entries and the reason.
     """
-    return _settings((options.network or policy).with_hosts(options.allowed_hosts))
-
-
-def _settings(policy: NetworkPolicy) -> NetworkSettings:
-    if policy == PUBLIC:
-        return NetworkSettings(network_block_all=False, network_allow_list="", domain_allow_list="")
-    if policy == NO_NETWORK or not policy.allowed_hosts:
-        return NetworkSettings(network_block_all=True, network_allow_list="", domain_allow_list="")
-    networks, domains = _split_hosts(policy)
-    return NetworkSettings(
-        network_block_all=False, network_allow_list=",".join(networks), domain_allow_list=",".join(domains)
-    )
+    policy = (options.network or policy).with_hosts(options.allowed_hosts)
+    is_blocked = policy != PUBLIC and (policy == NO_NETWORK or not policy.allowed_hosts)
+    networks, domains = ([], []) if is_blocked or policy == PUBLIC else _split_hosts(policy)
+    return {
+        "network_block_all": is_blocked,
+        "network_allow_list": ",".join(networks),
+        "domain_allow_list": ",".join(domains),
+    }
 
 
 def _split_hosts(policy: NetworkPolicy) -> tuple[list[str], list[str]]:
@@ -180,11 +192,6 @@ def _unsupported(what: str) -> UnsupportedTaskError:
         f"an allow-list of the Daytona service {what}. Use container=docker for this task, or play it under another "
         "network by container.network=no-network or public."
     )
-
-
-def _variables(spec: ContainerSpec, options: DaytonaOptions, plan: ImagePlan) -> dict[str, str]:
-    """Returns the sandbox's variables, which win over the image's; those of the options yield to the image's."""
-    return {name: value for name, value in options.env.items() if name not in plan.env} | dict(spec.env)
 
 
 def _resources(spec: ContainerSpec, options: DaytonaOptions) -> Resources | None:
@@ -229,17 +236,16 @@ def _resource_warnings(spec: ContainerSpec, options: DaytonaOptions) -> Iterator
             yield f"{key}={amount:g}: container=daytona gives whole GiB, {whole} here ({whole * _MB_PER_GIB} MB)"
 
 
-def _built_image(plan: ImagePlan) -> Image:
-    """Returns the SDK's image for a text and its files.
-
-    The SDK makes an image from a Dockerfile only by finding the files itself (see `image_context`), so its fields are
-    set here.
-    """
+def _built_image(plan: ImagePlan, directory: Path) -> Image:
+    """Returns the SDK's image for a text, and for its files, which the SDK finds beside it."""
     from daytona import Image
-    from daytona.common.image import Context
 
-    image = Image()
-    image._dockerfile = plan.dockerfile or ""
-    if plan.context is not None:
-        image._context_list = [Context(source_path=str(plan.context), archive_path=".")]
+    path = directory / f".ares_exp-{secrets.token_hex(8)}"
+    path.write_text(f"{plan.dockerfile}\n" if plan.layers else plan.dockerfile or "")
+    try:
+        image = Image.from_dockerfile(path, strict_context=True)
+    finally:
+        path.unlink()  # or `COPY .` would take it
+    for mount in plan.layers:
+        image = image.add_local_dir(mount.source, mount.target)
     return image

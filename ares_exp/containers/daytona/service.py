@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
+import itertools
 import math
+import os
 import random
 import threading
+import warnings
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ares_exp.backoff import backoff_sec
 from ares_exp.containers.daytona import failures
 from ares_exp.containers.daytona.credentials import Credentials
-from ares_exp.errors import ContainerDiedError, ContainerError, ContainerNotFoundError, ContainerServiceError
+from ares_exp.errors import ContainerDiedError, ContainerNotFoundError, ContainerServiceError
 
 if TYPE_CHECKING:
     from daytona import AsyncDaytona, AsyncSandbox
@@ -91,36 +93,27 @@ class DaytonaService:
         """
         from daytona import DaytonaError
 
-        loop, client = (
-            asyncio.get_running_loop(),
-            self.client,
-        )  # first: its imports take long
+        loop, client = asyncio.get_running_loop(), self.client  # first: its imports take long
         started = loop.time()
-        deadline = started + timeout_sec
-        last: ContainerError | None = None
-        tries = 0
-        while True:
-            tries += 1
-            timer = asyncio.timeout_at(deadline)
+        for tries in itertools.count(1):
+            timer = asyncio.timeout_at(started + timeout_sec)
             try:
                 async with timer:
                     return await request(client)
             except DaytonaError as error:
                 failure = failures.read(what, error)
-                last = failure.error
-                if not failure.passes or not (repeatable or failure.untouched):
-                    raise last from None
-                if failure.few_tries and tries >= FEW_TRIES:
-                    raise last from None
                 wait_sec = self._wait_sec(tries, failure)
+                may_pass = failure.passes and not (failure.few_tries and tries >= FEW_TRIES)
                 bound_sec = min(timeout_sec, unreachable_sec) if failure.never_connected else timeout_sec
-                if loop.time() + wait_sec >= started + bound_sec:
-                    raise last from None
+                is_late = loop.time() + wait_sec >= started + bound_sec
+                if is_late or not may_pass or not (repeatable or failure.untouched):
+                    raise failure.error from None
             except TimeoutError:
                 if not timer.expired():
                     raise
                 raise failures.unanswered(what, timeout_sec) from None
             await asyncio.sleep(wait_sec)
+        raise AssertionError("unreachable")
 
     async def is_gone(self, sandbox: AsyncSandbox, *, must_answer: bool = False) -> bool:
         """Returns whether a sandbox is gone or can run no more.
@@ -175,30 +168,19 @@ def has_ended(sandbox: AsyncSandbox) -> bool:
     return state_of(sandbox) in _ENDED
 
 
-class _NothingToRead:
-    """Replacement of the SDK's reader of variables and of `.env` files in the working directory.
-
-    Such a file may come from an agent, and could choose a region and send traces of all requests anywhere.
-    """
-
-    def get(self, _: str) -> None:
-        """Returns nothing: all settings are in `Credentials`."""
-
-    get_from_process_env = get_from_file = get
-
-
+# The SDK also looks for these in files named .env in the working directory, which may come from an agent, and which
+# could choose a region and send traces of all requests anywhere. A variable, also an empty one, wins over the files.
+_NOT_FROM_FILES = "API_KEY JWT_TOKEN ORGANIZATION_ID TARGET OTEL_ENABLED EXPERIMENTAL_OTEL_ENABLED HAPPY_EYEBALLS_DELAY"
 _connecting = threading.Lock()  # every loop has its service and its thread
 
 
 def _connect(credentials: Credentials) -> AsyncDaytona:
-    """Makes the client, without a limit on parallel requests, as every sandbox holds one open.
+    """Makes the client, without a limit on parallel requests, as every sandbox holds some open.
 
     It has no event stream either, which would take over Ctrl-C (`engineio` installs a SIGINT handler that stops the
     loop), and report every sandbox of the organisation. The SDK then polls a starting sandbox every second.
     """
-    from daytona import DaytonaConfig
-
-    sdk: Any = importlib.import_module("daytona._async.daytona")
+    from daytona import AsyncDaytona, DaytonaConfig
 
     config = DaytonaConfig(
         api_key=credentials.api_key,
@@ -207,15 +189,14 @@ def _connect(credentials: Credentials) -> AsyncDaytona:
         api_url=credentials.api_url,
         target=credentials.target,
         connection_pool_maxsize=None,
-        use_deprecated_polling=False,
+        use_deprecated_polling=True,
     )
-    with _connecting:
-        reader = sdk.DaytonaEnvReader
-        sdk.DaytonaEnvReader = _NothingToRead
+    with _connecting, warnings.catch_warnings(action="ignore"):  # of the polling, and of addresses in files
+        names = [f"DAYTONA_{name}" for name in _NOT_FROM_FILES.split()]
+        missing = [name for name in names if name not in os.environ]
+        os.environ.update(dict.fromkeys(missing, ""))
         try:
-            client: AsyncDaytona = sdk.AsyncDaytona(config)
+            return AsyncDaytona(config)
         finally:
-            sdk.DaytonaEnvReader = reader
-    if client._event_dispatcher is not None:
-        client._event_dispatcher._closed = True  # the constructor's task then ends
-    return client
+            for name in missing:
+                del os.environ[name]

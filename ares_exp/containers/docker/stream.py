@@ -26,8 +26,6 @@ class EngineStream:
     A `ChannelStream`.
     """
 
-    in_doubt = False
-
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, with_stderr: bool = False
     ) -> None:
@@ -66,9 +64,6 @@ class EngineStream:
         """
         self._writer.write(data)
         await self._writer.drain()
-
-    def rest(self) -> None:
-        """Does nothing: the stream does not poll."""
 
     def close(self) -> None:
         """Closes the connection; the engine closes the process's stdin."""

@@ -1,16 +1,15 @@
 """The files of the build context that a Dockerfile needs, and their transfer to the service's builder.
 
-The SDK can upload a context, but reads the files from literal `COPY` lines: it ignores `ADD`, variables, bind mounts
-and `.dockerignore`, and takes a source with a leading slash for a file of this machine. And its upload loses links and
-empty directories. Here the files are found as Docker finds them, and copied to a directory that the SDK uploads
-unchanged.
+The SDK uploads the sources of `COPY` lines: it ignores `ADD`, variables, bind mounts and `.dockerignore`, and takes a
+source with a leading slash for a file of this machine. And its upload loses links and empty directories. Here the files
+are found as Docker finds them, and copied to a directory, of which a line more makes the SDK upload all.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,6 +94,34 @@ def find_files(sources: list[LocalSource], context: Path) -> Mapping[str, Path]:
     return found
 
 
+def check_as_read_by_sdk(found: Sequence[Instruction]) -> None:
+    """Checks that the SDK finds no other local sources than those of the context.
+
+    Raises:
+        UnsupportedTaskError: With the line of an instruction of which it would.
+    """
+    for instruction in found:
+        sources = local_sources(instruction) if instruction.name == "COPY" else []
+        if sources and ("$" in instruction.value or any(source.pattern.startswith("/") for source in sources)):
+            raise UnsupportedTaskError(
+                f"the SDK takes variables and leading slashes in the sources of COPY otherwise, in line "
+                f"{instruction.line}"
+            )
+
+
+def as_read_by_sdk(text: str, found: Sequence[Instruction]) -> str:
+    """Returns the text with a stage that nobody uses, by which the SDK sends the whole directory, where that is needed.
+
+    It is for what needs files of the context and is no `COPY`, or is one with a here-document.
+    """
+    for instruction in found:
+        if local_sources(instruction) and (instruction.name != "COPY" or "<<" in instruction.value):
+            lines = text.splitlines(keepends=True)
+            first = next(one.line for one in found if one.name == "FROM") - 1
+            return "".join((*lines[:first], "FROM scratch AS ares-exp-context\nCOPY . /\n", *lines[first:]))
+    return text
+
+
 def _collect(name: str, path: Path, kept: set[Path] | None, found: dict[str, Path]) -> None:
     """Adds the file `path`, or the files below it, by their names in the context."""
     children = sorted(path.iterdir()) if path.is_dir() and not path.is_symlink() else []
@@ -135,17 +162,6 @@ def find_directory(directory: Path) -> Mapping[str, Path]:
     for child in sorted(directory.iterdir()):
         _collect(child.name, child, None, found)
     return found
-
-
-def link_files(files: Mapping[str, Path], directory: Path) -> None:
-    """As `copy_files`, of files that never change: without a copy where both are on one file system."""
-    for name in sorted(files):
-        target = directory / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            target.hardlink_to(files[name])
-        except OSError:
-            shutil.copy2(files[name], target)
 
 
 def copy_files(files: Mapping[str, Path], directory: Path) -> None:

@@ -13,8 +13,6 @@ The service keeps built images for a while, and reuses them for the same text an
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,11 +20,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ares_exp.containers.container import ContainerSpec, Mount
-from ares_exp.containers.daytona.sandbox_options import DaytonaOptions
 from ares_exp.containers.images.dockerfile_instructions import KNOWN, find_syntax, instructions, read_text
 from ares_exp.containers.images.dockerfile_reading import Base
 from ares_exp.containers.images.dockerfile_steps import RunInContainer, UploadToContainer, check_sources
-from ares_exp.containers.images.image_context import copy_files, find_directory, find_files, link_files, local_sources
+from ares_exp.containers.images.image_context import (
+    as_read_by_sdk,
+    check_as_read_by_sdk,
+    copy_files,
+    find_directory,
+    find_files,
+    local_sources,
+)
 from ares_exp.containers.images.image_rest import FinishedImage, do_rest, read_rest
 from ares_exp.errors import ContainerStartError, TaskError, UnsupportedTaskError
 
@@ -56,21 +60,19 @@ class ImagePlan:
 
     Attributes:
         snapshot, image, dockerfile: One of: a snapshot of the service, an image's name, a text to build.
-        context: A directory with exactly the files that the text needs; `None` if it needs no file.
         context_dir: The task's directory, where there is a Dockerfile.
         env: Variables that the Dockerfile sets; those of its base image are unknown here.
         workdir: Directory of the finished image; `None`: that of the base image or the snapshot.
         user: The user of commands; root if the base image or the snapshot decides.
-        local: The needed files, until `settle` decides how to transfer them.
+        local: The needed files, until `stored` or `after_start` decides how to transfer them.
         built_lines: Number of lines of the Dockerfile that the service builds; `apply` does the rest. `None`: all.
         warnings: Warnings for the user.
-        laid_in: Directories of the image that came from `ContainerSpec.mounts`.
+        layers: Directories of this machine that become layers of the image.
     """
 
     snapshot: str | None = None
     image: str | None = None
     dockerfile: str | None = None
-    context: Path | None = None
     context_dir: Path | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     workdir: str | None = None
@@ -78,75 +80,37 @@ class ImagePlan:
     local: LocalFiles | None = None
     built_lines: int | None = None
     warnings: tuple[str, ...] = ()
-    laid_in: frozenset[str] = frozenset()
+    layers: tuple[Mount, ...] = ()
 
     @property
     def builds_after_start(self) -> bool:
         """Whether `apply` has work to do, for which it needs a builder's network."""
         return self.built_lines is not None
 
-    def settle(self, directory: Path | None) -> ImagePlan:
-        """Returns the plan with the transfer of files decided: by the object store if possible. Blocking.
+    def stored(self, directory: Path, mounts: Sequence[Mount]) -> ImagePlan:
+        """Returns the plan in which the service builds everything, with what its object store can hold. Blocking.
 
-        Args:
-            directory: As for `with_object_store`; `None`: the service has no object store.
-
-        Raises:
-            UnsupportedTaskError: It needs an object store.
-        """
-        if self.local is None or directory is None or self.local.not_stored is not None:
-            return self.after_start()
-        return self.with_object_store(directory)
-
-    def with_object_store(self, directory: Path) -> ImagePlan:
-        """Returns the plan in which the service builds everything, with the needed files. Blocking.
+        Directories of this machine are then the last layers of the image, which the service keeps. Those that the
+        store would change are left out. All are where the Dockerfile takes files: `COPY .` would take these, too.
 
         Args:
             directory: An empty directory for copies of the files; has to stay until the sandbox is created.
+            mounts: The directories of this machine.
 
         Raises:
-            UnsupportedTaskError: The files cannot be uploaded unchanged.
-            ContainerStartError: They could not be copied.
+            UnsupportedTaskError: It needs files that the store would change, and cannot be finished after the start.
+            ContainerStartError: The files could not be copied.
         """
+        if self.dockerfile is None or (self.local is not None and self.local.not_stored is not None):
+            return self.after_start()
         if self.local is None:
-            return self
-        if self.local.not_stored is not None:
-            raise UnsupportedTaskError(f"{self._path}: {self.local.not_stored}. {_REMEDY}")
+            return replace(self, layers=tuple(mount for mount in mounts if _is_stored_unchanged(mount)))
         try:
             copy_files(self.local.files, directory)
         except OSError as error:
             raise ContainerStartError(f"The build context {self.context_dir} could not be read: {error}.") from error
-        return replace(self, context=directory, local=None)
-
-    def with_mounts(self, mounts: Sequence[Mount], directory: Path) -> ImagePlan:
-        """Returns the plan in which directories of this machine are layers of the image, the last ones. Blocking.
-
-        The service builds and keeps a layer for each digest. Those that its object store would change are left out. All
-        are where the service builds no image, or not all of it, and where the Dockerfile takes files of its context:
-        `COPY .` would take these, too.
-
-        Args:
-            mounts: The directories.
-            directory: An empty directory, which becomes the context; has to stay until the sandbox is created.
-
-        Raises:
-            ContainerStartError: They could not be read.
-        """
-        takes_files = self.local is not None or self.context is not None or self.builds_after_start
-        if self.dockerfile is None or takes_files:
-            return self
-        text, laid_in = self.dockerfile, set[str]()
-        for mount in mounts:
-            name = f".ares_exp-{hashlib.sha256(mount.digest.encode()).hexdigest()[:16]}"
-            try:
-                link_files(find_directory(mount.source), directory / name)
-            except UnsupportedTaskError:
-                continue
-            except OSError as error:
-                raise ContainerStartError(f"{mount.source} could not be read: {error}.") from error
-            text = f"{text.rstrip()}\nCOPY {json.dumps([f'{name}/', f'{mount.target}/'])}\n"
-            laid_in.add(mount.target)
-        return replace(self, dockerfile=text, context=directory, laid_in=frozenset(laid_in)) if laid_in else self
+        found = list(instructions(self.dockerfile))
+        return replace(self, dockerfile=as_read_by_sdk(self.dockerfile, found), local=None)
 
     def after_start(self) -> ImagePlan:
         """Returns the plan in which the service builds the lines before a needed file, and `apply` the rest.
@@ -161,6 +125,11 @@ class ImagePlan:
         built = self.local.first_line - 1
         text = "".join((self.dockerfile or "").splitlines(keepends=True)[:built])
         return replace(self, dockerfile=text, local=None, built_lines=built)
+
+    def with_kept_files(self, snapshot: str) -> ImagePlan:
+        """Returns the plan for a snapshot of the service that has the files of the finished image already."""
+        is_known = self.local is not None and self.local.not_after is not None
+        return replace(replace(self, local=None) if is_known else self.after_start(), snapshot=snapshot)
 
     async def apply(
         self, run: RunInContainer, upload: UploadToContainer, *, workdir: str, restored: bool = False
@@ -181,14 +150,13 @@ class ImagePlan:
             return FinishedImage({}, self.workdir or workdir, self.user)
         return await do_rest(self.context_dir, self.built_lines, run, upload, workdir=workdir, restored=restored)
 
-    @property
-    def _path(self) -> Path:
-        assert self.context_dir is not None
-        return self.context_dir / "Dockerfile"
 
-
-def plan_image(spec: ContainerSpec, options: DaytonaOptions) -> ImagePlan:
+def plan_image(spec: ContainerSpec, snapshot: str | None = None) -> ImagePlan:
     """Makes the image plan for `spec`. Blocking: reads the task's Dockerfile and lists its context.
+
+    Args:
+        spec: The task's container.
+        snapshot: A named snapshot of the service to start from, in place of the task's image.
 
     Raises:
         UnsupportedTaskError: It needs several services, or a feature of neither the service's builder nor a running
@@ -202,10 +170,10 @@ def plan_image(spec: ContainerSpec, options: DaytonaOptions) -> ImagePlan:
         )
     context = spec.context_dir
     has_dockerfile = context is not None and (context / "Dockerfile").is_file()
-    if options.snapshot is not None:
+    if snapshot is not None:
         ignored = spec.docker_image or (context / "Dockerfile" if context is not None and has_dockerfile else None)
-        warning = f"{spec.name}: {ignored} is not used: container.snapshot={options.snapshot} is"
-        return ImagePlan(snapshot=options.snapshot, warnings=(warning,) if ignored else ())
+        warning = f"{spec.name}: {ignored} is not used: container.snapshot={snapshot} is"
+        return ImagePlan(snapshot=snapshot, warnings=(warning,) if ignored else ())
     if spec.docker_image is not None:
         return _plan_for_image(spec.name, spec.docker_image)
     if context is None or not has_dockerfile:
@@ -218,6 +186,16 @@ def plan_image(spec: ContainerSpec, options: DaytonaOptions) -> ImagePlan:
         return _plan_for_dockerfile(context)
     except OSError as error:
         raise TaskError(f"The build context {context} could not be read: {error}.") from error
+
+
+def _is_stored_unchanged(mount: Mount) -> bool:
+    try:
+        find_directory(mount.source)
+    except UnsupportedTaskError:
+        return False
+    except OSError as error:
+        raise ContainerStartError(f"{mount.source} could not be read: {error}.") from error
+    return True
 
 
 def _plan_for_image(name: str, image: str) -> ImagePlan:
@@ -258,6 +236,7 @@ def _plan_for_dockerfile(context: Path) -> ImagePlan:
     first = sources[0].line
     try:
         files = find_files(sources, context)
+        check_as_read_by_sdk(found)
     except UnsupportedTaskError as error:
         not_stored = f"its files cannot go through the service's object store: {error}"
     try:

@@ -58,8 +58,6 @@ def _open_fifo(path: Path, *, readers: contextlib.ExitStack, writers: contextlib
 class FifoStream:
     """A `ChannelStream` over our ends of a pair of FIFOs. One reader and one writer at a time."""
 
-    in_doubt = False
-
     def __init__(self, *, reader: int, writer: int) -> None:
         """Takes over two descriptors in non-blocking mode."""
         self._reader = reader
@@ -90,9 +88,6 @@ class FifoStream:
                 rest = rest[os.write(self._writer, rest) :]
             except BlockingIOError:
                 await self._ready(self._loop.add_writer, self._loop.remove_writer, self._writer)
-
-    def rest(self) -> None:
-        """Does nothing: the stream does not poll."""
 
     def close(self) -> None:
         """Closes the stream in both directions; waiting callers get an `OSError`. Idempotent."""

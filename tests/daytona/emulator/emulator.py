@@ -17,7 +17,8 @@ from tests.daytona.emulator.files import HalfSent
 from tests.daytona.emulator.sandbox import Sandbox, Snapshot
 from tests.daytona.emulator.sandboxes import DEFAULT_SNAPSHOT, Sandboxes
 from tests.daytona.emulator.server import Api
-from tests.daytona.emulator.toolbox import MAX_ARGUMENT_BYTES, Toolbox
+from tests.daytona.emulator.terminals import Traffic
+from tests.daytona.emulator.toolbox import Toolbox
 from tests.daytona.emulator.wire import BODY, HALF, InvalidMessage, Refusal, Request, body_of
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -36,10 +37,8 @@ class Emulator:
             context at its end.
         faults: What it does wrong.
         page_size: Bound on the sandboxes and snapshots in one answer.
-        max_command_bytes: Length from which commands fail, as they do with a daemon that passes them as an argument;
-            `None`: never, as with one that passes them by stdin.
+        traffic: How the messages of terminals fare.
         patience: Seconds for which an answer about a sandbox waits for the end of what has started with it.
-        can_fork: Whether sandboxes can be forked; the service's containers cannot, its virtual machines can.
     """
 
     def __init__(self, *, box: Backend = "local", image: str | None = None, port: int = 0) -> None:
@@ -56,9 +55,9 @@ class Emulator:
         self.invalid: list[str] = []
         self.faults = Faults()
         self.page_size = 3
-        self.max_command_bytes: int | None = MAX_ARGUMENT_BYTES
+        self.traffic = Traffic()
+        self.traffic.input_passes.set()
         self.patience = 0.5
-        self.can_fork = True
         self._boxes = Boxes(box)
         self.service = Sandboxes(self._boxes)
         text = f"FROM {image or 'debian:bookworm-slim'}\n"
@@ -158,13 +157,11 @@ class Emulator:
             return _faulty(fault, request)
         if fault.kind == "drop":
             raise _Cut
-        if fault.kind == "endless":
-            await _send_without_end(request)
         if fault.kind == "slow":
             await asyncio.sleep(fault.seconds)
         if fault.kind == "half":
             request[HALF] = True
-        if fault.kind == "lost" and (asked := self.service.get(request.match_info.get("id", ""))) is not None:
+        if fault.kind == "lost" and (asked := self._asked(request)) is not None:
             self.service.lose(asked)
         response = await self._serve(request, handler)
         if fault.kind == "status_after":
@@ -174,6 +171,10 @@ class Emulator:
         if fault.kind == "half":
             await _send_half(request, response)
         return response
+
+    def _asked(self, request: web.Request) -> Sandbox | None:
+        asked = request.match_info.get("id", "")
+        return self.sandboxes.get(asked) or self.service.by_name.get(asked)
 
     async def _serve(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         if request.headers.get("Authorization") != f"Bearer {self.api_key}":
@@ -225,20 +226,6 @@ def _faulty(fault: Fault, request: web.Request) -> web.Response:
     if fault.retry_after is not None:
         response.headers["Retry-After"] = str(fault.retry_after)
     return response
-
-
-async def _send_without_end(request: web.Request) -> None:
-    """Sends until the client has gone.
-
-    Raises:
-        _Cut: Always.
-    """
-    response = web.StreamResponse(headers={"Content-Type": "application/json"})
-    with contextlib.suppress(OSError):
-        await response.prepare(request)
-        while True:
-            await response.write(b" " * 65536)
-    raise _Cut
 
 
 async def _send_half(request: web.Request, response: web.StreamResponse) -> None:

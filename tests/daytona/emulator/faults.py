@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-FaultKind = Literal["status", "status_after", "drop", "drop_after", "slow", "half", "lost", "endless"]
+FaultKind = Literal["status", "status_after", "drop", "drop_after", "slow", "half", "lost"]
 
 
 @dataclass(eq=False)
@@ -19,8 +19,7 @@ class Fault:
             it had failed. `drop`: the connection is cut before anything is done. `drop_after`: after it was done,
             without an answer. `slow`: everything starts `seconds` later. `half`: half of the answer's body arrives,
             then the connection is cut (of a download: half of its first file). `lost`: the sandbox that is asked dies
-            first; the request then fares as it does with a dead one. `endless`: nothing is done, and the answer never
-            ends.
+            first; the request then fares as it does with a dead one.
         method: HTTP method; `None`: any.
         path: Regular expression searched in the path, which is without query.
         times: How often, counted in requests; `None`: always.

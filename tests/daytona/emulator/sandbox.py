@@ -9,7 +9,6 @@ from typing import Any
 
 from ares_exp.containers.terminal import Terminal
 from tests.daytona.emulator.boxes import Box, Source
-from tests.daytona.emulator.sessions import Session
 from tests.daytona.emulator.wire import now_text
 
 DEFAULT_USER = "daytona"
@@ -34,7 +33,7 @@ class Sandbox:
         auto_stop, auto_delete, ttl: Minutes.
         last_activity: Loop time.
         blocked, allow_list, domains: Its network.
-        sessions: What `process/session` made.
+        terminals: By name.
     """
 
     id: str
@@ -63,7 +62,6 @@ class Sandbox:
     idle: asyncio.TimerHandle | None = None
     dies: asyncio.Event = field(default_factory=asyncio.Event)
     life: asyncio.Task[None] | None = None
-    sessions: dict[str, Session] = field(default_factory=dict)
     terminals: dict[str, Terminal] = field(default_factory=dict)
 
     @property

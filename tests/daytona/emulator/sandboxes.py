@@ -3,33 +3,91 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
+import datetime
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
 from ares_exp.errors import AresExpError
 from tests.daytona.emulator.boxes import Box, Boxes, Demand, Source
-from tests.daytona.emulator.deadlines import Deadlines
-from tests.daytona.emulator.registry import Registry
 from tests.daytona.emulator.sandbox import GONE, Sandbox, Snapshot, requested
-from tests.daytona.emulator.wire import Refusal, now_text
+from tests.daytona.emulator.wire import Refusal, now_text, time_text
 
 DEFAULT_SNAPSHOT = "daytona-small"
 _UPGRADE = "To increase concurrency limits, upgrade your organization's Tier by visiting the dashboard."
 
 
-class Sandboxes(Registry):
+class Deadlines:
+    """The timers of all sandboxes.
+
+    Attributes:
+        minute: Seconds in a minute of the service; what is set from now on is counted in it.
+    """
+
+    def __init__(self, *, stop: Callable[[Sandbox], None], delete: Callable[[Sandbox], None]) -> None:
+        """Args: stop, delete: What ends a sandbox."""
+        self.minute = 60.0
+        self._stop, self._delete = stop, delete
+
+    def note_activity(self, sandbox: Sandbox) -> None:
+        """Puts its auto-stop off."""
+        sandbox.last_activity = asyncio.get_running_loop().time()
+        sandbox.last_activity_at = now_text()
+
+    def set_ttl(self, sandbox: Sandbox, minutes: int) -> None:
+        """Minutes from now until it is removed, whatever its state; 0: never."""
+        sandbox.ttl = minutes
+        _cancel(sandbox.expiry)
+        sandbox.expiry = sandbox.destroy_at = None
+        if minutes > 0:
+            seconds = minutes * self.minute
+            sandbox.expiry = asyncio.get_running_loop().call_later(seconds, self._delete, sandbox)
+            when = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)
+            sandbox.destroy_at = time_text(when)
+
+    def watch(self, sandbox: Sandbox) -> None:
+        """Stops it when it has been idle for long enough, or looks again when it may have been."""
+        self.cancel_idle(sandbox)
+        if sandbox.auto_stop <= 0 or sandbox.state != "started":
+            return
+        loop = asyncio.get_running_loop()
+        due = sandbox.last_activity + sandbox.auto_stop * self.minute
+        if due <= loop.time():
+            self._stop(sandbox)
+        else:
+            sandbox.idle = loop.call_at(due, self.watch, sandbox)
+
+    def cancel_idle(self, sandbox: Sandbox) -> None:
+        """Whatever it does or does not do from now on ends it not."""
+        _cancel(sandbox.idle)
+        sandbox.idle = None
+
+    def cancel(self, sandbox: Sandbox) -> None:
+        """Forgets its timers."""
+        self.cancel_idle(sandbox)
+        _cancel(sandbox.expiry)
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
+
+
+class Sandboxes:
     """All of them.
 
     Attributes:
+        by_id: In the order of their creation.
+        by_name: Those that are not being destroyed.
         snapshots: By name.
         deadlines: What ends them by and by.
         max_count: Quota; `None`: none.
     """
 
     def __init__(self, boxes: Boxes) -> None:
-        super().__init__()
+        self.by_id: dict[str, Sandbox] = {}
+        self.by_name: dict[str, Sandbox] = {}
+        self._count = 0
         self.snapshots: dict[str, Snapshot] = {}
         self.deadlines = Deadlines(stop=self.stop, delete=self.delete)
         self.max_count: int | None = None
@@ -58,44 +116,23 @@ class Sandboxes(Registry):
             source = base.source
         self._check_room(name)
         sandbox = requested(params, source, base)
-        self._enter(sandbox, params.get("labels") or {})
+        self._count += 1
+        sandbox.number, sandbox.labels = self._count, params.get("labels") or {}
+        self.by_id[sandbox.id] = self.by_name[sandbox.name] = sandbox
+        self.deadlines.set_ttl(sandbox, sandbox.ttl)
         sandbox.life = self._launch(self._start(sandbox))
         return sandbox
 
-    def fork(self, origin: Sandbox, name: str | None) -> Sandbox:
-        """Starts to make one with the files that `origin` has now, and its settings but for the TTL.
+    def find(self, id_or_name: str) -> Sandbox:
+        """The sandbox of that id or name.
 
         Raises:
-            Refusal: It does not run, or the name is taken.
+            Refusal: There is none.
         """
-        box = self.running(origin, "Sandbox must be in started state to fork")
-        self._check_room(name)
-        fresh = str(uuid.uuid4())
-        copy = replace(
-            origin,
-            id=fresh,
-            name=name or fresh,
-            labels={},
-            ttl=0,
-            state="creating",
-            box=None,
-            created_at=now_text(),
-            destroy_at=None,
-            expiry=None,
-            idle=None,
-            dies=asyncio.Event(),
-            life=None,
-            sessions={},
-            terminals={},
-        )
-        self._enter(copy, dict(origin.labels))
-
-        async def make() -> None:
-            copy.source = replace(origin.source, changes=await box.changes(self._boxes.objects))
-            await self._start(copy)
-
-        copy.life = self._launch(self._guard(copy, make))
-        return copy
+        found = self.by_id.get(id_or_name) or self.by_name.get(id_or_name)
+        if found is None:
+            raise Refusal(404, f"Sandbox with ID or name {id_or_name} not found")
+        return found
 
     def take_snapshot(self, origin: Sandbox, name: str) -> None:
         """Starts to keep the files that `origin` has now under a name.
@@ -133,49 +170,22 @@ class Sandboxes(Registry):
             raise Refusal(400, otherwise)
         return sandbox.box
 
-    def start(self, sandbox: Sandbox) -> None:
-        """Starts to start one that was stopped.
-
-        Raises:
-            Refusal: It is in no state for that.
-        """
-        if sandbox.state == "started":
-            return
-        if sandbox.state != "stopped":
-            raise Refusal(400, f"Sandbox is not in valid state: {sandbox.state}")
-        sandbox.state = "starting"
-        sandbox.dies = asyncio.Event()
-        sandbox.life = self._launch(self._start(sandbox))
-
     def stop(self, sandbox: Sandbox) -> None:
-        """Starts to stop one; its files stay, unless it is to be deleted with that.
-
-        Raises:
-            Refusal: It does not run.
-        """
-        box = self.running(sandbox, "Sandbox is not started")
+        """Ends one that was idle for too long, which is then deleted if it asked for that."""
         if sandbox.auto_delete == 0:
             self.delete(sandbox)
-            return
-        sandbox.state = "stopping"
-        sandbox.dies.set()
-
-        async def make() -> None:
-            sandbox.source = replace(sandbox.source, changes=await box.changes(self._boxes.objects))
-            await self._end(sandbox)
-            if sandbox.state == "stopping":
-                sandbox.state = "stopped"
-                self.deadlines.start_stopped(sandbox)
-
-        self.deadlines.cancel_idle(sandbox)
-        sandbox.life = self._launch(self._guard(sandbox, make))
+        else:
+            self.lose(sandbox, "stopped")
 
     def delete(self, sandbox: Sandbox) -> None:
         """Starts to remove one. Its name is free at once."""
         if sandbox.state in GONE:
             return
         sandbox.state = "destroying"
-        self._leave(sandbox)
+        sandbox.dies.set()
+        self.deadlines.cancel(sandbox)
+        if self.by_name.get(sandbox.name) is sandbox:
+            del self.by_name[sandbox.name]
         before = sandbox.life
 
         async def make() -> None:
@@ -220,15 +230,6 @@ class Sandboxes(Registry):
         if self.max_count is not None and len(self.by_name) >= self.max_count:
             raise Refusal(400, f"Total CPU limit exceeded. Maximum allowed: {self.max_count}.\n{_UPGRADE}")
 
-    def _enter(self, sandbox: Sandbox, labels: dict[str, str]) -> None:
-        self.add(sandbox, labels)
-        self.deadlines.set_ttl(sandbox, sandbox.ttl)
-
-    def _leave(self, sandbox: Sandbox) -> None:
-        sandbox.dies.set()
-        self.deadlines.cancel(sandbox)
-        self.hide(sandbox)
-
     async def _start(self, sandbox: Sandbox) -> None:
         env = sandbox.params.get("env") or {}
         asked = (sandbox.params.get(key) for key in ("cpu", "memory", "disk"))
@@ -247,9 +248,6 @@ class Sandboxes(Registry):
 
     async def _end(self, sandbox: Sandbox) -> None:
         """Ends what runs of it."""
-        sessions, sandbox.sessions = sandbox.sessions, {}
-        for session in sessions.values():
-            session.stream.close()
         terminals, sandbox.terminals = sandbox.terminals, {}
         for terminal in terminals.values():
             await terminal.close()

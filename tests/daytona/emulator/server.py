@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 from daytona_api_client_async import models
 
-from tests.daytona.emulator.boxes import Source, is_unknown
 from tests.daytona.emulator.sandbox import GONE, Sandbox, Snapshot
-from tests.daytona.emulator.sandboxes import source_of
 from tests.daytona.emulator.wire import Refusal, answer, received
 
 if TYPE_CHECKING:
@@ -32,19 +30,12 @@ class Api:
             web.get("/api/sandbox", self.list),
             web.get(one, self.get),
             web.delete(one, self.delete),
-            web.put(one + "/labels", self.labels),
-            web.post(one + "/start", self.start),
-            web.post(one + "/stop", self.stop),
-            web.post(one + "/fork", self.fork),
             web.post(one + "/snapshot", self.snapshot),
             web.post(one + "/last-activity", self.last_activity),
             web.post(one + "/network-settings", self.network_settings),
-            web.post(one + "/autostop/{minutes}", self.auto_stop),
-            web.post(one + "/autodelete/{minutes}", self.auto_delete),
             web.post(one + "/ttl/{minutes}", self.ttl),
             web.get(one + "/toolbox-proxy-url", self.toolbox_proxy_url),
             web.get("/api/snapshots", self.list_snapshots),
-            web.post("/api/snapshots", self.create_snapshot),
             web.get("/api/snapshots/{id}", self.get_snapshot),
             web.delete("/api/snapshots/{id}", self.delete_snapshot),
             web.post("/api/snapshots/{id}/activate", self.activate_snapshot),
@@ -62,7 +53,7 @@ class Api:
         after = int(query.get("cursor") or 0)
         found = [
             sandbox
-            for sandbox in self._sandboxes.with_labels(labels).values()
+            for sandbox in self._sandboxes.by_id.values()
             if sandbox.number > after
             and sandbox.state not in GONE
             and labels.items() <= sandbox.labels.items()
@@ -85,28 +76,6 @@ class Api:
         self._sandboxes.delete(sandbox)
         return self._shown(sandbox)
 
-    async def labels(self, request: web.Request) -> web.Response:
-        labels = (await received(request, models.SandboxLabels))["labels"]
-        self._sandboxes.set_labels(self._asked(request), labels)
-        return answer(models.SandboxLabels, {"labels": labels})
-
-    async def start(self, request: web.Request) -> web.Response:
-        sandbox = self._asked(request)
-        self._sandboxes.start(sandbox)
-        return self._shown(sandbox)
-
-    async def stop(self, request: web.Request) -> web.Response:
-        sandbox = self._asked(request)
-        self._sandboxes.stop(sandbox)
-        return self._shown(sandbox)
-
-    async def fork(self, request: web.Request) -> web.Response:
-        asked = await received(request, models.ForkSandbox)
-        origin = self._asked(request)
-        if not self._emulator.can_fork:
-            raise Refusal(422, "Forking is not supported for this sandbox")
-        return self._shown(self._sandboxes.fork(origin, asked.get("name")))
-
     async def snapshot(self, request: web.Request) -> web.Response:
         asked = await received(request, models.CreateSandboxSnapshot)
         sandbox = self._asked(request)
@@ -127,16 +96,6 @@ class Api:
         await box.set_network(blocked=sandbox.is_cut_off)
         return self._shown(sandbox)
 
-    async def auto_stop(self, request: web.Request) -> web.Response:
-        sandbox = self._asked(request)
-        self._sandboxes.deadlines.set_auto_stop(sandbox, _minutes(request))
-        return self._shown(sandbox)
-
-    async def auto_delete(self, request: web.Request) -> web.Response:
-        sandbox = self._asked(request)
-        sandbox.auto_delete = _minutes(request)
-        return self._shown(sandbox)
-
     async def ttl(self, request: web.Request) -> web.Response:
         sandbox = self._asked(request)
         self._sandboxes.deadlines.set_ttl(sandbox, _minutes(request))
@@ -155,20 +114,6 @@ class Api:
         return answer(
             models.PaginatedSnapshots, {"items": items, "total": len(found), "page": page, "totalPages": pages}
         )
-
-    async def create_snapshot(self, request: web.Request) -> web.Response:
-        asked = await received(request, models.CreateSnapshot)
-        name, build = asked["name"], asked.get("buildInfo")
-        if name in self._sandboxes.snapshots:
-            raise Refusal(409, f'Snapshot with name "{name}" already exists for this organization')
-        source = source_of(build) if build else Source(f"FROM {asked['imageName']}\n")
-        cpu, memory, disk = (asked.get(key) or least for key, least in (("cpu", 1), ("memory", 1), ("disk", 3)))
-        snapshot = Snapshot(name, source, cpu, memory, disk)
-        self._sandboxes.snapshots[name] = snapshot
-        started = answer(models.SnapshotDto, {**snapshot.shown(), "state": "building"})
-        if is_unknown(source):
-            snapshot.state, snapshot.error_reason = "build_failed", "failed to pull the image: not found"
-        return started
 
     async def get_snapshot(self, request: web.Request) -> web.Response:
         return answer(models.SnapshotDto, self._snapshot(request).shown())

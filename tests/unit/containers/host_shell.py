@@ -19,8 +19,6 @@ from ares_exp.containers.container import Shell, User
 class HostShell:
     """One `sh` process at the other end of a socket pair."""
 
-    in_doubt = False
-
     def __init__(
         self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
@@ -34,8 +32,6 @@ class HostShell:
     async def write(self, data: bytes) -> None:
         self._writer.write(data)
         await self._writer.drain()
-
-    def rest(self) -> None: ...
 
     def close(self) -> None:
         self._writer.close()
