@@ -171,9 +171,8 @@ def _bounded(
 def _links_to_a_file(member: tarfile.TarInfo, target: Path) -> bool:
     """Returns whether the member is a hard link to a file unpacked before it."""
     to = PurePosixPath(member.linkname)
-    if not member.islnk() or to.is_absolute() or ".." in to.parts:
-        return False
-    return (target / to).is_file() and not (target / to).is_symlink()
+    is_inside = member.islnk() and not to.is_absolute() and ".." not in to.parts
+    return is_inside and (target / to).is_file() and not (target / to).is_symlink()
 
 
 def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:

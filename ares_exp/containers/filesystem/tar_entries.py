@@ -223,12 +223,14 @@ class _Reader:
             return replace(entry, mode=0, target=member.linkname)
         if kind == "fifo":
             return entry
-        xattrs = {
-            name.removeprefix(_XATTR): value.encode("utf-8", "surrogateescape")
-            for name, value in member.pax_headers.items()
-            if name.startswith(_XATTR) and is_kept_xattr(name.removeprefix(_XATTR))
-        }
-        return replace(entry, xattrs=xattrs)
+        return replace(
+            entry,
+            xattrs={
+                name.removeprefix(_XATTR): value.encode("utf-8", "surrogateescape")
+                for name, value in member.pax_headers.items()
+                if name.startswith(_XATTR) and is_kept_xattr(name.removeprefix(_XATTR))
+            },
+        )
 
     def _with_content(
         self, entry: Entry, path: str, archive: tarfile.TarFile, member: tarfile.TarInfo, pool: Executor

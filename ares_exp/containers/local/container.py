@@ -174,8 +174,12 @@ class LocalContainer(Container):
             raise ContainerStartError(
                 f"The local container of {self._spec.name} was stopped while it was being started."
             )
-        root = None if self._user in ROOT_NAMES else "root"
-        self._channels = CommandRunner(self._open_shell, workdir=self._workdir, shell=self._shell, root=root)
+        self._channels = CommandRunner(
+            self._open_shell,
+            workdir=self._workdir,
+            shell=self._shell,
+            root=None if self._user in ROOT_NAMES else "root",
+        )
 
     def _prepare(self, directory: Path, *, is_readable: bool) -> list[str]:
         """Creates what the container starts with. Returns the arguments of `bwrap` that mount its files."""

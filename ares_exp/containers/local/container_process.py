@@ -200,8 +200,7 @@ class ContainerProcess:
             )
             ours.callback(process.wait)
             ours.callback(process.kill)
-            control = FifoStream(reader=answers, writer=requests_in)
-            started = cls(process, control, how)
+            started = cls(process, FifoStream(reader=answers, writer=requests_in), how)
             ours.pop_all()  # now owned by the process object
             return started
 

@@ -92,10 +92,9 @@ class LocalContainerFactory(ContainerFactoryBase):
         """Makes a container for `spec`, not started yet."""
         if self._host is not None:
             return self._host(spec)
-        may_share = self._network == "public"
         return LocalContainer(
             spec,
-            share_network=may_share and spec.networks == {PUBLIC},
+            share_network=self._network == "public" and spec.networks == {PUBLIC},
             build_network=self._network != "no-network",
             shell=self._shell,
             pids_limit=self._pids_limit,

@@ -166,9 +166,7 @@ def task_directories(spec: ContainerSpec, dockerfile: Dockerfile | None) -> list
 
 def is_occupied(path: str) -> bool:
     """Returns whether a path exists and is not an empty directory."""
-    if not os.path.lexists(path):
-        return False
-    return not stat.S_ISDIR(os.lstat(path).st_mode) or any(Path(path).iterdir())
+    return os.path.lexists(path) and (not stat.S_ISDIR(os.lstat(path).st_mode) or any(Path(path).iterdir()))
 
 
 def _first_missing(path: str) -> str:
