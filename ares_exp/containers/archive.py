@@ -210,11 +210,11 @@ def _make_symlink(member: tarfile.TarInfo, target: Path) -> bool:
     path.parent.mkdir(parents=True, exist_ok=True)
     in_real_directory = path.parent.resolve() == target.resolve() / name.parent
     relative = not PurePosixPath(member.linkname).is_absolute()
-    if relative and ".." not in parts[ups:] and ups < len(name.parts) and in_real_directory:
+    stays_inside = relative and ".." not in parts[ups:] and ups < len(name.parts) and in_real_directory
+    if stays_inside:
         remove(path)
         path.symlink_to(member.linkname)
-        return True
-    return False
+    return stays_inside
 
 
 def _move(new: Path, target: Path) -> None:

@@ -15,6 +15,7 @@ from ares_exp.containers.filesystem.delta import (
     MAX_MTIME_NS,
     MAX_NAME_BYTES,
     MAX_PATH_BYTES,
+    ChunkWriter,
     DeltaLimits,
     Entry,
     EntryKind,
@@ -23,7 +24,6 @@ from ares_exp.containers.filesystem.delta import (
     link_number,
     sorted_by_path,
 )
-from ares_exp.containers.filesystem.file_chunks import ChunkWriter
 from ares_exp.containers.filesystem.stored_objects import CHUNK_BYTES, ObjectStore
 from ares_exp.errors import CaptureError
 from ares_exp.records.secrets import KnownSecrets
