@@ -171,9 +171,8 @@ def _bounded(
 def _links_to_a_file(member: tarfile.TarInfo, target: Path) -> bool:
     """Returns whether the member is a hard link to a file unpacked before it."""
     to = PurePosixPath(member.linkname)
-    if not member.islnk() or to.is_absolute() or ".." in to.parts:
-        return False
-    return (target / to).is_file() and not (target / to).is_symlink()
+    is_inside = member.islnk() and not to.is_absolute() and ".." not in to.parts
+    return is_inside and (target / to).is_file() and not (target / to).is_symlink()
 
 
 def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
@@ -211,11 +210,11 @@ def _make_symlink(member: tarfile.TarInfo, target: Path) -> bool:
     path.parent.mkdir(parents=True, exist_ok=True)
     in_real_directory = path.parent.resolve() == target.resolve() / name.parent
     relative = not PurePosixPath(member.linkname).is_absolute()
-    if relative and ".." not in parts[ups:] and ups < len(name.parts) and in_real_directory:
+    stays_inside = relative and ".." not in parts[ups:] and ups < len(name.parts) and in_real_directory
+    if stays_inside:
         remove(path)
         path.symlink_to(member.linkname)
-        return True
-    return False
+    return stays_inside
 
 
 def _move(new: Path, target: Path) -> None:

@@ -40,8 +40,6 @@ _CHUNK_BYTES = 64 * 1024
 _RESOLVERS = 8
 _logger = logging.getLogger(__name__)
 
-Resolve = Callable[[str], Awaitable[Sequence[IPAddress]]]
-
 MAX_HEAD_BYTES = 32 * 1024
 _REQUEST_LINE = re.compile(r"([A-Z]{1,20}) (\S+) HTTP/1\.[01]")
 _HOST = r"(?P<host>[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])"
@@ -72,7 +70,7 @@ class EgressProxy:
         policy: NetworkPolicy,
         *,
         known_hosts: Mapping[str, IPAddress] | None = None,
-        resolve: Resolve = resolve_name,
+        resolve: Callable[[str], Awaitable[Sequence[IPAddress]]] = resolve_name,
         idle_timeout_sec: float = IDLE_TIMEOUT_SEC,
         head_timeout_sec: float = HEAD_TIMEOUT_SEC,
     ) -> None:
@@ -202,13 +200,12 @@ class EgressProxy:
         far_writer: asyncio.StreamWriter,
     ) -> None:
         """Copies bytes both ways until the far side ends; the near side may end its half earlier."""
-        clock = asyncio.get_running_loop().time
         async with asyncio.timeout(self._idle_timeout_sec) as idle:
 
             async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
                 while data := await reader.read(_CHUNK_BYTES):
                     if not idle.expired():
-                        idle.reschedule(clock() + self._idle_timeout_sec)
+                        idle.reschedule(asyncio.get_running_loop().time() + self._idle_timeout_sec)
                     writer.write(data)
                     await writer.drain()
 

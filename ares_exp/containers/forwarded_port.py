@@ -130,12 +130,9 @@ class ForwardedPorts:
 _SHORT_OF_DESCRIPTORS_SEC = 0.5
 _logger = logging.getLogger(__name__)
 
-Listen = Callable[[tuple[str, int]], socket.socket]
-"""Opens a socket that listens at an address. Blocking; raises `OSError`."""
 
-
-def listen_at_free_port(listen: Listen, port: int) -> socket.socket:
-    """Listens at `port` of the loopback, or at one of the next. Blocking.
+def listen_at_free_port(listen: Callable[[tuple[str, int]], socket.socket], port: int) -> socket.socket:
+    """Listens at `port` of the loopback, or at one of the next, by `listen`, which raises `OSError`. Blocking.
 
     Raises:
         PortForwardingError: All of them are taken.

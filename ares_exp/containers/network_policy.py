@@ -95,6 +95,5 @@ def _address(text: str) -> str | None:
 
 def _dns_name(text: str) -> str | None:
     name = text.removeprefix("*.")
-    if len(name) > _MAX_NAME or (name != text and _address(name)):
-        return None
-    return text if all(_LABEL.fullmatch(label) for label in name.split(".")) else None
+    fits = len(name) <= _MAX_NAME and not (name != text and _address(name))
+    return text if fits and all(_LABEL.fullmatch(label) for label in name.split(".")) else None

@@ -24,7 +24,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -177,17 +177,14 @@ def _namespace() -> str:
     """Returns an id of the pid and time namespaces of this process."""
     if not _IS_LINUX:
         return sys.platform
-    spaces = [path for path in (Path("/proc/self/ns/pid"), Path("/proc/self/ns/time")) if path.is_symlink()]
-    try:
-        return " ".join(str(path.readlink()) for path in spaces)
-    except OSError:
-        return ""
+    spaces = (Path("/proc/self/ns/pid"), Path("/proc/self/ns/time"))
+    with suppress(OSError):
+        return " ".join(str(path.readlink()) for path in spaces if path.is_symlink())
+    return ""
 
 
 def _boot() -> str:
-    if not _IS_LINUX:
-        return _ask("sysctl", "-n", "kern.bootsessionuuid")
-    return _read("/proc/sys/kernel/random/boot_id")
+    return _read("/proc/sys/kernel/random/boot_id") if _IS_LINUX else _ask("sysctl", "-n", "kern.bootsessionuuid")
 
 
 def _machine() -> str:

@@ -274,12 +274,12 @@ class BoundedOutput:
         if len(self._tail) > 2 * self._tail_limit + 65536:  # rarely, so that the copying stays linear
             del self._tail[: len(self._tail) - self._tail_limit]
 
-    def text(self) -> str:
-        """Returns head and tail, decoded as UTF-8; invalid bytes become U+FFFD."""
+    def text(self, between: str = "") -> str:
+        """Returns head and tail, decoded as UTF-8; invalid bytes become U+FFFD. `between` stands for dropped bytes."""
         if self._total <= self._limit:
             return (self._head + self._tail).decode("utf-8", "replace")
         tail = self._tail[max(0, len(self._tail) - self._tail_limit) :]
-        return self._head.decode("utf-8", "replace") + tail.decode("utf-8", "replace")
+        return f"{self._head.decode('utf-8', 'replace')}{between}{tail.decode('utf-8', 'replace')}"
 
 
 class StreamLostError(OSError):

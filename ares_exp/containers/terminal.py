@@ -10,9 +10,10 @@ from typing import Protocol, runtime_checkable
 
 from ares_exp.cancellation import happened
 from ares_exp.containers.container import User
+from ares_exp.containers.shell_channel import BoundedOutput
 
 TERM = "xterm-256color"
-MAX_OUTPUT_CHARS = 128 * 1024
+KEPT_BYTES = 128 * 1024
 """Bound on what is kept of the output between two readings, half from the head, half from the tail."""
 
 PROMPT_SEC = 2.0
@@ -72,7 +73,7 @@ class TerminalSession:
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._head, self._tail, self._elided = "", "", 0
+        self._output = BoundedOutput(KEPT_BYTES)
         self._printed = asyncio.Event()
         self._ended = asyncio.Event()
         self._reading = asyncio.create_task(self._read())
@@ -102,24 +103,11 @@ class TerminalSession:
     async def _read(self) -> None:
         with suppress(OSError):
             while data := await self._terminal.read():
-                self._keep(self._decoder.decode(data))
+                self._output.add(self._decoder.decode(data).encode())
+                self._printed.set()
         self._printed.set()
         self._ended.set()
 
-    def _keep(self, text: str) -> None:
-        self._printed.set()
-        half = MAX_OUTPUT_CHARS // 2
-        room = half - len(self._head)
-        self._head += text[:room]
-        self._tail += text[room:]
-        if len(self._tail) > 2 * half:
-            self._elided += len(self._tail) - half
-            self._tail = self._tail[-half:]
-
     def _take(self) -> str:
-        half = MAX_OUTPUT_CHARS // 2
-        elided, tail = self._elided + max(0, len(self._tail) - half), self._tail[-half:]
-        between = f"\r\n[{elided} characters left out]\r\n" if elided else ""
-        text = f"{self._head}{between}{tail}"
-        self._head, self._tail, self._elided = "", "", 0
-        return text
+        output, self._output = self._output, BoundedOutput(KEPT_BYTES)
+        return output.text(f"\r\n[{output.elided_bytes} bytes left out]\r\n")

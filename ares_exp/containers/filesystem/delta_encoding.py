@@ -262,9 +262,8 @@ def _json(value: object) -> bytes:
 
 def _ends_object(line: bytes) -> bool:
     """Returns whether an object of lines ends here. The path alone decides, so a changed entry moves no border."""
-    if line.startswith(b'{"path":'):
-        return zlib.crc32(line[8 : line.find(b',"kind":')]) % _CUT == 0
-    return True  # the first line, and each line of chunks
+    # The first line, and each line of chunks, is an object of its own.
+    return not line.startswith(b'{"path":') or zlib.crc32(line[8 : line.find(b',"kind":')]) % _CUT == 0
 
 
 def _runs(chunks: Iterable[str | None]) -> Iterator[str | int]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import tarfile
 from typing import Protocol
 
-from ares_exp.containers.filesystem.delta import Entry, StoredChanges, sorted_by_path
-from ares_exp.containers.filesystem.file_chunks import contents
+from ares_exp.containers.filesystem.delta import Entry, StoredChanges, contents, sorted_by_path
 from ares_exp.containers.filesystem.stored_objects import CHUNK_BYTES
 
 _WHITEOUT = ".wh."

@@ -23,15 +23,17 @@ from pathlib import Path
 from ares_exp.containers.filesystem.delta import (
     MAX_MTIME_NS,
     MAX_PATH_BYTES,
+    ChunkWriter,
     DeltaLimits,
     Entry,
     EntryKind,
+    FileChangedError,
     is_kept,
     is_kept_xattr,
     link_number,
+    read_file,
     sorted_by_path,
 )
-from ares_exp.containers.filesystem.file_chunks import ChunkWriter, FileChangedError, read_file
 from ares_exp.containers.filesystem.stored_objects import CHUNK_BYTES, ObjectStore
 from ares_exp.errors import CaptureError
 from ares_exp.records.run_dir import open_beneath

@@ -81,9 +81,8 @@ def damaged(path: Path, why: str) -> SnapshotCorruptError:
 
 
 def _unreadable(path: Path, error: OSError) -> SnapshotCorruptError:
-    if isinstance(error, FileNotFoundError):
-        return SnapshotCorruptError(f"{path} is missing. {_REMEDY}")
-    return SnapshotCorruptError(f"{path} cannot be read: {error.strerror}. {_REMEDY}")
+    what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+    return SnapshotCorruptError(f"{path} {what}. {_REMEDY}")
 
 
 CHUNK_BYTES = 128 * 1024

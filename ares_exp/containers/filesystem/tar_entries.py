@@ -15,6 +15,7 @@ from ares_exp.containers.filesystem.delta import (
     MAX_MTIME_NS,
     MAX_NAME_BYTES,
     MAX_PATH_BYTES,
+    ChunkWriter,
     DeltaLimits,
     Entry,
     EntryKind,
@@ -23,7 +24,6 @@ from ares_exp.containers.filesystem.delta import (
     link_number,
     sorted_by_path,
 )
-from ares_exp.containers.filesystem.file_chunks import ChunkWriter
 from ares_exp.containers.filesystem.stored_objects import CHUNK_BYTES, ObjectStore
 from ares_exp.errors import CaptureError
 from ares_exp.records.secrets import KnownSecrets
@@ -223,12 +223,14 @@ class _Reader:
             return replace(entry, mode=0, target=member.linkname)
         if kind == "fifo":
             return entry
-        xattrs = {
-            name.removeprefix(_XATTR): value.encode("utf-8", "surrogateescape")
-            for name, value in member.pax_headers.items()
-            if name.startswith(_XATTR) and is_kept_xattr(name.removeprefix(_XATTR))
-        }
-        return replace(entry, xattrs=xattrs)
+        return replace(
+            entry,
+            xattrs={
+                name.removeprefix(_XATTR): value.encode("utf-8", "surrogateescape")
+                for name, value in member.pax_headers.items()
+                if name.startswith(_XATTR) and is_kept_xattr(name.removeprefix(_XATTR))
+            },
+        )
 
     def _with_content(
         self, entry: Entry, path: str, archive: tarfile.TarFile, member: tarfile.TarInfo, pool: Executor

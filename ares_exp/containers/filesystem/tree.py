@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
-from ares_exp.containers.filesystem.delta import Entry
+from ares_exp.containers.filesystem.delta import Entry, contents
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.errors import RestoreError
 from ares_exp.records.run_dir import DIRECTORY_FLAGS, open_beneath
@@ -113,8 +113,6 @@ class _Tree:
             with self.opened(above) as source:
                 os.link(first_name, name, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
             return
-        from ares_exp.containers.filesystem.file_chunks import contents
-
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=parent)
         with open(descriptor, "wb") as file:  # noqa: PTH123
             for part in contents(self.objects, path, entry):

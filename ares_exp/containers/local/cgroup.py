@@ -195,19 +195,16 @@ def oom_kills(directory: Path) -> int:
 
 def lack_of_memory(directory: Path, *, holds_files: bool) -> str:
     """Returns a clause about exhausted memory, if the container's memory was ever used up; else `""`."""
-    count = oom_kills(directory)
-    if not count:
-        return ""
     memory = "its memory, which holds its files too," if holds_files else "its memory"
-    return f"{memory} was used up, and the kernel killed {count} of its processes"
+    count = oom_kills(directory)
+    return f"{memory} was used up, and the kernel killed {count} of its processes" if count else ""
 
 
 def lack_of_processes(directory: Path) -> str:
     """Returns a clause about the process limit, if the container has hit it and is still near it; else `""`."""
     limit, refused = _number(directory, "pids.max"), _number(directory, "pids.events", "max")
-    if not refused or 2 * _number(directory, "pids.current") <= limit:
-        return ""
-    return f"processes left running in it use up its limit of {limit} processes"
+    is_full = refused and 2 * _number(directory, "pids.current") > limit
+    return f"processes left running in it use up its limit of {limit} processes" if is_full else ""
 
 
 def _number(directory: Path, name: str, key: str = "") -> int:

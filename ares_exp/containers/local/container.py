@@ -1,6 +1,6 @@
 """The local container.
 
-It combines `host_root` (visible files), `bubblewrap` and `seccomp` (permissions) and `container_process` with the
+It combines `host_root` (visible files), `isolation` (permissions) and `container_process` with the
 task's Dockerfile.
 """
 
@@ -39,7 +39,7 @@ from ares_exp.containers.forwarded_port import (
     open_listening_port,
 )
 from ares_exp.containers.images.dockerfile_reading import Base, Dockerfile, read_dockerfile
-from ares_exp.containers.images.dockerfile_steps import apply_step, stage_context
+from ares_exp.containers.images.dockerfile_steps import apply_step, check_sources, stage_context
 from ares_exp.containers.local import guardian
 from ares_exp.containers.local.cgroup import Limits, lack_of_memory, lack_of_processes, make_groups
 from ares_exp.containers.local.container_directory import UNREADABLE, ContainerDirectory, find_storage
@@ -127,38 +127,45 @@ class LocalContainer(Container):
         refuse_second_start(started=self._directory is not None or self._stopped)
         what = f"The local container of {self._spec.name}"
         async with bounded_start(what, self._spec.start_timeout_sec, stop=self.stop):
-            await self._start()
+            try:
+                await self._start()
+            except OSError as error:
+                if isinstance(error, TimeoutError):
+                    raise
+                raise ContainerStartError(f"{what} did not start: {error}.") from error
+            if self._stopped:
+                raise ContainerStartError(f"{what} was stopped while it was being started.")
+            self._channels = CommandRunner(
+                self._open_shell,
+                workdir=self._workdir,
+                shell=self._shell,
+                root=None if self._user in ROOT_NAMES else "root",
+            )
 
     async def _start(self) -> None:
         bwrap = await in_thread(find_bwrap)
         dockerfile, env = self._read_task()
-        try:
-            self._share_processes = (await in_thread(find_isolation)).isolation == "shared processes"
-            storage = await in_thread(find_storage)
-            self._files_in_memory = storage.in_memory
-            self._directory = directory = ContainerDirectory(storage.folder)
-            if self._share_processes:
-                (directory.path / guardian.MADE).touch()
-                env[guardian.MARK] = directory.path.name
-            mounts = await in_thread(
-                lambda: directory.prepare(lambda path: self._prepare(path, is_readable=storage.is_readable))
-            )
-            launch = functools.partial(self._launch, bwrap, mounts, env)
-            context = self._spec.context_dir
-            if dockerfile is None or context is None or self._spec.changes is not None:
+        self._share_processes = (await in_thread(find_isolation)).isolation == "shared processes"
+        storage = await in_thread(find_storage)
+        self._files_in_memory = storage.in_memory
+        self._directory = directory = ContainerDirectory(storage.folder)
+        if self._share_processes:
+            (directory.path / guardian.MADE).touch()
+            env[guardian.MARK] = directory.path.name
+        mounts = await in_thread(
+            lambda: directory.prepare(lambda path: self._prepare(path, is_readable=storage.is_readable))
+        )
+        launch = functools.partial(self._launch, bwrap, mounts, env)
+        context = self._spec.context_dir
+        if dockerfile is None or context is None or self._spec.changes is not None:
+            await launch(share_network=self._share_network)
+        else:
+            with_network = self._share_network or (self._build_network and storage.is_readable)
+            process = await launch(share_network=with_network)
+            await self._build(dockerfile, context, directory.path / "context", with_network=with_network)
+            if with_network != self._share_network:  # the files stay
+                await process.kill()
                 await launch(share_network=self._share_network)
-            else:
-                with_network = self._share_network or (self._build_network and storage.is_readable)
-                process = await launch(share_network=with_network)
-                await self._build(dockerfile, context, directory.path / "context", with_network=with_network)
-                if with_network != self._share_network:  # the files stay
-                    await process.kill()
-                    await launch(share_network=self._share_network)
-        except OSError as error:
-            if isinstance(error, TimeoutError):
-                raise
-            raise ContainerStartError(f"The local container of {self._spec.name} did not start: {error}.") from error
-        self._open_channels()
 
     def _read_task(self) -> tuple[Dockerfile | None, dict[str, str]]:
         """Returns the task's Dockerfile and the environment of the container."""
@@ -168,14 +175,6 @@ class LocalContainer(Container):
             self._user, self._workdir = dockerfile.user, dockerfile.workdir
         self._workdir = self._spec.workdir or self._workdir
         return dockerfile, {"HOME": "/root", **(dockerfile.env if dockerfile else BASE_ENV), **self._spec.env}
-
-    def _open_channels(self) -> None:
-        if self._stopped:
-            raise ContainerStartError(
-                f"The local container of {self._spec.name} was stopped while it was being started."
-            )
-        root = None if self._user in ROOT_NAMES else "root"
-        self._channels = CommandRunner(self._open_shell, workdir=self._workdir, shell=self._shell, root=root)
 
     def _prepare(self, directory: Path, *, is_readable: bool) -> list[str]:
         """Creates what the container starts with. Returns the arguments of `bwrap` that mount its files."""
@@ -355,7 +354,7 @@ class LocalContainer(Container):
 
 
 def read_task_dockerfile(spec: ContainerSpec, *, backend: str = "local") -> Dockerfile | None:
-    """Reads the task's Dockerfile; `None` for a spec without one.
+    """Reads the task's Dockerfile, and checks the sources of its COPYs; `None` for a spec without one.
 
     Args:
         spec: The task's container.
@@ -365,6 +364,10 @@ def read_task_dockerfile(spec: ContainerSpec, *, backend: str = "local") -> Dock
         UnsupportedTaskError: It needs an engine.
         TaskError: The Dockerfile is missing or malformed.
     """
+    if spec.gpus:
+        raise UnsupportedTaskError(
+            f"{spec.name}: container={backend} has no GPUs, the task asks for {spec.gpus}. Leave this task out."
+        )
     if spec.compose_file is not None:
         raise UnsupportedTaskError(f"{spec.compose_file}: container={backend} runs no compose files. {_REMEDY}")
     context = spec.context_dir
@@ -373,6 +376,7 @@ def read_task_dockerfile(spec: ContainerSpec, *, backend: str = "local") -> Dock
         dockerfile = read_dockerfile(context / "Dockerfile", Base(BASE_ENV), refusal=refusal)
         if backend == "local" and dockerfile.user not in ROOT_NAMES and not is_privileged():
             raise UnsupportedTaskError(f"{context / 'Dockerfile'}: USER {dockerfile.user}. {ONLY_ROOT}")
+        check_sources(dockerfile, context)
         return dockerfile
     if spec.docker_image is not None:
         raise UnsupportedTaskError(f"{spec.name}: container={backend} runs no images ({spec.docker_image}). {_REMEDY}")

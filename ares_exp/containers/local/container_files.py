@@ -239,8 +239,7 @@ class ContainerFiles:
         """Returns a directory entry with the host's attributes: a merged directory shows those of the upper layer."""
         found = Path(path).stat()
         uid, gid = (found.st_uid, found.st_gid) if self._privileged else (0, 0)
-        mode = stat.S_IMODE(found.st_mode) | stat.S_IRWXU
-        return Entry("directory", mode, uid, gid, mtime_ns=found.st_mtime_ns)
+        return Entry("directory", stat.S_IMODE(found.st_mode) | stat.S_IRWXU, uid, gid, mtime_ns=found.st_mtime_ns)
 
     def _with_changes(self, changes: Mapping[str, Entry]) -> dict[str, Entry]:
         """Returns the entries of `files/` and the upper layers with these changes applied."""
@@ -280,8 +279,15 @@ class ContainerFiles:
 
         found: dict[str, Entry] = {}
         for at, directory in {"/": self._root, **self._uppers}.items():
-            skip = self._points.__contains__
-            entries = scan(directory, objects, self._cache, notes=notes, at=at, skip=skip, root_ids=self._root_ids)
+            entries = scan(
+                directory,
+                objects,
+                self._cache,
+                notes=notes,
+                at=at,
+                skip=self._points.__contains__,
+                root_ids=self._root_ids,
+            )
             if at == "/":  # not an overlay: marks of overlays that were made in the container mean nothing
                 kept = ((path, entry) for path, entry in entries.items() if entry.kind != "whiteout")
                 entries = {path: replace(entry, opaque=False) if entry.opaque else entry for path, entry in kept}

@@ -101,7 +101,7 @@ class Launch:
     Attributes:
         directory: The container's directory on this machine, with `channels/` and the names of its cgroups in it.
         bwrap: bubblewrap; `None`: the process runs directly on this machine.
-        arguments: Its arguments, from `bubblewrap.bwrap_arguments`.
+        arguments: Its arguments, from `isolation.bwrap_arguments`.
         is_guarded: Whether it has no PID namespace, so that a guardian ends its processes.
         env: Without bubblewrap: the environment.
         held: Without bubblewrap: a descriptor that the guardian keeps open until it ends.
@@ -200,8 +200,7 @@ class ContainerProcess:
             )
             ours.callback(process.wait)
             ours.callback(process.kill)
-            control = FifoStream(reader=answers, writer=requests_in)
-            started = cls(process, control, how)
+            started = cls(process, FifoStream(reader=answers, writer=requests_in), how)
             ours.pop_all()  # now owned by the process object
             return started
 

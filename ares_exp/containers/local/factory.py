@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import pydantic
 
 from ares_exp.containers.container import ContainerFactoryBase, ContainerSpec, Shell
-from ares_exp.containers.images.dockerfile_steps import check_sources
 from ares_exp.containers.local.cgroup import usable_cgroup_paths
 from ares_exp.containers.local.container import ONLY_ROOT, LocalContainer, read_task_dockerfile
 from ares_exp.containers.local.container_directory import find, find_storage, remove_stale
@@ -92,10 +91,9 @@ class LocalContainerFactory(ContainerFactoryBase):
         """Makes a container for `spec`, not started yet."""
         if self._host is not None:
             return self._host(spec)
-        may_share = self._network == "public"
         return LocalContainer(
             spec,
-            share_network=may_share and spec.networks == {PUBLIC},
+            share_network=self._network == "public" and spec.networks == {PUBLIC},
             build_network=self._network != "no-network",
             shell=self._shell,
             pids_limit=self._pids_limit,
@@ -171,10 +169,6 @@ class LocalContainerFactory(ContainerFactoryBase):
         """
         if self._host is not None:
             return self._host.check(spec)
-        if spec.gpus:
-            raise UnsupportedTaskError(
-                f"{spec.name}: container=local has no GPUs, the task asks for {spec.gpus}. Leave this task out."
-            )
         if self._network == "public" and spec.networks not in ({PUBLIC}, {NO_NETWORK}):
             raise UnsupportedTaskError(
                 f"{spec.name}: container=local has no allow-list, and gives every phase the same network. Use "
@@ -183,9 +177,7 @@ class LocalContainerFactory(ContainerFactoryBase):
             )
         if not is_privileged() and (users := {str(user) for user in spec.users}.difference(ROOT_NAMES)):
             raise UnsupportedTaskError(f"{spec.name}: commands are to run as {', '.join(sorted(users))}. {ONLY_ROOT}")
-        dockerfile = read_task_dockerfile(spec)
-        if dockerfile is not None and spec.context_dir is not None:
-            check_sources(dockerfile, spec.context_dir)
+        read_task_dockerfile(spec)
         warnings = [f"{limit}: not enforced by container=local ({why})" for limit, why in _not_enforced(spec)]
         if any(policy.allowed_hosts for policy in spec.networks):
             warnings.append(f"{spec.name}: container=local gives it no network, its allowed_hosts included")

@@ -31,7 +31,7 @@ from ares_exp.containers.container import ContainerFactoryBase, ContainerSpec, S
 from ares_exp.containers.filesystem.delta import Delta
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.images.dockerfile_reading import CopyStep, Dockerfile, MakeDirectoryStep
-from ares_exp.containers.images.dockerfile_steps import check_sources, find_sources
+from ares_exp.containers.images.dockerfile_steps import find_sources
 from ares_exp.containers.local.container import LocalContainer, read_task_dockerfile
 from ares_exp.containers.local.container_directory import ContainerDirectory, remove_stale
 from ares_exp.containers.local.container_process import ContainerProcess, Launch
@@ -166,9 +166,7 @@ def task_directories(spec: ContainerSpec, dockerfile: Dockerfile | None) -> list
 
 def is_occupied(path: str) -> bool:
     """Returns whether a path exists and is not an empty directory."""
-    if not os.path.lexists(path):
-        return False
-    return not stat.S_ISDIR(os.lstat(path).st_mode) or any(Path(path).iterdir())
+    return os.path.lexists(path) and (not stat.S_ISDIR(os.lstat(path).st_mode) or any(Path(path).iterdir()))
 
 
 def _first_missing(path: str) -> str:
@@ -295,19 +293,12 @@ class HostContainerFactory(ContainerFactoryBase):
                 restricted to hosts or differ between phases, and paths that exist on this machine.
             TaskError: The Dockerfile is missing or malformed.
         """
-        if spec.gpus:
-            raise UnsupportedTaskError(
-                f"{spec.name}: container=host has no GPUs, the task asks for {spec.gpus}. Leave this task out."
-            )
         if spec.networks not in ({PUBLIC}, {NO_NETWORK}):
             raise UnsupportedTaskError(
                 f"{spec.name}: container=host gives every phase the network of this machine, and the task asks for an "
                 "allow-list or for different networks. Use container=docker."
             )
-        dockerfile = read_task_dockerfile(spec, backend=self.name)
-        if dockerfile is not None and spec.context_dir is not None:
-            check_sources(dockerfile, spec.context_dir)
-        check_paths(spec, dockerfile)
+        check_paths(spec, read_task_dockerfile(spec, backend=self.name))
         limits = {"cpus": spec.cpus, "memory_mb": spec.memory_mb, "storage_mb": spec.storage_mb}
         warnings = [f"{name}={value:g}: not enforced by container=host" for name, value in limits.items() if value]
         if spec.networks == {NO_NETWORK}:
@@ -331,28 +322,20 @@ class HostContainer(LocalContainer):
         spec = self._spec
         if shutil.which("python3", path=SEARCH_PATH) is None:
             env["PATH"] += f":{sys.base_prefix}/bin"
-        try:
-            async with _machine_lock() as lock:
-                self._directory = directory = ContainerDirectory(Path(tempfile.gettempdir()))
-                self._paths = paths = MachinePaths(directory.path)
-                (directory.path / "channels").mkdir()
-                for path in task_directories(spec, dockerfile):
-                    await in_thread(functools.partial(paths.claim, path))
-                self._process = await ContainerProcess.launch(
-                    Launch(directory.path, is_guarded=True, env=env, held=lock)
-                )
-            for mount in spec.mounts:
-                await in_thread(
-                    functools.partial(shutil.copytree, mount.source, mount.target, symlinks=True, dirs_exist_ok=True)
-                )
-            if dockerfile is not None and spec.context_dir is not None:
-                await self._build(dockerfile, spec.context_dir, directory.path / "context", with_network=True)
-            await in_thread(paths.settle)
-        except OSError as error:
-            if isinstance(error, TimeoutError):
-                raise
-            raise ContainerStartError(f"{spec.name} did not start on this machine: {error}.") from error
-        self._open_channels()
+        async with _machine_lock() as lock:
+            self._directory = directory = ContainerDirectory(Path(tempfile.gettempdir()))
+            self._paths = paths = MachinePaths(directory.path)
+            (directory.path / "channels").mkdir()
+            for path in task_directories(spec, dockerfile):
+                await in_thread(functools.partial(paths.claim, path))
+            self._process = await ContainerProcess.launch(Launch(directory.path, is_guarded=True, env=env, held=lock))
+        for mount in spec.mounts:
+            await in_thread(
+                functools.partial(shutil.copytree, mount.source, mount.target, symlinks=True, dirs_exist_ok=True)
+            )
+        if dockerfile is not None and spec.context_dir is not None:
+            await self._build(dockerfile, spec.context_dir, directory.path / "context", with_network=True)
+        await in_thread(paths.settle)
 
     async def capture_changes(self, objects: ObjectStore) -> Delta:
         """Rejects snapshots: the files of this machine cannot be captured."""

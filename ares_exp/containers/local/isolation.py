@@ -314,23 +314,20 @@ def _try(bwrap: Path, *, share_processes: bool) -> str | None:
         timeout=_PROBE_SEC,
         check=False,
     )
-    if done.returncode == 0:
-        return None
-    return done.stderr.decode(errors="replace").strip()[-500:] or f"bubblewrap ended with status {done.returncode}"
+    said = done.stderr.decode(errors="replace").strip()[-500:]
+    return None if done.returncode == 0 else said or f"bubblewrap ended with status {done.returncode}"
 
 
 def _mount(path: Path) -> list[str]:
-    if path.is_symlink():
-        return ["--symlink", str(path.readlink()), str(path)]
-    return ["--ro-bind-try", str(path), str(path)]
+    source = ["--symlink", str(path.readlink())] if path.is_symlink() else ["--ro-bind-try", str(path)]
+    return [*source, str(path)]
 
 
 @functools.cache
 def container_evidence() -> str | None:
     """Returns what shows that this machine is itself a container, as a clause; `None` if nothing does."""
-    if sys.platform != "linux":
-        return None
-    return next(evidence(Path("/"), os.environ, filesystem_type(Path("/"))), None)
+    is_linux = sys.platform == "linux"
+    return next(evidence(Path("/"), os.environ, filesystem_type(Path("/"))), None) if is_linux else None
 
 
 def container_note() -> str:

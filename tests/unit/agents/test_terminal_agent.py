@@ -13,7 +13,7 @@ from ares_exp.agents.terminal_agent import TerminalAgentFactory, cut_bytes
 from ares_exp.agents.terminal_screen import TerminalScreen
 from ares_exp.containers.container import ContainerSpec, TerminalOutput
 from ares_exp.containers.local import LocalContainerFactory
-from ares_exp.containers.terminal import MAX_OUTPUT_CHARS, TerminalSession
+from ares_exp.containers.terminal import KEPT_BYTES, TerminalSession
 from ares_exp.errors import AgentError, RepeatedFormatError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
@@ -242,7 +242,7 @@ async def test_what_is_printed_is_bounded() -> None:
 
     session = TerminalSession(Flood())
     text = await session.type_keys("typed", 60)
-    assert f"[{100 * 100_000 - MAX_OUTPUT_CHARS} characters left out]" in text
+    assert f"[{100 * 100_002 - KEPT_BYTES} bytes left out]" in text
     assert text.startswith("\ufffdxxx")
     assert session.has_ended
     await session.close()

@@ -150,27 +150,6 @@ def test_a_wrong_command_line(clean: Clean, arguments: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_directories_of_killed_uploads(clean: Clean, tmp_path: Path) -> None:
-    script = (
-        "import os, signal\n"
-        "from ares_exp.trackers.wandb_service import no_traces\n"
-        "with no_traces() as folder:\n"
-        "    (folder / 'log').touch()\n"
-        "    print(folder, flush=True)\n"
-        "    signal.pause()\n"
-    )
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True) as upload:
-        assert upload.stdout is not None
-        folder = Path(upload.stdout.readline().strip())
-        clean()
-        assert (folder / "log").exists(), "it is in use"
-        upload.kill()
-    assert (folder / "log").exists()
-    assert str(folder) in clean().stdout
-    assert not folder.exists()
-
-
 def test_caches_go_when_asked_for_and_not_in_use(clean: Clean, tmp_path: Path) -> None:
     caches = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     tasks, swebench = tmp_path / "cache" / "ares_exp" / "tasks", tmp_path / "cache" / "ares_exp" / "swebench"

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers import command_runner as shell_pool
-from ares_exp.containers.command_runner import CommandRunner
+from ares_exp.containers.command_runner import MAX_IDLE, CommandRunner
 from ares_exp.containers.container import Shell, User
 from ares_exp.containers.shell_channel import ChannelStream
-from ares_exp.containers.shell_pool import MAX_IDLE
 from ares_exp.errors import ContainerDiedError, ContainerError
 from tests.unit.containers.host_shell import HostShell, fields, host_channels
 

@@ -73,13 +73,6 @@ def test_what_is_no_digest_names_no_file(store: ObjectStore, digest: str) -> Non
             use(digest)
 
 
-def test_frame_of_another_library_is_read(store: ObjectStore) -> None:
-    """Earlier versions wrote their frames with the package `zstandard`; this one is from its version 0.25.0."""
-    data = b"content " * 20
-    store.file(store.put(data)).write_bytes(bytes.fromhex("28b52ffd20a07d000040636f6e74656e742001009551850b"))
-    assert store.get(hashlib.sha256(data).hexdigest()) == data
-
-
 @pytest.mark.parametrize("data", [b"", b"x", b"content " * 100_000])
 def test_frame_header_has_the_size_of_the_content(store: ObjectStore, data: bytes) -> None:
     frame = store.file(store.put(data)).read_bytes()

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.filesystem.delta import Delta, DeltaLimits, Entry, differences
+from ares_exp.containers.filesystem.delta import Delta, DeltaLimits, Entry, contents, differences
 from ares_exp.containers.filesystem.delta_encoding import get_delta, put_delta
-from ares_exp.containers.filesystem.file_chunks import contents
 from ares_exp.containers.filesystem.overlay_upper import ScanCache, scan
 from ares_exp.containers.filesystem.stored_objects import CHUNK_BYTES, ObjectStore
 from ares_exp.containers.filesystem.tree import write_tree
