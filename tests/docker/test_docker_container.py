@@ -3,8 +3,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
-import sys
 import threading
 from pathlib import Path
 
@@ -23,25 +21,12 @@ from ares_exp.errors import (
     UnsupportedTaskError,
 )
 from tests.docker.dockerfiles import IMAGE, built
+from tests.docker.runner import Runner
+from tests.leaks import wait_until
 
 pytestmark = pytest.mark.docker
 
 SPEC = ContainerSpec("docker test", docker_image=IMAGE)
-SOON_SEC = 60.0
-
-STARTER = """
-import asyncio, sys
-from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.docker import DockerContainerFactory
-
-async def main():
-    box = DockerContainerFactory()(ContainerSpec("dead man", docker_image=sys.argv[1]))
-    await box.start()
-    print(box.container_name, flush=True)
-    await box.exec("sleep 1000")
-
-asyncio.run(main())
-"""
 
 
 def exists(engine: docker.DockerClient, box: DockerContainer) -> bool:
@@ -55,18 +40,15 @@ def exists(engine: docker.DockerClient, box: DockerContainer) -> bool:
 # Nothing is left behind
 
 
-async def test_a_killed_runner_takes_its_container_along(engine: docker.DockerClient) -> None:
-    runner = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", STARTER, IMAGE, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2]
+def test_a_killed_runner_takes_its_container_along(engine: docker.DockerClient) -> None:
+    runner = Runner(IMAGE)
+    with runner.process:
+        assert runner.line() == "up"
+        assert engine.api.inspect_container(runner.name)["State"]["Running"]
+        runner.process.kill()
+    assert wait_until(
+        lambda: runner.name not in [one.name for one in engine.containers.list(all=True, ignore_removed=True)]
     )
-    assert runner.stdout is not None
-    name = (await asyncio.wait_for(runner.stdout.readline(), SOON_SEC)).decode().strip()
-    assert engine.api.inspect_container(name)["State"]["Running"]
-    runner.send_signal(signal.SIGKILL)
-    await runner.wait()
-    async with asyncio.timeout(SOON_SEC):
-        while name in [one.name for one in engine.containers.list(all=True, ignore_removed=True)]:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize(
