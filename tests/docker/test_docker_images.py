@@ -15,7 +15,7 @@ from docker.errors import ImageNotFound
 
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
-from ares_exp.containers.docker.creation import starts
+from ares_exp.containers.docker.container_lifetime import starts
 from ares_exp.containers.docker.engine import connect
 from ares_exp.containers.images.image import ensure_image, image_tag
 from ares_exp.containers.images.shared_work import Demand, work_lock
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.once]
 BUILDER = """
 import asyncio, sys
 from pathlib import Path
-from ares_exp.containers.docker.creation import starts
+from ares_exp.containers.docker.container_lifetime import starts
 from ares_exp.containers.docker.engine import connect
 from ares_exp.containers.images.image import ensure_image
 
