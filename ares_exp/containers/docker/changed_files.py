@@ -29,11 +29,6 @@ async def find_base(engine: Engine, spec: ContainerSpec, *, keep: bool) -> dict[
 
     A missing image is pulled or built like any image of a task, and has to have the same id.
 
-    Args:
-        engine: The engine.
-        spec: With `changes`.
-        keep: Whether an image built for this is kept.
-
     Raises:
         SnapshotMismatchError: It cannot be found or made; with both ids if another one was.
     """
@@ -70,12 +65,7 @@ def name_of(image: dict[str, Any], spec: ContainerSpec) -> str:
 
 
 async def put_back(engine: Engine, container: str, changes: StoredChanges) -> None:
-    """Applies `changes` to the files of a running container.
-
-    Args:
-        engine: The engine.
-        container: The container's name.
-        changes: Relative to its image.
+    """Applies changes, relative to its image, to the files of a running container.
 
     Raises:
         RestoreError: With the reason.

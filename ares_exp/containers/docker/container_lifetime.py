@@ -192,13 +192,7 @@ def _out_of_reach(engine: Engine, what: str) -> ExitReason:
 
 
 def _events(engine: Engine, container: str, now: str) -> Iterator[dict[str, Any]]:
-    """Yields the events of an ended container that the log still has, up to its removal.
-
-    Args:
-        engine: The engine.
-        container: Its name.
-        now: The engine's time, as in an answer's `Date`.
-    """
+    """Yields the events of an ended container up to its removal, or to `now`, the `Date` of an engine's answer."""
     until = parsedate_to_datetime(now).timestamp() + 1
     parameters = {
         "since": "1",
@@ -253,14 +247,9 @@ def starts(engine: Engine) -> asyncio.Semaphore:
 
 
 def create(engine: Engine, name: str, config: Mapping[str, Any]) -> None:
-    """Creates the container with the unique `name`. Blocking.
+    """Creates the container with the unique `name`; the `Labels` of `config` identify the owner. Blocking.
 
     If the answer gets lost, the request is repeated: the engine then answers that the name is taken, by our container.
-
-    Args:
-        engine: The engine.
-        name: A globally unique name.
-        config: The body of the request; its `Labels` identify the owner.
 
     Raises:
         AnswerLostError: The container may exist, or may still appear.
