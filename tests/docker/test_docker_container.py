@@ -95,7 +95,7 @@ async def test_what_sudo_made_root_s_is_killed_too(context: Path) -> None:
     spec = built(context, "RUN cp /usr/bin/perl /bin/as-root && chmod 4755 /bin/as-root\nUSER nobody\n")
     sleeper = "as-root -e '$< = 0; $> = 0; print qq(uid $<\\n); $| = 1; print qq(up\\n); sleep 4323'"
     async with DockerContainerFactory()(spec) as box:
-        late = await box.exec(f"{sleeper} & {sleeper}", timeout_sec=3.0)
+        late = await box.exec(f"{sleeper} & {sleeper}", timeout_sec=5.0)
         assert late.timed_out
         assert late.output.count("uid 0\n") == 2
         left = await box.exec("cat /proc/[0-9]*/stat | grep -c '(as-root) [^ZX]'", user="root", shell="sh -c")

@@ -293,7 +293,7 @@ def running(mark: str) -> list[int]:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 (it happens in other processes)
             await asyncio.sleep(0.05)
 
