@@ -20,7 +20,7 @@ SERVER = f"""
     healthcheck:
       test: ["CMD", "python3", "-c", "import socket; socket.create_connection(('localhost', 8000))"]
       interval: 100ms
-      retries: 200
+      retries: 1000
 """
 """A service that serves `/file`, and is healthy once it does."""
 

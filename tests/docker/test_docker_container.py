@@ -3,8 +3,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
-import sys
 import threading
 from pathlib import Path
 
@@ -23,25 +21,12 @@ from ares_exp.errors import (
     UnsupportedTaskError,
 )
 from tests.docker.dockerfiles import IMAGE, built
+from tests.docker.runner import Runner
+from tests.leaks import wait_until
 
 pytestmark = pytest.mark.docker
 
 SPEC = ContainerSpec("docker test", docker_image=IMAGE)
-SOON_SEC = 60.0
-
-STARTER = """
-import asyncio, sys
-from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.docker import DockerContainerFactory
-
-async def main():
-    box = DockerContainerFactory()(ContainerSpec("dead man", docker_image=sys.argv[1]))
-    await box.start()
-    print(box.container_name, flush=True)
-    await box.exec("sleep 1000")
-
-asyncio.run(main())
-"""
 
 
 def exists(engine: docker.DockerClient, box: DockerContainer) -> bool:
@@ -55,18 +40,15 @@ def exists(engine: docker.DockerClient, box: DockerContainer) -> bool:
 # Nothing is left behind
 
 
-async def test_a_killed_runner_takes_its_container_along(engine: docker.DockerClient) -> None:
-    runner = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", STARTER, IMAGE, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2]
+def test_a_killed_runner_takes_its_container_along(engine: docker.DockerClient) -> None:
+    runner = Runner(IMAGE)
+    with runner.process:
+        assert runner.line() == "up"
+        assert engine.api.inspect_container(runner.name)["State"]["Running"]
+        runner.process.kill()
+    assert wait_until(
+        lambda: runner.name not in [one.name for one in engine.containers.list(all=True, ignore_removed=True)]
     )
-    assert runner.stdout is not None
-    name = (await asyncio.wait_for(runner.stdout.readline(), SOON_SEC)).decode().strip()
-    assert engine.api.inspect_container(name)["State"]["Running"]
-    runner.send_signal(signal.SIGKILL)
-    await runner.wait()
-    async with asyncio.timeout(SOON_SEC):
-        while name in [one.name for one in engine.containers.list(all=True, ignore_removed=True)]:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +95,7 @@ async def test_what_sudo_made_root_s_is_killed_too(context: Path) -> None:
     spec = built(context, "RUN cp /usr/bin/perl /bin/as-root && chmod 4755 /bin/as-root\nUSER nobody\n")
     sleeper = "as-root -e '$< = 0; $> = 0; print qq(uid $<\\n); $| = 1; print qq(up\\n); sleep 4323'"
     async with DockerContainerFactory()(spec) as box:
-        late = await box.exec(f"{sleeper} & {sleeper}", timeout_sec=3.0)
+        late = await box.exec(f"{sleeper} & {sleeper}", timeout_sec=5.0)
         assert late.timed_out
         assert late.output.count("uid 0\n") == 2
         left = await box.exec("cat /proc/[0-9]*/stat | grep -c '(as-root) [^ZX]'", user="root", shell="sh -c")

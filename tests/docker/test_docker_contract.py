@@ -9,6 +9,7 @@ from ares_exp.containers.container import Container, ContainerFactory, Container
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.network_namespace import obstacle
 from ares_exp.testing.container_contract import ContainerContract
+from tests.reward_contract import RewardContract
 
 pytestmark = [pytest.mark.docker, pytest.mark.once]
 
@@ -41,3 +42,9 @@ class TestDockerContainer(ContainerContract):
 
     async def test_follows_the_protocols(self, factory: ContainerFactory, spec: ContainerSpec) -> None:  # type: ignore[override]
         super().test_follows_the_protocols(factory, spec)
+
+
+class TestDockerRewards(RewardContract):
+    @pytest.fixture
+    def factory(self) -> ContainerFactory:
+        return DockerContainerFactory()

@@ -10,7 +10,7 @@ import pytest
 from docker.errors import NotFound
 
 from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.docker import DockerContainerFactory, creation
+from ares_exp.containers.docker import DockerContainerFactory, container_lifetime
 from ares_exp.errors import ContainerStartError
 from tests.docker.engine_relay import EngineRelay
 
@@ -23,7 +23,7 @@ SPEC = ContainerSpec("bad connection", docker_image="debian:bookworm-slim")
 async def relay(engine: docker.DockerClient, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EngineRelay]:
     async with EngineRelay() as relay:
         monkeypatch.setenv("DOCKER_HOST", relay.host)
-        monkeypatch.setattr(creation, "APPEARS_WITHIN_SEC", 4 * relay.delay_sec)
+        monkeypatch.setattr(container_lifetime, "APPEARS_WITHIN_SEC", 4 * relay.delay_sec)
         yield relay
 
 

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.once]
 
 IMAGE = "debian:bookworm-slim"
 SPEC = ContainerSpec("mortal", docker_image=IMAGE)
-SOON_SEC = 30.0
+SOON_SEC = 60.0
 MOST_LOGGED_EVENTS = 256
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Any
 
 import docker
 import pytest
 
-from ares_exp.containers.container import Container, ContainerSpec
+from ares_exp.containers.container import Container, ContainerSpec, ExecResult
 from ares_exp.containers.docker import DockerContainerFactory
+from ares_exp.containers.docker.container import DockerContainer
 from ares_exp.containers.docker.engine import connect
-from ares_exp.errors import ContainerStartError, UnsupportedTaskError
+from ares_exp.errors import ContainerError, ContainerStartError, UnsupportedTaskError
 
 pytestmark = pytest.mark.docker
 
@@ -28,20 +31,10 @@ def host_config(engine: docker.DockerClient, box: Container) -> dict[str, Any]:
 
 async def test_limits(engine: docker.DockerClient) -> None:
     spec = ContainerSpec("limits", docker_image=IMAGE, cpus=0.5, memory_mb=128)
-    async with DockerContainerFactory(pids_limit=77)(spec) as box:
+    async with DockerContainerFactory(pids_limit=77, swap_mb=64)(spec) as box:
         config = host_config(engine, box)
-    assert (config["NanoCpus"], config["Memory"], config["MemorySwap"]) == (500_000_000, 128 * 2**20, 128 * 2**20)
+    assert (config["NanoCpus"], config["Memory"], config["MemorySwap"]) == (500_000_000, 128 * 2**20, 192 * 2**20)
     assert config["PidsLimit"] == 77
-
-
-async def test_swap(engine: docker.DockerClient) -> None:
-    async with DockerContainerFactory(swap_mb=64)(ContainerSpec("s", docker_image=IMAGE, memory_mb=128)) as box:
-        assert host_config(engine, box)["MemorySwap"] == (128 + 64) * 2**20
-
-
-async def test_more_processors_than_there_are() -> None:
-    async with DockerContainerFactory()(ContainerSpec("many", docker_image=IMAGE, cpus=10_000)) as box:
-        assert (await box.exec("true")).exit_code == 0
 
 
 @pytest.mark.parametrize("no_new_privileges", [False, True])
@@ -86,3 +79,53 @@ async def test_a_disk_limit_is_enforced_or_warned_of(engine: docker.DockerClient
     else:
         assert warnings[0].startswith("storage_mb=64: not enforced by container=docker (")
         assert size is None
+
+
+# No more processes: every command ends in time with a result or with a reason
+
+FACTORY = DockerContainerFactory(pids_limit=64)  # at 64, what goes on forking stays in the container
+LIMIT_SEC = 3.0
+BOUND_SEC = 60.0
+
+
+@pytest.mark.once
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+async def test_the_time_limit_kills_all_that_was_started() -> None:
+    async with FACTORY(SPEC) as box:
+        filled = await box.exec("while :; do sleep 600 & done", timeout_sec=LIMIT_SEC)
+        assert filled.timed_out
+        assert filled.exit_code is None
+        assert "Resource temporarily unavailable" in filled.output
+        async with asyncio.timeout(BOUND_SEC):
+            following = await once_there_is_room(box, "cat /proc/[0-9]*/stat | grep -c '(sleep) [^Z]'; echo next")
+        assert following.output.endswith("0\nnext\n")
+        assert following.exit_code == 0
+
+
+# For three seconds it takes whatever process it can get; the last of them is gone three seconds later, whatever became
+# of the commands beside it: where all idle shells are gone, nothing in the container can be told to kill anything.
+TAKES_ALL = "end=$((SECONDS + 3)); while [ $SECONDS -lt $end ]; do sleep 3 & done"
+
+
+@pytest.mark.once
+@pytest.mark.timeout(300)
+async def test_commands_beside_what_takes_all_processes() -> None:
+    async with FACTORY(SPEC) as box:
+        await box.exec(f"(setsid bash -c '{TAKES_ALL}' >/dev/null 2>&1 &)")
+        async with asyncio.timeout(BOUND_SEC):
+            beside = [box.exec("(true); echo on", timeout_sec=LIMIT_SEC) for _ in range(4)]
+            results = await asyncio.gather(*beside, return_exceptions=True)
+            results += await asyncio.gather(box.exec("kill -9 -1", timeout_sec=LIMIT_SEC), return_exceptions=True)
+        for result in results:
+            assert isinstance(result, (ExecResult, ContainerError)), result
+        async with asyncio.timeout(BOUND_SEC):
+            while not (await once_there_is_room(box, "echo next")).output.endswith("next\n"):
+                pass
+
+
+async def once_there_is_room(box: DockerContainer, command: str) -> ExecResult:
+    """Killed processes count until the first process has reaped them, up to a second later: a refusal is fair."""
+    while True:
+        with contextlib.suppress(ContainerError):
+            return await box.exec(command)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import subprocess
 import sys
 import uuid
@@ -20,6 +19,7 @@ from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.docker.engine import connect
 from ares_exp.containers.docker.leftovers import find
 from tests.docker.private_engine import IMAGE, PrivateEngine
+from tests.docker.runner import Runner
 from tests.leaks import wait_until
 
 pytestmark = [pytest.mark.docker, pytest.mark.root, pytest.mark.once]
@@ -46,21 +46,6 @@ from ares_exp.containers.ownership import short_lived_directory
 directory = short_lived_directory("build")
 print(directory.path, flush=True)
 input()
-"""
-
-STARTER = """
-import asyncio, sys
-from pathlib import Path
-from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.docker import DockerContainerFactory
-
-async def main():
-    box = DockerContainerFactory()(ContainerSpec(sys.argv[1], context_dir=Path(sys.argv[1])))
-    await box.start()
-    print(box.container_name, flush=True)
-    await box.exec("sleep 600")
-
-asyncio.run(main())
 """
 
 
@@ -203,12 +188,13 @@ async def test_what_a_user_makes_of_a_dead_run_s_image_is_his(engine: docker.Doc
 async def test_an_entrypoint_that_never_runs_our_command(engine: docker.DockerClient, context: Path) -> None:
     """It does not read its stdin either, so the container outlives its runner, up to the next run."""
     (context / "Dockerfile").write_text(f'FROM {IMAGE}\nENTRYPOINT ["sh", "-c", "sleep 600"]\n')
-    starter, container = start(STARTER, context)
-    with starter:
-        assert engine.api.inspect_container(container)["State"]["Running"]
-        starter.send_signal(signal.SIGKILL)
+    runner = Runner(context=context)
+    with runner.process:
+        assert runner.line() == "up"
+        assert engine.api.inspect_container(runner.name)["State"]["Running"]
+        runner.process.kill()
     await DockerContainerFactory().preflight()
-    assert wait_until(lambda: not things(engine, container))
+    assert wait_until(lambda: not things(engine, runner.name))
 
 
 async def test_of_a_living_run_nothing_is_touched(engine: docker.DockerClient) -> None:

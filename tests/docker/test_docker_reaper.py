@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,27 +15,12 @@ import pytest
 from ares_exp.containers.docker import reaper
 from tests.docker.compose_tasks import IMAGE, compose_spec, needs_compose, things
 from tests.docker.engine_relay import EngineRelay
+from tests.docker.runner import Runner
 from tests.leaks import processes, wait_until
 
 pytestmark = [pytest.mark.docker, pytest.mark.once]
 
 HELD_WITHIN_SEC = 60.0
-
-RUNNER = """
-import asyncio, sys
-from pathlib import Path
-from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.docker import DockerContainerFactory
-
-async def main():
-    image, file = sys.argv[1], Path(sys.argv[2]) if sys.argv[2:] else None
-    box = DockerContainerFactory()(ContainerSpec("killed", docker_image=image, compose_file=file))
-    print(box.project_name if file else box.container_name, flush=True)
-    async with box:
-        print((await box.exec("echo on")).output, end="", flush=True)
-
-asyncio.run(main())
-"""
 
 
 @pytest.fixture
@@ -46,33 +29,17 @@ async def relay() -> AsyncIterator[EngineRelay]:
         yield relay
 
 
-class Runner:
-    """A process that starts a container over a relay, which stops it where it is to be killed."""
+async def start(relay: EngineRelay, file: Path | str = "") -> Runner:
+    """Starts a process over a relay, and waits until the relay holds its request."""
+    runner = await asyncio.to_thread(lambda: Runner(IMAGE, file=file, host=relay.host))
+    await asyncio.wait_for(relay.held.wait(), HELD_WITHIN_SEC)
+    return runner
 
-    def __init__(self, relay: EngineRelay, *arguments: object) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", RUNNER, IMAGE, *map(str, arguments)],
-            env={**os.environ, "DOCKER_HOST": relay.host},
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self._relay = relay
 
-    async def line(self) -> str:
-        assert self.process.stdout is not None
-        return (await asyncio.to_thread(self.process.stdout.readline)).strip()
-
-    async def stopped(self) -> None:
-        await asyncio.wait_for(self._relay.held.wait(), HELD_WITHIN_SEC)
-
-    async def kill(self) -> float:
-        """Kills it with its process group, as a terminal or a scheduler would; returns when."""
-        os.killpg(self.process.pid, signal.SIGKILL)
-        await asyncio.to_thread(self.process.wait)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        return time.monotonic()
+async def kill(runner: Runner) -> None:
+    """Kills it with its process group, as a terminal or a scheduler would."""
+    os.killpg(runner.process.pid, signal.SIGKILL)
+    await asyncio.to_thread(runner.process.communicate)
 
 
 def helpers(relay: EngineRelay) -> list[int]:
@@ -88,32 +55,26 @@ async def gone(engine: docker.DockerClient, name: str) -> bool:
 @pytest.mark.parametrize("moment", [b"/attach?", b"/start"])
 async def test_between_creation_and_start(relay: EngineRelay, engine: docker.DockerClient, moment: bytes) -> None:
     relay.holds = moment
-    runner = Runner(relay)
-    name = await runner.line()
-    await runner.stopped()
-    [found] = await asyncio.to_thread(engine.api.containers, all=True, filters={"name": name})
+    runner = await start(relay)
+    [found] = await asyncio.to_thread(engine.api.containers, all=True, filters={"name": runner.name})
     assert found["State"] == "created"
-    killed = await runner.kill()
-    assert await gone(engine, name)
-    print(f"gone {time.monotonic() - killed:.2f} s after the kill")
+    await kill(runner)
+    assert await gone(engine, runner.name)
 
 
 async def test_before_the_engine_has_the_request(relay: EngineRelay, engine: docker.DockerClient) -> None:
     """It is created when its maker is dead already."""
     relay.holds = b"/containers/create"
-    runner = Runner(relay)
-    name = await runner.line()
-    await runner.stopped()
-    assert not things(engine, name)
-    killed = await runner.kill()
+    runner = await start(relay)
+    assert not things(engine, runner.name)
+    await kill(runner)
 
     def events() -> list[str]:
-        found = engine.api.events(since=1, until=time.time() + 1, filters={"container": name}, decode=True)
+        found = engine.api.events(since=1, until=time.time() + 1, filters={"container": runner.name}, decode=True)
         return [event["Action"] for event in found]
 
     relay.released.set()
     assert await asyncio.to_thread(wait_until, lambda: events() == ["create", "destroy"]), events()
-    print(f"created and gone {time.monotonic() - killed:.2f} s after the kill")
 
 
 @needs_compose
@@ -121,26 +82,20 @@ async def test_before_the_engine_has_the_request(relay: EngineRelay, engine: doc
 async def test_a_compose_project(relay: EngineRelay, engine: docker.DockerClient, tmp_path: Path) -> None:
     relay.holds = b"/start"
     services = f"  web: {{image: '{IMAGE}', command: sleep 1000, volumes: ['kept:/kept']}}\nvolumes: {{kept: }}\n"
-    runner = Runner(relay, compose_spec(tmp_path, services).compose_file)
-    project = await runner.line()
-    await runner.stopped()
-    assert len(things(engine, project)) >= 3
-    killed = await runner.kill()
-    assert await gone(engine, project)
-    print(f"gone {time.monotonic() - killed:.2f} s after the kill")
+    runner = await start(relay, compose_spec(tmp_path, services).compose_file or "")
+    assert len(things(engine, runner.name)) >= 3
+    await kill(runner)
+    assert await gone(engine, runner.name)
 
 
 async def test_an_end_in_order_has_no_helper_at_work(relay: EngineRelay, engine: docker.DockerClient) -> None:
     """It would start a Python, and ask the engine for seconds."""
     relay.holds = b"/start"
-    runner = Runner(relay)
-    name = await runner.line()
-    await runner.stopped()
+    runner = await start(relay)
     assert len(helpers(relay)) == 1
     relay.released.set()
-    assert await runner.line() == "on"
-    assert await asyncio.to_thread(runner.process.wait) == 0
-    assert runner.process.stdout is not None
-    runner.process.stdout.close()
+    assert await asyncio.to_thread(runner.line) == "up"
+    await asyncio.to_thread(runner.process.communicate)
+    assert runner.process.returncode == 0
     assert helpers(relay) == []
-    assert not things(engine, name)
+    assert not things(engine, runner.name)

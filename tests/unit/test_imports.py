@@ -129,7 +129,7 @@ def test_every_folder_says_what_it_holds_and_who_imports_it(folder: Path) -> Non
     assert any(part.startswith("Imports ") for part in said.split("\n\n")[1:])
 
 
-@pytest.mark.parametrize("module", ["images.image", "images.image_plan"])
+@pytest.mark.parametrize("module", ["images.image", "images.image_plan", "images.shared_work"])
 def test_modules_of_images_can_be_imported_first(module: str) -> None:
     code = f"import ares_exp.containers.{module}"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -76,13 +76,7 @@ def has_disk_quota(info: Mapping[str, Any], mounts: str) -> bool:
 
 
 def limits(spec: ContainerSpec, can: Capabilities, *, swap_mb: int, pids_limit: int) -> dict[str, Any]:
-    """Returns arguments of docker-py's `create_host_config` for the limits of `spec`.
-
-    Args:
-        spec: What the task asks for.
-        can: The engine's capabilities; limits that it lacks, which `unenforced` names, are left out.
-        swap_mb: Swap on top of the memory limit.
-        pids_limit: Bound on processes.
+    """Returns arguments of docker-py's `create_host_config` for the limits of `spec` that the engine enforces.
 
     Raises:
         UnsupportedTaskError: It asks for GPUs that the engine lacks.

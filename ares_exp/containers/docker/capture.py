@@ -143,11 +143,7 @@ _ALL_IDS = ["0", "0", "4294967295"]
 
 
 def find_upper_directory(inspected: Mapping[str, Any], proc: Path = Path("/proc")) -> Path:
-    """Finds the upper directory of a running container. Blocking.
-
-    Args:
-        inspected: The inspected container.
-        proc: The mount point of procfs.
+    """Finds the upper directory of an inspected, running container. Blocking.
 
     Raises:
         SnapshotUnsupportedError: It cannot be read from here; with the reason, to follow "because".
@@ -203,11 +199,6 @@ class ArchiveCapture:
 
     async def run(self, objects: ObjectStore, notes: list[str], skip: Skip) -> dict[str, Entry]:
         """Reads the changes.
-
-        Args:
-            objects: The store for file contents.
-            notes: Gets a sentence for each thing that is not captured.
-            skip: Returns whether a path is skipped.
 
         Raises:
             CaptureError: They could not be read.

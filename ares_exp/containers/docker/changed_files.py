@@ -12,8 +12,7 @@ from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker.container_lifetime import why_it_stays
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
 from ares_exp.containers.docker.stream import run_program
-from ares_exp.containers.filesystem.delta import Delta, Entry, StoredChanges, sorted_by_path
-from ares_exp.containers.filesystem.file_chunks import contents
+from ares_exp.containers.filesystem.delta import Delta, Entry, StoredChanges, contents, sorted_by_path
 from ares_exp.containers.images.image import ensure_image, inspect_image
 from ares_exp.errors import ContainerStartError, RestoreError, SnapshotMismatchError
 
@@ -28,11 +27,6 @@ async def find_base(engine: Engine, spec: ContainerSpec, *, keep: bool) -> dict[
     """Inspects the image that `spec.changes` are relative to.
 
     A missing image is pulled or built like any image of a task, and has to have the same id.
-
-    Args:
-        engine: The engine.
-        spec: With `changes`.
-        keep: Whether an image built for this is kept.
 
     Raises:
         SnapshotMismatchError: It cannot be found or made; with both ids if another one was.
@@ -70,12 +64,7 @@ def name_of(image: dict[str, Any], spec: ContainerSpec) -> str:
 
 
 async def put_back(engine: Engine, container: str, changes: StoredChanges) -> None:
-    """Applies `changes` to the files of a running container.
-
-    Args:
-        engine: The engine.
-        container: The container's name.
-        changes: Relative to its image.
+    """Applies changes, relative to its image, to the files of a running container.
 
     Raises:
         RestoreError: With the reason.

@@ -23,8 +23,16 @@ from ares_exp.containers.container import (
 from ares_exp.containers.docker.capabilities import limits
 from ares_exp.containers.docker.capture import Capture, CaptureWay
 from ares_exp.containers.docker.changed_files import find_base, name_of, put_back
-from ares_exp.containers.docker.container_lifetime import FIRST_COMMAND, NAME_PREFIX, FirstProcess, remove
-from ares_exp.containers.docker.creation import AnswerLostError, create, remove_when_it_appears, starts
+from ares_exp.containers.docker.container_lifetime import (
+    FIRST_COMMAND,
+    NAME_PREFIX,
+    AnswerLostError,
+    FirstProcess,
+    create,
+    remove,
+    remove_when_it_appears,
+    starts,
+)
 from ares_exp.containers.docker.engine import Engine, connect, engine_errors, in_thread, reason
 from ares_exp.containers.docker.mounts import container_mounts
 from ares_exp.containers.docker.network import ContainerNetwork, NetworkOptions

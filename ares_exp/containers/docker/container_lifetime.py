@@ -1,4 +1,6 @@
-"""The lifetime of a Docker container: it ends with the process that started it, and is removed; why it ended.
+"""The lifetime of a Docker container: its creation, its end with the process that started it, and its removal.
+
+Creations are bounded in number, and none leaks if the engine's reply is lost.
 
 The engine forgets a container as soon as it has ended (`AutoRemove`), but keeps its event log for a while.
 """
@@ -10,7 +12,8 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -189,13 +192,7 @@ def _out_of_reach(engine: Engine, what: str) -> ExitReason:
 
 
 def _events(engine: Engine, container: str, now: str) -> Iterator[dict[str, Any]]:
-    """Yields the events of an ended container that the log still has, up to its removal.
-
-    Args:
-        engine: The engine.
-        container: Its name.
-        now: The engine's time, as in an answer's `Date`.
-    """
+    """Yields the events of an ended container up to its removal, or to `now`, the `Date` of an engine's answer."""
     until = parsedate_to_datetime(now).timestamp() + 1
     parameters = {
         "since": "1",
@@ -229,3 +226,93 @@ def _told_by(events: list[dict[str, Any]]) -> ExitReason:
 def _inside(clause: str) -> ExitReason:
     """Returns a reason that a command in the container can have caused, or that cannot be told from one."""
     return ExitReason(clause, is_outside=False)
+
+
+APPEARS_WITHIN_SEC = 5.0
+"""Bound on a container's appearance after the engine's answer to its creation got lost."""
+
+
+class AnswerLostError(EngineError):
+    """The engine's answer to a creation got lost: the container may exist or may still appear."""
+
+
+_semaphores = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()
+
+
+def starts(engine: Engine) -> asyncio.Semaphore:
+    """Returns the semaphore of this event loop for creating and starting containers: more at once are not faster."""
+    return _semaphores.setdefault(
+        asyncio.get_running_loop(), asyncio.Semaphore(engine.capabilities.simultaneous_starts)
+    )
+
+
+def create(engine: Engine, name: str, config: Mapping[str, Any]) -> None:
+    """Creates the container with the unique `name`; the `Labels` of `config` identify the owner. Blocking.
+
+    If the answer gets lost, the request is repeated: the engine then answers that the name is taken, by our container.
+
+    Raises:
+        AnswerLostError: The container may exist, or may still appear.
+        EngineError, docker.errors.DockerException, requests.exceptions.RequestException: It does not exist.
+    """
+    from docker.errors import APIError
+    from requests.exceptions import RequestException
+
+    lost: Exception | None = None
+    for _ in range(2):
+        try:
+            engine.api.create_container_from_config(config, name)
+        except APIError as error:
+            if lost is None or error.status_code != 409:
+                raise
+            adopt(engine, name, config["Labels"])
+        except (RequestException, OSError) as error:
+            if lost is None and _never_sent(error):
+                raise
+            lost = error
+            continue
+        return
+    assert lost is not None
+    raise AnswerLostError(f"the engine's answer to the creation of the container got lost ({reason(lost)})") from lost
+
+
+def adopt(engine: Engine, name: str, labels: Mapping[str, str]) -> None:
+    """Waits for the container of a taken name, and checks that it is ours. Blocking.
+
+    Raises:
+        AnswerLostError: It does not appear.
+        EngineError: It has another owner.
+    """
+    deadline = time.monotonic() + APPEARS_WITHIN_SEC
+    while time.monotonic() < deadline:
+        with contextlib.suppress(*engine_errors()):
+            answer = engine.ask(f"/containers/{name}/json")
+            if answer.status_code == 200:
+                if labels.items() <= answer.json()["Config"]["Labels"].items():  # an image adds labels
+                    return
+                raise EngineError(f"the name {name} belongs to a container of another owner", 409)
+        time.sleep(_POLL_SEC)
+    raise AnswerLostError(
+        f"two requests to create a container had no answer, and none appeared within {APPEARS_WITHIN_SEC:g} s"
+    )
+
+
+def remove_when_it_appears(engine: Engine, name: str) -> None:
+    """Removes a container whose creation had no answer, polling for it for `APPEARS_WITHIN_SEC`. Blocking.
+
+    It polls for all that time, as both requests may still be in transit.
+    """
+    deadline = time.monotonic() + APPEARS_WITHIN_SEC
+    while time.monotonic() < deadline:
+        with contextlib.suppress(*engine_errors()):
+            engine.api.remove_container(name, force=True, v=True)
+        time.sleep(_POLL_SEC)
+
+
+def _never_sent(error: BaseException) -> bool:
+    """Returns whether no connection could be made at all."""
+    while (cause := error.__context__) is not None:
+        if isinstance(cause, (ConnectionRefusedError, FileNotFoundError)):
+            return True
+        error = cause
+    return False

@@ -77,9 +77,7 @@ def _log(leftover: Leftover, problem: str) -> None:
 def find(api: APIClient, *, cached_images: bool = False) -> Iterator[Leftover]:
     """Yields all things that runs made on the engine, running runs included, in order of removal. Blocking.
 
-    Args:
-        api: The engine; one call per kind.
-        cached_images: Whether images and volumes kept for the next run count as stale too.
+    With `cached_images`, images and volumes kept for the next run count as stale too.
 
     Raises:
         docker.errors.DockerException, requests.exceptions.RequestException: The engine refused or is gone.

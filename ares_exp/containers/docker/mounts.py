@@ -52,11 +52,6 @@ def check_mounts(spec: ContainerSpec, host: str | None) -> None:
 def container_mounts(engine: Engine, spec: ContainerSpec, image: str) -> list[Mount]:
     """Returns the mounts of `spec` as the engine takes them; what has to be copied to it is, once. Blocking.
 
-    Args:
-        engine: The engine.
-        spec: Of the container.
-        image: An image that the engine has.
-
     Raises:
         ContainerStartError: No other process of this machine can be kept from copying at the same time.
         TransferError: A directory cannot be read.

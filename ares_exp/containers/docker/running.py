@@ -62,16 +62,7 @@ class RunningContainer:
         workdir: str | None = None,
         first_process: FirstProcess | None = None,
     ) -> None:
-        """Connects to nothing yet.
-
-        Args:
-            engine: The engine.
-            container: Its name.
-            what: Its name in messages, which start with "The " and this.
-            shell: The default shell of commands.
-            workdir: Default directory of commands; `None`: the image's.
-            first_process: Its first process, if attached.
-        """
+        """Args: what: Its name in messages, which start with "The " and this."""
         self._engine = engine
         self._container = container
         self._what = what

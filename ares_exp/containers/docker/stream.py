@@ -128,15 +128,7 @@ class DockerTerminal:
 async def run_program(
     engine: Engine, container: str, command: Sequence[str], stdin: bytes, read: Callable[[BinaryIO], _T]
 ) -> tuple[_T, int]:
-    """Runs a program as root in `/`; its stderr is dropped.
-
-    Args:
-        engine: The engine.
-        container: Its name.
-        command: The program and its arguments.
-        stdin: Its input.
-        read: Reads its output, in a thread, from a non-seekable stream. When it raises, the rest of the output is
-            dropped.
+    """Runs a program as root in `/`, without its stderr. `read` reads its output, a non-seekable stream, in a thread.
 
     Returns:
         The result of `read`, and the exit code.

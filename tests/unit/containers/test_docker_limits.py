@@ -35,6 +35,11 @@ def test_disk_quota(info: dict[str, object], mounts: str, expected: bool) -> Non
     assert has_disk_quota(info, mounts) is expected
 
 
+def test_no_more_processors_than_there_are_are_asked_for() -> None:
+    sent = limits(ContainerSpec("t", cpus=10_000, memory_mb=2), Capabilities(cpus=2), swap_mb=0, pids_limit=9)
+    assert (sent["nano_cpus"], sent["memswap_limit"]) == (2 * 10**9, sent["mem_limit"])
+
+
 def test_a_size_is_sent_where_the_storage_takes_one() -> None:
     spec = ContainerSpec("t", storage_mb=10)
     assert limits(spec, Capabilities(disk_quota=True), swap_mb=0, pids_limit=9)["storage_opt"] == {"size": "10m"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from pathlib import Path
 from typing import Unpack
 
 from ares_exp.containers.container import ContainerSpec, ExecOptions, ExecResult, ServiceContainer
@@ -120,14 +119,11 @@ class ComposeContainer(EngineContainer):
         self._project.built.clear()
 
 
-class Service:
+class Service(RunningContainer):
     """A `ServiceContainer` of a compose project. Its shells are opened with its first command."""
 
     def __init__(self, engine: Engine, container: str, name: str) -> None:
-        self._engine = engine
-        self._container = container
-        self._name = name
-        self._running = RunningContainer(engine, container, what=f"service {name}", shell="sh -c")
+        super().__init__(engine, container, what=f"service {name}", shell="sh -c")
         self._is_open = False
         self._opening = asyncio.Lock()
 
@@ -135,21 +131,14 @@ class Service:
         async with self._opening:
             if not self._is_open:
                 try:
-                    await self._running.open()
+                    await self.open()
                 except engine_errors() as error:
-                    raise ContainerError(f"Service {self._name} runs no commands: {reason(error)}.") from error
+                    raise ContainerError(f"The {self._what} runs no commands: {reason(error)}.") from error
                 self._is_open = True
-        return await self._running.exec(command, **options)
-
-    async def download(self, source: str | Path, target: str | Path) -> None:
-        await self._running.download(source, target)
+        return await super().exec(command, **options)
 
     async def stop(self) -> None:
         api = self._engine.api
         problem = await in_thread(lambda: why_it_stays(lambda: api.kill(self._container)), pool="removals")
         if problem and "is not running" not in problem:
-            raise ContainerError(f"Service {self._name} could not be stopped: {problem}.")
-
-    async def close(self) -> None:
-        """Closes its shells. Idempotent; the service keeps running."""
-        await self._running.close()
+            raise ContainerError(f"The {self._what} could not be stopped: {problem}.")

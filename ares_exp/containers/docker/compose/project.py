@@ -18,8 +18,7 @@ from ares_exp.containers.docker.compose.project_file import MAIN, base_document,
 from ares_exp.containers.docker.compose.security_policy import check_file, refuse_violations
 from ares_exp.containers.docker.compose.tool import ComposeTool, find_compose, outer_environment, variables
 from ares_exp.containers.docker.container import DockerOptions
-from ares_exp.containers.docker.container_lifetime import remove, why_it_stays
-from ares_exp.containers.docker.creation import starts
+from ares_exp.containers.docker.container_lifetime import remove, starts, why_it_stays
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
 from ares_exp.containers.docker.leftovers import image_labels
 from ares_exp.containers.docker.reaper import watch_over_us

@@ -52,10 +52,6 @@ _MEMORY_LIMITS = ("mem_limit", "deploy.resources.limits.memory")
 def check_file(spec: ContainerSpec, options: DockerOptions) -> list[str]:
     """Applies the policy to a task's compose file as written. Blocking.
 
-    Args:
-        spec: The spec, with a compose file.
-        options: The bounds, and whether the user trusts the file.
-
     Returns:
         Warnings about ignored keys.
 
@@ -86,12 +82,7 @@ def check_file(spec: ContainerSpec, options: DockerOptions) -> list[str]:
 
 
 def refuse_violations(path: Path, document: Mapping[str, Any], options: DockerOptions) -> None:
-    """Refuses a compose file that asks for a way out of its containers, or for more than the bounds. Blocking.
-
-    Args:
-        path: The task's file.
-        document: Its content, as written or as the compose program has read it.
-        options: The bounds, and whether the user trusts the file.
+    """Rejects a document, as written or as the compose program read it, that violates the policy. Blocking.
 
     Raises:
         UnsupportedTaskError: With every key that violates the policy.

@@ -73,12 +73,6 @@ class ComposeTool:
     ) -> Answer:
         """Runs the program; kills it with its children when the caller is cancelled or this process is killed.
 
-        Args:
-            arguments: Its arguments.
-            env: Its whole environment.
-            directory: Its working directory.
-            stdin: Its input.
-
         Raises:
             ContainerStartError: It could not be started, or printed more than `_MAX_ANSWER_BYTES`.
         """
@@ -205,10 +199,6 @@ _OBEYED = re.compile(
 def refuse_obeyed(spec: ContainerSpec, text: str) -> None:
     """Refuses a file that uses variables that are not filled in. They may be set in its containers.
 
-    Args:
-        spec: The spec, with the task's variables.
-        text: The compose file's text.
-
     Raises:
         UnsupportedTaskError: With their names.
     """
@@ -221,12 +211,7 @@ def refuse_obeyed(spec: ContainerSpec, text: str) -> None:
 
 
 def variables(spec: ContainerSpec, host: str) -> dict[str, str]:
-    """Returns the environment of the compose program. Blocking: reads the build context.
-
-    Args:
-        spec: The task's container.
-        host: As `Engine.host`.
-    """
+    """Returns the environment of the compose program for an engine's `host`. Blocking: reads the build context."""
     assert spec.compose_file is not None
     env = {name: value for name, value in spec.env.items() if not _OBEYED.fullmatch(name)}
     context = spec.context_dir or spec.compose_file.parent
