@@ -184,7 +184,7 @@ class GatheredCalls(Generic[T]):
     def put(self, item: T) -> asyncio.Future[None]:
         """Returns the call that takes the item. Do not cancel it: it takes other items, too."""
         self._items.append(item)
-        if self._call is None:
+        if self._call is None or self._call.done():  # done: it was cancelled before it took anything
             self._call = asyncio.ensure_future(self._called())
         return self._call
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pydantic
 from pydantic import Field
 
-from ares_exp.errors import BudgetExhaustedError, ConfigError, ContextOverflowError, RefusalError
+from ares_exp.errors import BudgetExhaustedError, ConfigError, ContextOverflowError, RefusalError, close_matches
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.recorded_results import is_countable, read_results
 from ares_exp.records.results import EnvironmentUsage, EpisodeResult, Outcome
@@ -71,6 +71,22 @@ class Budget(Limits):
     """
 
     sweep: Limits = Limits()
+
+    def changed(self, values: Mapping[str, Any]) -> Budget:
+        """Returns the budget with other limits: `cost`, `sweep.tokens`.
+
+        Raises:
+            ConfigError: There is no such limit.
+            ValidationError: A value is wrong.
+        """
+        data = asdict(self)
+        for name, value in values.items():
+            group, _, shared = name.partition(".")
+            place = data["sweep"] if group == "sweep" and shared else data
+            if (shared or name) not in place or name == "sweep":
+                raise ConfigError(f"There is no `budget.{name}`.{close_matches(name, data)}")
+            place[shared or name] = value
+        return pydantic.TypeAdapter(Budget).validate_python(data)
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ def compose_job(
         set_up_hydra(config_dirs)
         fresh_dir.cache_clear()  # a run of before may have started in the same second
         try:
-            return _compose(overrides, config_dirs, partial(Run.of, quiet=quiet, given=given))
+            return _compose(overrides, config_dirs, partial(Run, quiet=quiet, given=given))
         finally:
             OptionSearchPath.config_dirs = before
 

@@ -6,16 +6,19 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
+
+from pydantic import ValidationError
 
 from ares_exp.cancellation import finish
 from ares_exp.environment import MinimalEnvironment, complete
 from ares_exp.errors import (
     BudgetExhaustedError,
+    ConfigError,
     HostLostError,
     SnapshotError,
     StorageError,
@@ -25,9 +28,10 @@ from ares_exp.records.results import UNFINISHED, EpisodeResult, final_results
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_storage import RunStorage
 from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.validation import explain_validation
 from ares_exp.runs.budget import Budget, Spending
 from ares_exp.runs.components import Components, Settings
-from ares_exp.runs.control.run_control import LiveSettings, RunControl
+from ares_exp.runs.control.run_control import RunControl
 from ares_exp.runs.control.runner_monitor import RunnerMonitor
 from ares_exp.runs.control.status import LiveStatus
 from ares_exp.runs.episode_maker import ResumableEpisodeMaker
@@ -49,7 +53,8 @@ if TYPE_CHECKING:
 TRAINER_GRACE_SEC = 60.0
 """Seconds that an interrupted trainer has to finish the step that it is in."""
 
-SHOWN_TASKS = 5
+LIVE_KEYS = ("concurrency", "budget.…", "retry.…", "policy.max_concurrency", "policy.max_retries")
+"""Keys that can change in a running run: the ones that change no result."""
 
 GC_THRESHOLD = 25_000
 """Net allocations that start a garbage collection during a run; Python's default is 700 to 2,000."""
@@ -244,21 +249,13 @@ class Experiment:
             self._max_loop_lag_sec = monitor.max_loop_lag_sec
 
     def _control(self) -> RunControl:
-        settings = LiveSettings(
-            budget=self._parts.budget,
-            retry=self._retry,
-            policy=self._parts.policy,
-            resize=self._resize,
-            on_budget=self._set_budget,
-            on_retry=partial(setattr, self, "_retry"),
-        )
         return RunControl(
             run_dir=self._run_dir,
             sweep_dir=self._settings.sweep_dir,
             scheduler=self._scheduler,
             gate=self._gate,
             live=self._live,
-            settings=settings,
+            set=self._set,
             interrupt=self.interrupt,
             running=lambda: list(self._running.values()),
             on_drop=self._dropped,
@@ -266,10 +263,43 @@ class Experiment:
             is_recorded=lambda: self._storage.failure is None,
         )
 
-    def _resize(self, concurrency: int) -> Callable[[], None]:
-        check_collectors(self._parts.collectors.values(), concurrency)
-        allowed = bounded_concurrency(self._parts, concurrency, self._warn)
-        return lambda: self._scheduler.resize(allowed)
+    def _set(self, values: Mapping[str, Any]) -> None:
+        """Changes settings of the running run: all of them, or none.
+
+        Raises:
+            ConfigError: One of the keys cannot change, or not to that value.
+        """
+        try:
+            changes = self._changes(values)
+        except ValidationError as error:
+            raise ConfigError(f"Cannot set {', '.join(values)}: {explain_validation(error)}.") from None
+        for change in changes:
+            change()
+
+    def _changes(self, values: Mapping[str, Any]) -> list[Callable[[], None]]:
+        parts, changes = self._parts, list[Callable[[], None]]()
+        groups: dict[str, dict[str, Any]] = {"budget": {}, "retry": {}}
+        for key, value in values.items():
+            group, _, name = key.partition(".")
+            if group in groups and name:
+                groups[group][name] = value
+            elif group == "policy" and name:
+                changes.append(parts.policy.adjust(name, value))
+            elif key != "concurrency":
+                raise ConfigError(
+                    f"`{key}` cannot change in a running run. Use one of {', '.join(LIVE_KEYS)}. Other keys that "
+                    "change no result may differ with `resume=`; all others need a new run."
+                )
+            elif type(value) is not int or value < 1:
+                raise ConfigError(f"Expected `concurrency` to be a positive int, got {value!r:.80}.")
+            else:
+                check_collectors(parts.collectors.values(), value)
+                changes.append(partial(self._scheduler.resize, bounded_concurrency(parts, value, self._warn)))
+        if groups["budget"]:
+            changes.append(partial(self._set_budget, self.spending.budget.changed(groups["budget"])))
+        if groups["retry"]:
+            changes.append(partial(setattr, self, "_retry", self._retry.changed(groups["retry"])))
+        return changes
 
     def _set_budget(self, budget: Budget) -> None:
         self._live.budget = budget

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ares_exp.config.hydra_setup import HYDRA_RECORDS, NOTHING_TO_RESUME, is_fresh_dir, scrub_hydra_records
 from ares_exp.config.schema import validate
@@ -49,51 +49,15 @@ class Run:
     """
 
     def __init__(
-        self,
-        components: Components,
-        settings: Settings,
-        run_dir: RunDir,
-        config: Mapping[str, Any],
-        group: str | None,
-        job: str | None = None,
-        *,
-        choices: Mapping[str, str] | None = None,
-        quiet: bool = False,
+        self, config: DictConfig, hydra: HydraConf, *, quiet: bool = False, given: Mapping[str, Any] | None = None
     ) -> None:
-        """Makes the experiment.
-
-        Args:
-            components: What it is made of.
-            settings: Its own settings.
-            run_dir: Where it writes.
-            config: The resolved config without secrets, for its records.
-            group: Name of its sweep; `None` if there is none.
-            job: Number and overrides of the job of a sweep; `None` if there is none.
-            choices: The chosen option of each group, for its records.
-            quiet: Whether neither progress nor the summary is printed.
-        """
-        self._components = components
-        self._experiment = Experiment(components, settings, run_dir, quiet=quiet)
-        self.run_dir = run_dir
-        self._config = config
-        self._group = group
-        self._job = job
-        self._choices = {} if choices is None else choices
-        self._quiet = quiet
-        self._preparing: asyncio.Future[Sequence[str]] | None = None
-        self._interrupted = False
-
-    @classmethod
-    def of(
-        cls, config: DictConfig, hydra: HydraConf, *, quiet: bool = False, given: Mapping[str, Any] | None = None
-    ) -> Self:
         """Validates a composed config, and makes the run that it describes.
 
         Args:
-            config: The config; where a run is gone on with it becomes what that recorded.
-            hydra: Hydra's own part of it.
+            config: The config. If a run is continued, it becomes the config that this run recorded.
+            hydra: Hydra's own part of the config.
             quiet: Whether neither progress nor the summary is printed.
-            given: Components that a script gives in place of the config's, by group.
+            given: Components that a script gives in place of those of the config, by group.
 
         Raises:
             UserError: Something is wrong.
@@ -101,28 +65,32 @@ class Run:
         from hydra.types import RunMode
         from omegaconf import OmegaConf
 
-        run_dir, sweeps = RunDir(Path(hydra.runtime.output_dir)), hydra.mode == RunMode.MULTIRUN
+        self.run_dir, sweeps = RunDir(Path(hydra.runtime.output_dir)), hydra.mode == RunMode.MULTIRUN
         if config.resume and not sweeps and is_fresh_dir(hydra.run):
             raise ConfigError(NOTHING_TO_RESUME.format(key="hydra.run.dir", what="run"))
         overrides = cast("list[str]", OmegaConf.to_container(cast("Any", hydra.overrides.task), resolve=False))
-        scrub_hydra_records(run_dir.path / HYDRA_RECORDS, overrides)
-        job = f"#{hydra.job.num} {' '.join(scrub_argv(overrides))}".rstrip() if sweeps else None
-        if config.resume and run_dir.has_run:
+        scrub_hydra_records(self.run_dir.path / HYDRA_RECORDS, overrides)
+        if config.resume and self.run_dir.has_run:
             from ares_exp.runs.resume.compose_from_run import keep_recorded
             from ares_exp.runs.resume.trusted_record import check_trust
 
-            check_trust(run_dir.path, forced=config.resume_force)
-            if changed := keep_recorded(config, run_dir, overrides):
+            check_trust(self.run_dir.path, forced=config.resume_force)
+            if changed := keep_recorded(config, self.run_dir, overrides):
                 logger.warning("What is on disk of %s has changed; the run goes on as it was.", ", ".join(changed))
         values = _resolved(config)
         validate(values)
         sweep_dir = Path(hydra.sweep.dir) if sweeps else None
-        group = f"{values['name']}/{sweep_dir.name}" if sweep_dir is not None else None
-        settings = Settings.of(values, sweep_dir=sweep_dir)
-        parts = Components.of(config, given or {})
-        values |= {one: {"_object_": type(part).__name__} for one, part in (given or {}).items()}
-        choices = {one: str(option) for one, option in hydra.runtime.choices.items() if "/" not in one}
-        return cls(parts, settings, run_dir, scrub(values), group, job, choices=choices, quiet=quiet)
+        self._group = f"{values['name']}/{sweep_dir.name}" if sweep_dir is not None else None
+        self._job = f"#{hydra.job.num} {' '.join(scrub_argv(overrides))}".rstrip() if sweeps else None
+        self._choices = {one: str(option) for one, option in hydra.runtime.choices.items() if "/" not in one}
+        self._components = Components.of(config, given or {})
+        self._experiment = Experiment(
+            self._components, Settings.of(values, sweep_dir=sweep_dir), self.run_dir, quiet=quiet
+        )
+        self._config = scrub(values | {one: {"_object_": type(part).__name__} for one, part in (given or {}).items()})
+        self._quiet = quiet
+        self._preparing: asyncio.Future[Sequence[str]] | None = None
+        self._interrupted = False
 
     async def play(self) -> RunSummary:
         """Prepares, plays and records the episodes, and prints the summary.

@@ -37,7 +37,7 @@ class Mutant(NamedTuple):
 M = Mutant
 MUTANTS = [
     # --- runner: running/, rollout.py, resume/
-    M("R01", "Scheduler._start", "len(self._playing) < self._concurrency", "len(self._playing) <= self._concurrency",
+    M("R01", "Scheduler._start", "len(self._playing) < self.concurrency", "len(self._playing) <= self.concurrency",
       "one more episode than `concurrency` runs at once", ("test_scheduler.py",)),
     M("R02", "Scheduler._wait", "self._ready.appendleft if retry.is_first else self._ready.append", "self._ready.append",
       "a retry that goes first waits at the end of the queue", ("test_scheduler.py",)),

@@ -81,7 +81,7 @@ class JobFunction:
                         check_objective(config.objective, attempts=config.attempts)
                 summary = _complete_before(config, hydra) if note is not None and config.resume else None
                 if summary is None:
-                    summary = asyncio.run(play_attended(Run.of(config, hydra)))
+                    summary = asyncio.run(play_attended(Run(config, hydra)))
         except UserError as error:
             played = run_dir.has_run  # what it has stands
             if note is None:  # Hydra goes on writing in the folders of a sweep

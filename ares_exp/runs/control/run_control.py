@@ -6,106 +6,20 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from pydantic import TypeAdapter, ValidationError
-
 from ares_exp.cancellation import finish
-from ares_exp.errors import ConfigError, UserError, close_matches
-from ares_exp.policies.policy import Policy
+from ares_exp.errors import ConfigError, UserError
 from ares_exp.policies.waiting import Gate
 from ares_exp.records.run_dir import STOP, RunDir, append_lines
 from ares_exp.records.terminal_text import count_of, format_duration, one_line
-from ares_exp.records.validation import explain_validation
-from ares_exp.runs.budget import Budget
 from ares_exp.runs.control.orders import Inbox, Order, OrderFile
 from ares_exp.runs.control.status import Held, LiveStatus, State, write_status
-from ares_exp.runs.retries import RetryRules
 from ares_exp.runs.running_episode import RunningEpisode
 from ares_exp.runs.scheduler import PlannedEpisode, Scheduler
-
-KEYS = ("concurrency", "budget.…", "retry.…", "policy.max_concurrency", "policy.max_retries")
-
-Change = Callable[[], None]
-_BUDGET = TypeAdapter(Budget)
-
-
-@dataclass(kw_only=True)
-class LiveSettings:
-    """The current settings, and the functions that change them.
-
-    Attributes:
-        budget: The current budget.
-        retry: The current rules.
-        policy: The policy of the run.
-        resize: Checks a number of episodes at once, and returns the function that applies it.
-        on_budget: Applies a budget.
-        on_retry: Applies rules.
-    """
-
-    budget: Budget
-    retry: RetryRules
-    policy: Policy
-    resize: Callable[[int], Change]
-    on_budget: Callable[[Budget], None]
-    on_retry: Callable[[RetryRules], None]
-
-    def set(self, values: Mapping[str, Any]) -> None:
-        """Changes all of them, or none.
-
-        Raises:
-            ConfigError: One of the keys cannot change, or not to that value.
-        """
-        try:
-            changes = self._changes(values)
-        except ValidationError as error:
-            raise ConfigError(f"Cannot set {', '.join(values)}: {explain_validation(error)}.") from None
-        for change in changes:
-            change()
-
-    def _changes(self, values: Mapping[str, Any]) -> list[Change]:
-        budget, retry, changes = dict[str, Any](), dict[str, Any](), list[Change]()
-        for key, value in values.items():
-            group, _, name = key.partition(".")
-            if group == "budget" and name:
-                budget[name] = value
-            elif group == "retry" and name:
-                retry[name] = value
-            elif group == "policy" and name:
-                changes.append(self.policy.adjust(name, value))
-            elif key != "concurrency":
-                raise ConfigError(
-                    f"`{key}` cannot change in a running run. Use one of {', '.join(KEYS)}. Other keys that change no "
-                    "result may differ with `resume=`; all others need a new run."
-                )
-            elif type(value) is not int or value < 1:
-                raise ConfigError(f"Expected `concurrency` to be a positive int, got {value!r:.80}.")
-            else:
-                changes.append(self.resize(value))
-        if budget:
-            changes.append(partial(self._use, "budget", self._new_budget(budget), self.on_budget))
-        if retry:
-            changes.append(partial(self._use, "retry", self.retry.changed(retry), self.on_retry))
-        return changes
-
-    def _new_budget(self, values: Mapping[str, Any]) -> Budget:
-        data = asdict(self.budget)
-        for name, value in values.items():
-            group, _, shared = name.partition(".")
-            place = data["sweep"] if group == "sweep" and shared else data
-            if (shared or name) not in place or name == "sweep":
-                raise ConfigError(f"There is no `budget.{name}`.{close_matches(name, data)}")
-            place[shared or name] = value
-        return _BUDGET.validate_python(data)
-
-    def _use(self, name: str, value: Any, apply: Callable[[Any], None]) -> None:
-        setattr(self, name, value)
-        apply(value)
-
 
 LOOK_SEC = 1.0
 """Seconds between two reads of the inbox."""
@@ -128,7 +42,7 @@ class RunControl:
         scheduler: The scheduler of the run.
         gate: The gate before the policy.
         live: The state of the run.
-        settings: The settings that can change.
+        set: Changes settings of the run, by key: all of them, or none.
         interrupt: Ends the run, as Ctrl-C does.
         running: Returns the running episodes.
         on_drop: Called with each try that is taken off the queue.
@@ -141,7 +55,7 @@ class RunControl:
     scheduler: Scheduler
     gate: Gate
     live: LiveStatus
-    settings: LiveSettings
+    set: Callable[[Mapping[str, Any]], None]
     interrupt: Callable[[], None]
     running: Callable[[], Sequence[RunningEpisode]]
     on_drop: Callable[[PlannedEpisode], None]
@@ -240,7 +154,7 @@ class RunControl:
             case "cancel":
                 return self._cancel(str(order.what))
             case "set":
-                self.settings.set(order.values)
+                self.set(order.values)
                 shown = (f"{key}={'null' if value is None else value}" for key, value in order.values.items())
                 return f"In force: {', '.join(shown)}."
             case "stop":

@@ -18,7 +18,7 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.runs.control import run_control
-from ares_exp.runs.control.orders import Order, Verb, write_order
+from ares_exp.runs.control.orders import Order, Verb, watch, write_order
 from ares_exp.runs.control.status import RunStatus, read_status
 from ares_exp.runs.executors.executor import LocalExecutor, Place
 from tests.unit.runs.test_experiment import Answers, OneStep, Source, experiment, play, rows
@@ -29,6 +29,7 @@ LIMIT_SEC = 30
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_control, "LOOK_SEC", 0.01)
+    monkeypatch.setattr(run_control, "WATCHED_WRITE_SEC", 0.01)
 
 
 class Asked(Answers):
@@ -337,6 +338,7 @@ class Rooms(LocalExecutor):
 async def test_tries_that_wait_for_room_are_queued_cancelled_and_start_in_no_pause(tmp_path: Path) -> None:
     rooms = Rooms()
     async with controlled(tmp_path, count=4, concurrency=3, executor=rooms) as run:
+        watch(tmp_path / "run" / "control")
         await run.until(lambda: run.policy.asked and run.status is not None and run.status.running == 1)
         assert run.status is not None
         assert run.status.queued == 3
