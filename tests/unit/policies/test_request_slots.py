@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
-from typing import Any
 
 import pytest
 
 from ares_exp.errors import RateLimitError
 from ares_exp.llms.request import LLMRequest
-from ares_exp.policies.chat_completions import OpenAIPolicy
 from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.policies.waiting import MAX_PAUSES, RequestSlots
 from tests.loopback_endpoint import LoopbackEndpoint, error, slow
+from tests.unit.policies.conftest import Make
 
 HI = LLMRequest([{"role": "user", "content": "hi"}])
-Make = Callable[..., OpenAIPolicy]
 
 
 class Waits(list[float]):
@@ -33,19 +29,6 @@ class Waits(list[float]):
     @property
     def spec(self) -> EpisodeSpec:
         return EpisodeSpec("t", on_wait=self)
-
-
-@pytest.fixture
-async def make(endpoint: LoopbackEndpoint) -> AsyncIterator[Make]:
-    async with AsyncExitStack() as stack:
-
-        def make(**more: Any) -> OpenAIPolicy:
-            settings = {"model": "m", "base_url": endpoint.url, "api_key_env": None, "retry_base_sec": 0.01}
-            policy = OpenAIPolicy(**{**settings, **more})
-            stack.push_async_callback(policy.close)
-            return policy
-
-        yield make
 
 
 async def test_a_wait_is_told_before_it_passes(endpoint: LoopbackEndpoint, make: Make) -> None:

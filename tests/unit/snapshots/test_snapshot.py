@@ -21,6 +21,7 @@ from ares_exp.records.secrets import protect
 from ares_exp.snapshots.document import MAX_FILE_BYTES, with_checksum
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.snapshots.store import SnapshotStore
+from tests.unit.snapshots.golden_store import GOLDEN
 from tests.unit.snapshots.stores import EPISODE, add, make
 
 
@@ -204,12 +205,12 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG)
-def test_a_wrong_field_is_named(store: SnapshotStore, name: str, value: object) -> None:
-    path = rewritten(store, lambda data: data.update({name: value}))
+def test_a_wrong_field_is_named(name: str, value: object) -> None:
+    data = SnapshotStore(GOLDEN).get(f"{EPISODE}@3").to_dict() | {name: value}
     name_in_message = "id of a snapshot" if name == "snapshot_id" and isinstance(value, str) else name
     with pytest.raises(SnapshotMetadataError, match=name_in_message) as told:
-        EnvironmentSnapshot.load_from_file(path)
-    assert str(told.value).startswith(f"{path}: ")
+        EnvironmentSnapshot.from_dict(with_checksum(data), where="here", snapshot_dir=GOLDEN)
+    assert str(told.value).startswith("here: ")
     assert len(str(told.value)) < 500
 
 

@@ -320,14 +320,13 @@ async def test_seconds_are_recorded(counting: Any) -> None:
     memory = MemoryTrajectoryCollector()
     env = TrajectoryCollectingEnvironment(counting(2), memory)
     await env.reset()
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.1)
     await env.step(ANSWER)
     await env.step(ANSWER)
     first, middle, last = memory.episodes[0].steps
     assert first.policy_sec is None
     assert middle.policy_sec is not None
-    assert middle.policy_sec >= 0.49
+    assert middle.policy_sec >= 0.09
     assert last.policy_sec is not None
-    assert last.policy_sec < middle.policy_sec
     assert all(step.environment_sec is not None and 0 <= step.environment_sec < 60 for step in (first, middle, last))
     assert all(step.container_sec is None and step.commands == () for step in (first, middle, last))
