@@ -25,7 +25,6 @@ from itertools import takewhile
 from typing import Any
 
 from ares_exp.llms.request import REASONING_FIELDS, LLMRequest
-from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
 
 Normalise = Callable[[Any], Any]
 """Makes of a canonical message what is compared, e.g. without times."""
@@ -84,18 +83,6 @@ def canonical_messages(request: LLMRequest) -> list[dict[str, Any]]:
     """Returns the messages in canonical form, the system prompt first."""
     system = [] if not request.system_prompt else [{"role": "system", "content": request.system_prompt}]
     return list(_canonical([*system, *request.messages]))
-
-
-def canonical_answer(response: LLMResponse, request: LLMRequest) -> dict[str, Any]:
-    """Returns the message that repeats an answer to `request`, as `canonical_messages` of a later request has it."""
-    calls = [
-        {"id": str(number), "function": {"name": piece.name, "arguments": piece.arguments}}
-        for number, piece in enumerate(response.data)
-        if isinstance(piece, ToolCallData)
-    ]
-    texts = "".join(piece.content for piece in response.data if isinstance(piece, TextData))
-    message = {"role": "assistant", "content": texts, "tool_calls": calls}
-    return list(_canonical([*request.messages, message]))[-1]
 
 
 def _canonical(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
