@@ -130,16 +130,13 @@ def _content(content: Any) -> Any:
         return _value(content)
     parts: list[Any] = []
     for part in content:
-        made = part["text"] if _is_text(part) else _value(part)
+        is_text = isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+        made = part["text"] if is_text else _value(part)
         if isinstance(made, str) and parts and isinstance(parts[-1], str):
             parts[-1] += made
         elif made not in _NOTHING:
             parts.append(made)
     return parts[0] if len(parts) == 1 and isinstance(parts[0], str) else parts
-
-
-def _is_text(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def _value(value: Any) -> Any:

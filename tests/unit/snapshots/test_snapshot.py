@@ -200,7 +200,7 @@ WRONG = [
     ("container", []), ("container", {"env_names": {"A": "b"}}), ("container", {"not_captured": [1]}),
     ("container", {"processes": "ps"}), ("container", {"workdir": 1}), ("container", {"options": None}),
     ("agent", None), ("agent", {"state": "x"}), ("agent", {"state_version": -1}), ("agent", {"factory": None}),
-    ("episode", 1), ("lineage", "root"), ("writer", None), ("requires_reset", True), ("requires_reset", 0),
+    ("episode", 1), ("lineage", "root"), ("writer", None), ("requires_reset", True),
 ]  # fmt: skip
 
 
