@@ -11,7 +11,7 @@ from ares_exp.records.run_dir import RunDir
 from ares_exp.records.statistics import results_document
 from ares_exp.runs.sweeps import sweep_report as sweep_report
 from ares_exp.snapshots import snapshot as snapshot_versions
-from ares_exp.trajectories.files import schema_versions as trajectory_versions
+from ares_exp.trajectories.files import episode_file as trajectory_versions
 from tests.docs_reference.markdown import GENERATED, documented_fields, plain, table
 
 NAMED: Mapping[str, str] = {
