@@ -10,7 +10,7 @@ from ares_exp.errors import RateLimitError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.policies.waiting import MAX_PAUSES, RequestSlots
-from tests.loopback_endpoint import LoopbackEndpoint, error, slow
+from tests.loopback_endpoint import LoopbackEndpoint, error
 from tests.unit.policies.conftest import Make
 
 HI = LLMRequest([{"role": "user", "content": "hi"}])
@@ -88,14 +88,6 @@ async def test_a_wait_that_is_refused_holds_back_nobody(endpoint: LoopbackEndpoi
     async with asyncio.timeout(10):
         await policy.for_episode(waits.spec)(HI)
     assert waits == []
-
-
-async def test_waiting_for_a_place_is_told(endpoint: LoopbackEndpoint, make: Make) -> None:
-    endpoint.otherwise = slow(0.1)
-    policy, first, second = make(max_concurrency=1), Waits(), Waits()
-    await asyncio.gather(policy.for_episode(first.spec)(HI), policy.for_episode(second.spec)(HI))
-    assert first == []
-    assert sum(second) > 0.01
 
 
 async def test_a_long_wait_for_a_place_is_told_while_it_passes() -> None:
