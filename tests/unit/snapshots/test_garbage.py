@@ -111,6 +111,7 @@ def write_and_remove(path: Path, writer: int) -> None:
 
 
 @pytest.mark.once
+@pytest.mark.slow
 def test_writers_and_a_collector_at_the_same_time(store: SnapshotStore) -> None:
     spawn = multiprocessing.get_context("spawn")
     writers = [spawn.Process(target=write_and_remove, args=(store.path, number)) for number in range(2)]

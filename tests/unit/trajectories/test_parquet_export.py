@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.errors import ConfigError, TrajectoryFormatError
-from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.request import LLMRequest, freeze
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
 from ares_exp.llms.wire import plain
 from ares_exp.records.results import ErrorInfo, Outcome
@@ -43,14 +43,14 @@ RESPONSE = LLMResponse(
 def episode(steps: int = 3, *, name: str = "e", text: str = "", metadata: Any = None) -> EpisodeTrajectory:
     """`steps` answers: the first record is FIRST, the last one LAST with the reward 1."""
     commands = (CommandRecord("ls", 0, 0.1), CommandRecord("sleep 9", None, 9.0, True))
-    messages = [{"role": "user", "content": f"{index} {text}"} for index in range(steps)]
-    records = []
-    for index, record in enumerate(chat(length=steps + 1).steps):
+    messages = freeze([{"role": "user", "content": f"{index} {text}"} for index in range(steps)])
+    base, records = chat(name, "task", length=steps + 1), []
+    for index, record in enumerate(base.steps):
         request = None if index == steps else serialize_llm_request(LLMRequest(messages[: index + 1]))
         acted = {"action": serialize_llm_response(RESPONSE), "policy_sec": 0.5, "commands": commands} if index else {}
         records.append(replace(record, observation=request, **acted))  # type: ignore[arg-type]
     known = {"attempt": 0} if metadata is None else metadata
-    return replace(chat(name, "task", length=steps + 1), steps=tuple(records), metadata=known)
+    return replace(base, steps=tuple(records), metadata=known)
 
 
 def failed() -> EpisodeTrajectory:
@@ -204,6 +204,7 @@ def test_secrets_reach_no_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert rows[0]["commands"][0]["command"] == "echo ***"
 
 
+@pytest.mark.slow
 def test_the_size_grows_linearly_also_with_large_metadata(tmp_path: Path) -> None:
     noise = "".join(chr(32 + (number * 7919) % 997) for number in range(400_000))
     sizes = []
