@@ -521,19 +521,16 @@ class StreamedMessage(StreamedAnswer):
             index = required(event, "index", int)
             self._blocks.setdefault(index, _Block({})).read(required(event, "delta", Mapping))
         elif kind == "message_delta":
-            self._end(event)
+            self._message |= optional(event, "delta", Mapping) or {}
+            counts = optional(event, "usage", Mapping) or {}
+            known = optional(self._message, "usage", Mapping) or {}
+            self._message["usage"] = {**known, **{key: count for key, count in counts.items() if count is not None}}
         elif kind == "message_stop":
             self.is_complete = True
 
     def assembled(self) -> dict[str, Any]:
         """Returns the message."""
         return {**self._message, "content": [block.assembled() for _, block in sorted(self._blocks.items())]}
-
-    def _end(self, event: Mapping[str, Any]) -> None:
-        self._message |= optional(event, "delta", Mapping) or {}
-        counts = optional(event, "usage", Mapping) or {}
-        known = optional(self._message, "usage", Mapping) or {}
-        self._message["usage"] = {**known, **{key: count for key, count in counts.items() if count is not None}}
 
 
 class _Block:
@@ -557,13 +554,4 @@ class _Block:
         block = {**self._start, **self._others}
         for field, text in joined.items():
             block[field] = f"{self._start.get(field) or ''}{text}"
-        return {**block, "input": _input(given)} if given else block
-
-
-def _input(text: str) -> dict[str, Any]:
-    """Reads arguments; those that are no JSON object, because a bound cut them off, say, are kept as they are."""
-    try:
-        given = json.loads(text)
-    except (ValueError, RecursionError):
-        given = None
-    return given if isinstance(given, dict) else {INVALID_ARGUMENTS: text}
+        return {**block, "input": _wire_input(given)} if given else block

@@ -25,7 +25,6 @@ from itertools import takewhile
 from typing import Any
 
 from ares_exp.llms.request import REASONING_FIELDS, LLMRequest
-from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
 
 Normalise = Callable[[Any], Any]
 """Makes of a canonical message what is compared, e.g. without times."""
@@ -86,18 +85,6 @@ def canonical_messages(request: LLMRequest) -> list[dict[str, Any]]:
     return list(_canonical([*system, *request.messages]))
 
 
-def canonical_answer(response: LLMResponse, request: LLMRequest) -> dict[str, Any]:
-    """Returns the message that repeats an answer to `request`, as `canonical_messages` of a later request has it."""
-    calls = [
-        {"id": str(number), "function": {"name": piece.name, "arguments": piece.arguments}}
-        for number, piece in enumerate(response.data)
-        if isinstance(piece, ToolCallData)
-    ]
-    texts = "".join(piece.content for piece in response.data if isinstance(piece, TextData))
-    message = {"role": "assistant", "content": texts, "tool_calls": calls}
-    return list(_canonical([*request.messages, message]))[-1]
-
-
 def _canonical(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     numbers: dict[str, int] = {}
     count = 0
@@ -143,16 +130,13 @@ def _content(content: Any) -> Any:
         return _value(content)
     parts: list[Any] = []
     for part in content:
-        made = part["text"] if _is_text(part) else _value(part)
+        is_text = isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+        made = part["text"] if is_text else _value(part)
         if isinstance(made, str) and parts and isinstance(parts[-1], str):
             parts[-1] += made
         elif made not in _NOTHING:
             parts.append(made)
     return parts[0] if len(parts) == 1 and isinstance(parts[0], str) else parts
-
-
-def _is_text(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def _value(value: Any) -> Any:

@@ -146,7 +146,8 @@ def call_item(call: ToolCallData, item_id: str | None, form: ToolForm | None) ->
     named = {"name": form.name} | ({} if form.namespace is None else {"namespace": form.namespace})
     head = {} if item_id is None else {"id": item_id}
     if form.kind == "custom":
-        text = _custom_input(call.arguments)
+        text = (arguments_object(call.arguments) or {}).get(CUSTOM_ARGUMENT)
+        text = text if isinstance(text, str) else call.arguments  # its agent tells what is wrong with another form
         return {**head, "type": "custom_tool_call", "call_id": call.id, **named, "input": text, "status": "completed"}
     if form.kind == "local_shell":
         action = _action(call.arguments)
@@ -198,12 +199,6 @@ def _custom_parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
         syntax, definition = optional(form, "syntax", str) or "", required(form, "definition", str)
         text["description"] = f"Text of this {syntax} grammar:\n{definition}"
     return {"type": "object", "properties": {CUSTOM_ARGUMENT: text}, "required": [CUSTOM_ARGUMENT]}
-
-
-def _custom_input(arguments: str) -> str:
-    """Returns the text for a custom tool; of arguments in another form, all of it: its agent tells what is wrong."""
-    text = (arguments_object(arguments) or {}).get(CUSTOM_ARGUMENT)
-    return text if isinstance(text, str) else arguments
 
 
 def _action(arguments: str) -> dict[str, Any]:

@@ -128,17 +128,13 @@ def _class_of(status: int, error: Mapping[Any, Any]) -> type[EndpointError]:
     for name in (error.get("code"), error.get("type")):
         if isinstance(name, str) and name in _BY_NAME:
             return _BY_NAME[name]
-    if status in _TOO_LONG_STATUSES and _too_long(error):
+    message = str(error.get("message")).lower()
+    is_too_long = error.get("param") in _TOO_LONG_PARAMETERS or any(word in message for word in _TOO_LONG_WORDS)
+    if status in _TOO_LONG_STATUSES and is_too_long:
         return ContextOverflowError
-    if status == 400 and "credit balance" in str(error.get("message")).lower():
+    if status == 400 and "credit balance" in message:
         return QuotaError
     metadata = error.get("metadata")
     if status == 403 and isinstance(metadata, Mapping) and "flagged_input" in metadata:
         return RefusalError
     return _BY_STATUS.get(status, ServerError if status >= 500 else EndpointError)
-
-
-def _too_long(error: Mapping[Any, Any]) -> bool:
-    message = error.get("message")
-    words = message.lower() if isinstance(message, str) else ""
-    return error.get("param") in _TOO_LONG_PARAMETERS or any(word in words for word in _TOO_LONG_WORDS)

@@ -83,61 +83,20 @@ MAX_PAUSES = 20
 """Pauses that one request sits out before it tries all the same, so that it never waits for ever."""
 
 
-class _Places:
-    """A semaphore, first come first served, whose size can change."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._used = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    @property
-    def is_full(self) -> bool:
-        return self._used >= self._count or bool(self._waiting)
-
-    async def acquire(self) -> None:
-        if not self.is_full:
-            self._used += 1
-            return
-        place = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
-        try:
-            await place
-        except asyncio.CancelledError:
-            if place.cancelled():
-                self._waiting = deque(other for other in self._waiting if other is not place)
-            else:  # it came at the same moment
-                self.release()
-            raise
-
-    def release(self) -> None:
-        self._used -= 1
-        self._give()
-
-    def resize(self, count: int) -> None:
-        """Changes how many there are; with fewer, those that are taken are given back in their time."""
-        self._count = count
-        self._give()
-
-    def _give(self) -> None:
-        while self._waiting and self._used < self._count:
-            place = self._waiting.popleft()
-            if not place.done():
-                self._used += 1
-                place.set_result(None)
-
-
 class RequestSlots:
     """Bounds the requests in progress at once. When the endpoint asks one of them to wait, all wait."""
 
     def __init__(self, count: int, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        self._free = _Places(count)
+        self._count = count
+        self._used = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()  # first come, first served
         self._sleep = sleep
         self._paused_until = 0.0
 
     def resize(self, count: int) -> None:
         """Changes the bound; what is running above a smaller one goes on."""
-        self._free.resize(count)
+        self._count = count
+        self._give()
 
     def pause(self, seconds: float) -> None:
         """Gives out no slot for that long."""
@@ -155,7 +114,7 @@ class RequestSlots:
             seconds = self._paused_until - asyncio.get_running_loop().time()
             if seconds <= 0:
                 break
-            self._free.release()
+            self._release()
             on_wait(seconds)
             await self._sleep(seconds)
         else:
@@ -163,11 +122,31 @@ class RequestSlots:
         try:
             yield
         finally:
-            self._free.release()
+            self._release()
 
     async def _acquire(self, on_wait: OnWait) -> None:
-        if not self._free.is_full:
-            await self._free.acquire()
+        if self._used < self._count and not self._waiting:
+            self._used += 1
             return
-        with reported(on_wait):
-            await self._free.acquire()
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.append(place)
+        try:
+            with reported(on_wait):
+                await place
+        except asyncio.CancelledError:
+            if place.cancelled():
+                self._waiting = deque(other for other in self._waiting if other is not place)
+            else:  # it came at the same moment
+                self._release()
+            raise
+
+    def _release(self) -> None:
+        self._used -= 1
+        self._give()
+
+    def _give(self) -> None:
+        while self._waiting and self._used < self._count:
+            place = self._waiting.popleft()
+            if not place.done():
+                self._used += 1
+                place.set_result(None)

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, GetPydanticSchema
 from typing_extensions import TypedDict
 
 from ares_exp.errors import SnapshotCorruptError, SnapshotMetadataError, SnapshotNotFoundError
-from ares_exp.records.validation import Flag, Number, Table, Text, briefly
+from ares_exp.records.validation import Number, Table, Text, briefly
 
 MAX_FILE_BYTES = 8 * 1024 * 1024
 MAX_DEPTH = 64
@@ -169,17 +169,10 @@ def _in_utc(time: str) -> str:
     raise ValueError("expected a time in UTC with its offset, such as 2026-01-31T12:00:00+00:00")
 
 
-def _false(value: bool) -> bool:
-    if value:
-        raise ValueError("expected false")
-    return value
-
-
 Count = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", strict=True)]
 """The sha256 of an object's content: its name."""
 UtcTime = Annotated[str, Field(strict=True), AfterValidator(_in_utc)]
-NoFlag = Annotated[Flag, AfterValidator(_false)]
 
 
 class _TimeStep(TypedDict):

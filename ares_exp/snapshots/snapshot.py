@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.errors import (
@@ -26,7 +26,6 @@ from ares_exp.snapshots.document import (
     Count,
     Digest,
     EpisodeFields,
-    NoFlag,
     TimeStepFields,
     UtcTime,
     absolute,
@@ -106,7 +105,7 @@ class EnvironmentSnapshot:
     episode: EpisodeFields = field(default_factory=dict)
     lineage: Table = field(default_factory=dict)
     writer: Table = field(default_factory=dict)
-    requires_reset: NoFlag = False
+    requires_reset: Literal[False] = False
     schema: tuple[int, int] = SCHEMA
 
     def to_dict(self) -> dict[str, Any]:

@@ -152,7 +152,8 @@ class SnapshotStore:
         with _told(self.path, "read"):
             try:
                 with os.scandir(self.path) as entries:
-                    return sorted(each.name for each in entries if each.is_dir() and not _is_ours(each.name))
+                    names = [each.name for each in entries if each.is_dir()]
+                    return sorted(name for name in names if not name.startswith(".") and name != OBJECTS)
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
@@ -208,10 +209,6 @@ class SnapshotStore:
 
     def _directory(self, snapshot_id: str) -> Path:
         return self.path / check_id(snapshot_id)
-
-
-def _is_ours(name: str) -> bool:
-    return name.startswith(".") or name == OBJECTS
 
 
 def in_order(snapshots: Iterable[EnvironmentSnapshot]) -> Sequence[EnvironmentSnapshot]:

@@ -98,10 +98,14 @@ class LoggedEpisode:
             ValueError: Not even its first line can.
             ConfigError: It has another schema version.
         """
-        found = _Exchanges()
+        in_order: list[Exchange] = []
+        waiting: dict[int, Exchange] = {}  # what was asked ahead and has not had its turn, by number
+        taken_over: list[LLMResponse] = []
         result: EpisodeResult | None = None
+        decoder = StepDecoder()
         with read_lines(path) as lines:
-            head = _head(next(lines).text, path)
+            line = next(lines)
+            head = _head(line.text, path)
             if head["episode_id"] != path.stem:
                 raise ValueError(f"expected the log of {path.stem}, got that of {head['episode_id']!r:.80}")
             try:
@@ -110,52 +114,26 @@ class LoggedEpisode:
                     if "result" in data:
                         result = _result(data["result"], head)
                         break
-                    found.add(data)
+                    if "applied" in data:
+                        in_order.append(waiting.pop(data["applied"]))
+                        continue
+                    exchange = _exchange(data, decoder)
+                    if "ahead" not in data:
+                        in_order.append(exchange)
+                        continue
+                    number = data["ahead"]
+                    if type(number) is not int or exchange.answer is None or number in waiting:
+                        raise ValueError("expected the number of an answer that was asked ahead")
+                    waiting[number] = exchange
+                    if data.get("taken_over") is True:
+                        taken_over.append(exchange.answer)
             except Exception as error:
-                logger.info("%s: used up to line %d (%s)", path, found.lines + 1, error)
-        return cls(
-            **head,
-            exchanges=tuple(found.in_order),
-            ahead=tuple(found.ahead.values()),
-            ahead_taken_over=tuple(found.taken_over),
-            result=result,
-        )
+                logger.info("%s: used up to line %d (%s)", path, line.number, error)
+        ahead = tuple(waiting.values())
+        return cls(**head, exchanges=tuple(in_order), ahead=ahead, ahead_taken_over=tuple(taken_over), result=result)
 
 
 _HEAD_FIELDS = tuple(field.name for field in fields(LoggedEpisode) if field.name not in _CONTENT)
-
-
-class _Exchanges:
-    """The exchanges of a log, as its lines bring them.
-
-    Attributes:
-        in_order: Those of the time steps.
-        ahead: Those that were asked ahead and have not had their turn, by number.
-        taken_over: The answers of an earlier try among those that were asked ahead.
-        lines: How many lines were read.
-    """
-
-    def __init__(self) -> None:
-        self.in_order: list[Exchange] = []
-        self.ahead: dict[int, Exchange] = {}
-        self.taken_over: list[LLMResponse] = []
-        self.lines = 0
-        self._decoder = StepDecoder()
-
-    def add(self, data: dict[str, Any]) -> None:
-        """Reads one line. Raises, whatever it may be, when it is none."""
-        if "applied" in data:
-            self.in_order.append(self.ahead.pop(data["applied"]))
-        elif "ahead" in data:
-            exchange, number = _exchange(data, self._decoder), data["ahead"]
-            if type(number) is not int or exchange.answer is None or number in self.ahead:
-                raise ValueError("expected the number of an answer that was asked ahead")
-            self.ahead[number] = exchange
-            if data.get("taken_over") is True:
-                self.taken_over.append(exchange.answer)
-        else:
-            self.in_order.append(_exchange(data, self._decoder))
-        self.lines += 1
 
 
 class AnswerLog:

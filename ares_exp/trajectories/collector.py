@@ -343,24 +343,18 @@ class _Closable(Protocol):
 
 
 class _ForeignCollector(StandIn, CollectorBase):
-    def __init__(self, collector: TrajectoryCollector) -> None:
-        super().__init__(collector)
-        self._start = _lenient(collector.begin_episode)
-        self._record = _lenient(collector.record_step)
-        self._end = _lenient(collector.end_episode)
-
     @property
     def keeps_apart(self) -> bool:
-        return _takes(self._part.record_step, "episode")
+        return "episode" in _known({"episode": None}, self._part.record_step)
 
     def begin_episode(self, **given: Any) -> Any:
-        return self._start(**given)
+        return self._part.begin_episode(**_known(given, self._part.begin_episode))
 
     def record_step(self, record: StepRecord, **given: Any) -> None:
-        self._record(record, **given)
+        self._part.record_step(record, **_known(given, self._part.record_step))
 
     def end_episode(self, **given: Any) -> EpisodeTrajectory:
-        trajectory: EpisodeTrajectory = self._end(**given)
+        trajectory: EpisodeTrajectory = self._part.end_episode(**_known(given, self._part.end_episode))
         return trajectory
 
     def close(self) -> None:
@@ -368,15 +362,10 @@ class _ForeignCollector(StandIn, CollectorBase):
             self._part.close()
 
 
-def _lenient(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `method` with the keywords left out that it does not take."""
-    return lambda *positional, **given: method(*positional, **{k: v for k, v in given.items() if _takes(method, k)})
-
-
-def _takes(method: Callable[..., Any], keyword: str) -> bool:
-    """Whether `method` takes a keyword of that name."""
+def _known(given: Mapping[str, Any], method: Callable[..., Any]) -> Mapping[str, Any]:
+    """Returns the keywords that `method` takes."""
     names = _keywords_of(method.__func__ if inspect.ismethod(method) else method)
-    return names is None or keyword in names
+    return given if names is None else {name: value for name, value in given.items() if name in names}
 
 
 @functools.lru_cache(maxsize=256)  # of a few functions, for every episode

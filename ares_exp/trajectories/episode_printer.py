@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ares_exp.containers.activity import CommandRecord
-from ares_exp.records.results import ErrorInfo, Outcome
+from ares_exp.records.results import Outcome
 from ares_exp.records.terminal_text import collapsed, count_of, one_line, printable
 from ares_exp.trajectories.records import BackgroundRecord, EpisodeTrajectory, StepRecord, conversation_of, is_number
 from ares_exp.trajectories.request_diff import RequestChange, is_request, request_change
@@ -95,7 +95,7 @@ class EpisodePrinter:
         parts += [seconds(totals.duration_sec), *spent(totals), *tokens]
         self._line(" · ".join([*parts, *price(totals.cost)]), 2)
         if episode.error is not None:
-            self._text(problem(episode.error), 2, style="red")
+            self._text(f"{episode.error.type}: {episode.error.message}", 2, style="red")
         if episode.metadata:
             pairs = (f"{one_line(key)}={one_line(as_text(value))}" for key, value in episode.metadata.items())
             self._line("  ".join(pairs), 2, style="dim")
@@ -149,13 +149,8 @@ class EpisodePrinter:
             if isinstance(pieces, tuple)
             else ""
         )
-        self._line(
-            one_line(
-                f"background request {conversation_of(background_request.request)}: {asked_in(background_request)}"
-            ),
-            2,
-            style="dim",
-        )
+        conversation = conversation_of(background_request.request)
+        self._line(one_line(f"background request {conversation}: {asked_in(background_request)}"), 2, style="dim")
         self._line(one_line(answered), 4, style="dim")
 
     def _action(self, action: Mapping[str, Any]) -> None:
@@ -306,22 +301,13 @@ def message_text(message: Mapping[str, Any]) -> str:
         parts.append(as_text(content))
     for name, value in message.items():
         if name == "tool_calls" and isinstance(value, tuple | list):
-            parts += [f"call {_call_text(call)}" for call in value]
+            for call in value:
+                function = call.get("function") if isinstance(call, Mapping) else None
+                called = [function.get("name"), function.get("arguments")] if isinstance(function, Mapping) else [call]
+                parts.append(" ".join(["call", *map(as_text, called)]))
         elif name not in ("role", "content"):
             parts.append(f"{name}: {as_text(value)}")
     return "\n".join(parts)
-
-
-def _call_text(call: Any) -> str:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping):
-        return as_text(call)
-    return f"{as_text(function.get('name'))} {as_text(function.get('arguments'))}"
-
-
-def problem(error: ErrorInfo) -> str:
-    """Describes an error."""
-    return f"{error.type}: {error.message}"
 
 
 def number(value: Any) -> str:
@@ -370,8 +356,5 @@ def moment(epoch_seconds: float) -> str:
 
 def asked_in(background_request: BackgroundRecord) -> str:
     """Returns the last message of a call that took no step; empty where it has none."""
-    return (
-        message_text(background_request.request["messages"][-1])
-        if is_request(background_request.request) and background_request.request["messages"]
-        else ""
-    )
+    request = background_request.request
+    return message_text(request["messages"][-1]) if is_request(request) and request["messages"] else ""

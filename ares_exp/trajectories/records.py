@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from ares_exp.containers.activity import BackgroundRequest, CommandRecord
 from ares_exp.environment import MAIN_CONVERSATION, StepType
@@ -246,11 +246,6 @@ class EpisodeTrajectory:
             returns.append((step.reward or 0.0) + discount * (returns[-1] if returns else 0.0))
         return tuple(reversed(returns))
 
-    def discounted_return(self, discount: float = 1.0) -> float | None:
-        """Returns the return from the first action on; `None` where the reward is missing."""
-        returns = self.returns_to_go(discount)
-        return returns[0] if returns else None
-
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON-ready form with the fields' names as keys, every observation's messages in full."""
         data = {item.name: getattr(self, item.name) for item in fields(self)}
@@ -311,15 +306,6 @@ def is_number(value: object) -> bool:
     return is_integer or isinstance(value, float)
 
 
-class LastStep(Protocol):
-    """The LAST time step of an episode, or its record; it may be of another package's class."""
-
-    @property
-    def reward(self) -> Any: ...  # noqa: D102
-    @property
-    def discount(self) -> Any: ...  # noqa: D102
-
-
 class Ending(NamedTuple):
     """How an episode ended.
 
@@ -335,12 +321,12 @@ class Ending(NamedTuple):
 
 
 def ending(
-    last: LastStep | None, failure: BaseException | None = None, *, limit: str | None = None, note: str | None = None
+    last: Any, failure: BaseException | None = None, *, limit: str | None = None, note: str | None = None
 ) -> Ending:
     """Decides how an episode ended. A LAST step that was reached counts, whatever came after it.
 
     Args:
-        last: The LAST step; `None` when none was reached.
+        last: The LAST time step or its record, of any class with `reward` and `discount`; `None` when none was reached.
         failure: The exception that ended the episode, if one did.
         limit: The limit that cut it short, where that is known.
         note: More about that limit.

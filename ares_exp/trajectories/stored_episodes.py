@@ -251,16 +251,18 @@ class StoredEpisodes(Sequence[StoredEpisode]):
         """Returns those that meet every condition given.
 
         Args:
-            task: The task's name, or a pattern such as `fix-*`.
+            task: As in `load`, like the following three.
             outcome: An outcome, or several.
-            min_reward: Lower bound of the total reward, itself included. An episode without a reward is within none.
-            max_reward: Upper bound of it, likewise.
+            min_reward: Lower bound of the total reward.
+            max_reward: Upper bound of it.
             where: Any other condition, e.g. `lambda episode: episode.metadata.get("seed") == 3`.
 
         Raises:
             ValueError: There is no such outcome.
         """
-        wanted = None if outcome is None else _outcomes(outcome)
+        wanted = None if outcome is None else {outcome} if isinstance(outcome, str) else set(outcome)
+        if unknown := sorted((wanted or set()) - set(Outcome)):
+            raise ValueError(f"Expected an outcome, got {unknown[0]!r}. There are: {', '.join(Outcome)}.")
         low, high = -math.inf if min_reward is None else min_reward, math.inf if max_reward is None else max_reward
         bounded = min_reward is not None or max_reward is not None
 
@@ -297,13 +299,6 @@ class StoredEpisodes(Sequence[StoredEpisode]):
     def rows(self) -> list[dict[str, Any]]:
         """Returns a row for each, for a table: `pandas.DataFrame(load("outputs/first").rows())`."""
         return [episode.row() for episode in self]
-
-
-def _outcomes(names: Outcomes) -> frozenset[str]:
-    wanted = {names} if isinstance(names, str) else set(names)
-    if unknown := sorted(wanted - set(Outcome)):
-        raise ValueError(f"Expected an outcome, got {unknown[0]!r}. There are: {', '.join(Outcome)}.")
-    return frozenset(wanted)
 
 
 SUFFIXES = (".json", f".json{ZSTD}", *SHARED_SUFFIXES)

@@ -98,7 +98,7 @@ MUTANTS = [
     M("T09", "RecordedResponses.next_for", "if name not in taken and queue and self.are_same", "if queue and self.are_same",
       "two conversations take the responses of one recorded conversation", ("test_request_diff.py", "test_resumable_policy.py")),
     M("T10", "WriterLock.release", "if not self._holders and self._descriptor is not None:", "if self._descriptor is not None:",
-      "the first of several writers that ends releases the lock of all", ("test_collectors.py",)),
+      "the first of several writers that ends releases the lock of all", ("test_killed_writer.py", "test_collectors.py")),
 ]  # fmt: skip
 
 

@@ -40,7 +40,10 @@ class JsonlTrajectoryCollector(EpisodeCollector):
             self._make_file(handle)
             # First the lock: whoever finds our line must not take us for dead.
             self._writing.acquire(self.path, handle.episode_id)
-            append_text(self.path, f"{chr(10) if _is_torn(self.path) else ''}{start_line(handle, shared=True)}")
+            with self.path.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+                torn = file.read(1) not in (b"", b"\n")  # a crash of the machine may have left half a line
+            append_text(self.path, f"{chr(10) if torn else ''}{start_line(handle, shared=True)}")
         except OSError as error:  # no reason not to collect: there may be room again when the episode ends
             handle.unwritten = error
 
@@ -69,11 +72,3 @@ class JsonlTrajectoryCollector(EpisodeCollector):
             append_durably(self.path, "".join(lines), is_new=True)
         finally:
             self._writing.release(handle.episode_id)
-
-
-def _is_torn(path: Path) -> bool:
-    """Whether a new line must be started: a crash of the machine may have left half of one."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - 1))
-        return file.read(1) not in (b"", b"\n")

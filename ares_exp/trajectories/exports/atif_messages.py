@@ -6,6 +6,8 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from ares_exp.llms.chat_messages import arguments_object
+
 OURS = "ares_exp"
 """The key of what this package adds to the `extra` of a document, step, tool call or result."""
 
@@ -93,7 +95,11 @@ def chat_calls(calls: Any) -> list[tuple[str, str, str]]:
 
 def call_to_atif(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     """Returns a tool call; arguments whose text is no JSON object, or is spelt in another way, are kept as text."""
-    call: dict[str, Any] = {"tool_call_id": call_id, "function_name": name, "arguments": _object(arguments)}
+    call: dict[str, Any] = {
+        "tool_call_id": call_id,
+        "function_name": name,
+        "arguments": arguments_object(arguments) or {},
+    }
     return with_own(call, {} if _arguments_text(call) == arguments else {"arguments": arguments})
 
 
@@ -153,16 +159,6 @@ def _with_calls(message: dict[str, Any], calls: Sequence[tuple[str, str, str]]) 
         for call_id, name, arguments in calls
     ]
     return message | {"content": message["content"] or None, "tool_calls": made}
-
-
-def _object(text: str) -> dict[str, Any]:
-    """Returns the object that `text` is the JSON of; an empty one where it is none."""
-    try:
-        read = json.loads(text)
-        json.dumps(read, allow_nan=False)  # `NaN` and numbers too great for a float are no JSON
-    except (ValueError, RecursionError):
-        return {}
-    return read if isinstance(read, dict) else {}
 
 
 def _arguments_text(call: Mapping[str, Any]) -> str:

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from ares_exp.environment import MAIN_CONVERSATION
+from ares_exp.llms.chat_messages import text_of
 from ares_exp.llms.request import FrozenList, Message
 from ares_exp.llms.wire import plain
 from ares_exp.records.recorded_results import is_countable
@@ -181,10 +182,11 @@ class _AtifWriter:
         if commands and (reply is None or "tool_calls" in fields):
             ours["commands"] = commands  # of the calls that the LLM made: as calls they would be there twice
         elif commands:
-            fields["tool_calls"] = [
-                _command_call(f"command_{len(self._steps) + 1}_{number}", command)
-                for number, command in enumerate(commands, 1)
-            ]
+            fields["tool_calls"] = []
+            for number, command in enumerate(commands, 1):
+                call: dict[str, Any] = {"tool_call_id": f"command_{len(self._steps) + 1}_{number}"}
+                call |= {"function_name": BASH, "arguments": {"command": command.pop("command")}}
+                fields["tool_calls"].append(with_own(call, {"command": command}))
         step = with_own({"source": "agent", **fields}, ours)
         self._emit(step)
         return step, reply
@@ -234,7 +236,7 @@ class _AtifWriter:
         """Notes that a request does not continue the previous one: another conversation, or a rewritten history."""
         fresh = set(map(id, new))
         old = [message for message in messages if id(message) not in fresh]
-        kept = "\n\n".join(f"[{message.get('role')}]\n{_text(message)}" for message in old)
+        kept = "\n\n".join(f"[{message.get('role')}]\n{text_of(message.get('content'))}" for message in old)
         what = (
             "The agent rewrote its history"
             if conversation is None
@@ -316,12 +318,6 @@ def _answer_fields(action: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
         return plain(fields), rest
 
 
-def _command_call(call_id: str, command: dict[str, Any]) -> dict[str, Any]:
-    rest = {name: value for name, value in command.items() if name != "command"}
-    call = {"tool_call_id": call_id, "function_name": BASH, "arguments": {"command": command["command"]}}
-    return with_own(call, {"command": rest})
-
-
 def _is_request(observation: Mapping[str, Any]) -> bool:
     lists = (observation.get("messages"), observation.get("tools", FrozenList()))
     are_lists = all(isinstance(items, FrozenList) and {Message}.issuperset(map(type, items)) for items in lists)
@@ -349,11 +345,6 @@ def _parts_fit(message: Mapping[str, Any]) -> bool:
         for part, shown in zip(content, content_to_atif(content), strict=True)
         if isinstance(shown, Mapping)
     )
-
-
-def _text(message: Mapping[str, Any]) -> str:
-    content = content_to_atif(message.get("content"))
-    return content if isinstance(content, str) else "".join(part.get("text", "[image]") for part in content)
 
 
 def _cut(text: str) -> str:

@@ -107,7 +107,10 @@ def _pairs_of_task(
     if not _differ(ranking[0], ranking[-1], min_margin):
         report.left_out["episodes of tasks whose attempts have rewards that are too close"] += len(attempts)
         return
-    for better, worse in _best_and_worst_first(ranking):
+    pairs = (
+        (ranking[at], ranking[at + gap]) for gap in range(len(ranking) - 1, 0, -1) for at in range(len(ranking) - gap)
+    )
+    for better, worse in pairs:  # the best and the worst first
         if not _differ(better, worse, min_margin):
             continue
         alternatives = _alternatives(better.conversation, worse.conversation)
@@ -132,11 +135,6 @@ def _differ(better: _Attempt, worse: _Attempt, min_margin: float) -> bool:
     return margin > 0 and margin >= min_margin
 
 
-def _best_and_worst_first(ranking: list[_Attempt]) -> Iterator[tuple[_Attempt, _Attempt]]:
-    for distance in range(len(ranking) - 1, 0, -1):
-        yield from zip(ranking, ranking[distance:], strict=False)
-
-
 def _alternatives(better: Conversation, worse: Conversation) -> dict[str, Any] | str:
     """Returns the row, or why there is none, in words that follow "3 pairs"."""
     if better.tools != worse.tools:
@@ -148,7 +146,7 @@ def _alternatives(better: Conversation, worse: Conversation) -> dict[str, Any] |
     if parting == len(chosen) == len(rejected):
         return "of attempts that are equal"
     latest = min(parting, shorter - 1)
-    replies = (at for at in range(latest, -1, -1) if _is_reply(chosen[at]) and _is_reply(rejected[at]))
+    replies = (at for at in range(latest, -1, -1) if chosen[at]["role"] == rejected[at]["role"] == "assistant")
     start = next(replies, 0)
     if start == 0:
         return "of attempts that have no start in common"
@@ -158,7 +156,3 @@ def _alternatives(better: Conversation, worse: Conversation) -> dict[str, Any] |
         "rejected": plain(rejected[start:]),
         "tools": plain(better.tools),
     }
-
-
-def _is_reply(message: Any) -> bool:
-    return bool(message["role"] == "assistant")

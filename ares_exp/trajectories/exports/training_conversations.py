@@ -8,13 +8,13 @@ a column of a data set must be of one type.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeGuard
 
 from ares_exp.environment import MAIN_CONVERSATION
+from ares_exp.llms.chat_messages import arguments_object
 from ares_exp.llms.reasoning import KnownReasoning, reasoning_text
 from ares_exp.llms.request import FrozenList, Message, freeze
 from ares_exp.llms.response import ThinkingData
@@ -173,7 +173,9 @@ class _ChatReader:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not self._objects or not isinstance(function, Mapping):
             return call
-        return {**call, "function": {**function, "arguments": _object(function.get("arguments"))}}
+        given = function.get("arguments")
+        read = arguments_object(given) if isinstance(given, str) and given else None
+        return {**call, "function": {**function, "arguments": given if read is None else read}}
 
 
 def action_thinking(action: Any) -> list[ThinkingData]:
@@ -198,14 +200,3 @@ def _text(content: Any) -> Any:
     if _are_mappings(content) and all(isinstance(part.get("text"), str) for part in content):
         return "".join(part["text"] for part in content)
     return freeze(content)
-
-
-def _object(arguments: Any) -> Any:
-    """Arguments as an object where their text is one."""
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        read = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    return read if isinstance(read, dict) else arguments

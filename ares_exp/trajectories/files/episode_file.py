@@ -29,7 +29,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ares_exp.errors import TrajectoryFormatError, TrajectoryVersionError
 from ares_exp.records.results import ErrorInfo, Outcome
@@ -38,6 +38,9 @@ from ares_exp.records.validation import validated
 from ares_exp.trajectories.files.line_file import ZSTD, Line, first_and_last_line, read_lines, read_rest, write_lines
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
 from ares_exp.trajectories.records import BROKEN, EpisodeTrajectory, StepRecord, ending, total_reward, what_broke
+
+if TYPE_CHECKING:
+    from ares_exp.trajectories.collector import EpisodeHandle
 
 SHARED_SUFFIXES = (".jsonl", f".jsonl{ZSTD}")
 """Ends of the names of JSON Lines files."""
@@ -48,24 +51,7 @@ _STEP = re.compile(r'\{"type": "step", "episode_id": ("(?:[^"\\]|\\.)*"), ')
 """The start of a step in a JSON Lines file of this package. Lines of other writers are parsed."""
 
 
-class StartedEpisode(Protocol):
-    """The facts of an episode when it starts: a collector's handle, or a whole trajectory."""
-
-    @property
-    def episode_id(self) -> str:
-        """As in `EpisodeTrajectory`, like the others."""
-
-    @property
-    def task_name(self) -> str: ...  # noqa: D102
-
-    @property
-    def start_time(self) -> float: ...  # noqa: D102
-
-    @property
-    def metadata(self) -> Mapping[str, Any]: ...  # noqa: D102
-
-
-def start_line(started: StartedEpisode, *, shared: bool = False) -> str:
+def start_line(started: EpisodeHandle | EpisodeTrajectory, *, shared: bool = False) -> str:
     """Returns the line that opens an episode.
 
     Args:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from ares_exp.llms.canonical import canonical, canonical_answer, canonical_messages, fingerprint
+from ares_exp.llms.canonical import canonical, canonical_messages, fingerprint
 from ares_exp.llms.request import LLMRequest, Origin
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData
+from tests.canonical_answer import canonical_answer
 
 
 def call(call_id: str, arguments: str, name: str = "ls") -> dict[str, Any]:

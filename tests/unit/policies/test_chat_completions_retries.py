@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
-from typing import Any
 
 import pytest
 
@@ -19,26 +16,12 @@ from ares_exp.errors import (
     ServerError,
 )
 from ares_exp.llms.request import LLMRequest
-from ares_exp.policies.chat_completions import OpenAIPolicy
 from ares_exp.policies.endpoint_policy import Backoff
 from tests.closed_port import closed_port
 from tests.loopback_endpoint import Behaviour, LoopbackEndpoint, answer, drop, endless, error, raw, slow
+from tests.unit.policies.conftest import Make
 
 HI = LLMRequest([{"role": "user", "content": "hi"}])
-Make = Callable[..., OpenAIPolicy]
-
-
-@pytest.fixture
-async def make(endpoint: LoopbackEndpoint) -> AsyncIterator[Make]:
-    async with AsyncExitStack() as stack:
-
-        def make(**more: Any) -> OpenAIPolicy:
-            settings = {"model": "m", "base_url": endpoint.url, "api_key_env": None, "retry_base_sec": 0.01}
-            policy = OpenAIPolicy(**{**settings, **more})
-            stack.push_async_callback(policy.close)
-            return policy
-
-        yield make
 
 
 @pytest.mark.parametrize(

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
-from typing import Any
 
 import pytest
 
 from ares_exp.errors import RateLimitError
 from ares_exp.llms.request import LLMRequest
-from ares_exp.policies.chat_completions import OpenAIPolicy
 from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.policies.waiting import MAX_PAUSES, RequestSlots
-from tests.loopback_endpoint import LoopbackEndpoint, error, slow
+from tests.loopback_endpoint import LoopbackEndpoint, error
+from tests.unit.policies.conftest import Make
 
 HI = LLMRequest([{"role": "user", "content": "hi"}])
-Make = Callable[..., OpenAIPolicy]
 
 
 class Waits(list[float]):
@@ -33,19 +29,6 @@ class Waits(list[float]):
     @property
     def spec(self) -> EpisodeSpec:
         return EpisodeSpec("t", on_wait=self)
-
-
-@pytest.fixture
-async def make(endpoint: LoopbackEndpoint) -> AsyncIterator[Make]:
-    async with AsyncExitStack() as stack:
-
-        def make(**more: Any) -> OpenAIPolicy:
-            settings = {"model": "m", "base_url": endpoint.url, "api_key_env": None, "retry_base_sec": 0.01}
-            policy = OpenAIPolicy(**{**settings, **more})
-            stack.push_async_callback(policy.close)
-            return policy
-
-        yield make
 
 
 async def test_a_wait_is_told_before_it_passes(endpoint: LoopbackEndpoint, make: Make) -> None:
@@ -105,14 +88,6 @@ async def test_a_wait_that_is_refused_holds_back_nobody(endpoint: LoopbackEndpoi
     async with asyncio.timeout(10):
         await policy.for_episode(waits.spec)(HI)
     assert waits == []
-
-
-async def test_waiting_for_a_place_is_told(endpoint: LoopbackEndpoint, make: Make) -> None:
-    endpoint.otherwise = slow(0.1)
-    policy, first, second = make(max_concurrency=1), Waits(), Waits()
-    await asyncio.gather(policy.for_episode(first.spec)(HI), policy.for_episode(second.spec)(HI))
-    assert first == []
-    assert sum(second) > 0.01
 
 
 async def test_a_long_wait_for_a_place_is_told_while_it_passes() -> None:

@@ -92,7 +92,8 @@ def test_nothing_goes_while_nobody_knows_what_is_needed(store: SnapshotStore, ki
     assert store.verify(f"{EPISODE}@2").ok
 
 
-def test_a_snapshot_that_is_being_written_is_left_alone(store: SnapshotStore) -> None:
+def test_a_snapshot_that_is_being_written_is_left_alone(store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ares_exp.snapshots.garbage.COLLECTOR_WAITS_SEC", 0.01)
     with store.writing():
         snapshot = make(store, step=1)
         freed = SnapshotStore(store.path).gc(grace_sec=0)
@@ -110,6 +111,7 @@ def write_and_remove(path: Path, writer: int) -> None:
 
 
 @pytest.mark.once
+@pytest.mark.slow
 def test_writers_and_a_collector_at_the_same_time(store: SnapshotStore) -> None:
     spawn = multiprocessing.get_context("spawn")
     writers = [spawn.Process(target=write_and_remove, args=(store.path, number)) for number in range(2)]

@@ -194,14 +194,6 @@ def test_collecting(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_a_store_that_is_being_written_is_left_alone(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = SnapshotStore(run_dir / "snapshots")
-    with store.writing():
-        assert failed(capsys, 1, "gc", run_dir) == (
-            f"Nothing was removed from {store.path}: a snapshot is being written. Try again later.\n"
-        )
-
-
 def test_mistakes_are_told_in_one_paragraph(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run_dir / "empty").mkdir()
     (run_dir / "a.json").write_text("{}")

@@ -5,14 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 
-def smallest() -> dict[str, Any]:
-    return {
-        "schema_version": "ATIF-v1.8",
-        "agent": {"name": "ares-shell", "version": "0.1.0"},
-        "steps": [{"step_id": 1, "source": "user", "message": "List the files."}],
-    }
-
-
 def counting() -> dict[str, Any]:
     return {
         "schema_version": "ATIF-v1.8",
@@ -46,14 +38,3 @@ def counting() -> dict[str, Any]:
         ],
         "final_metrics": {"total_prompt_tokens": 4, "total_completion_tokens": 3, "total_steps": 4},
     }
-
-
-def at(document: Any, place: str, value: Any) -> dict[str, Any]:
-    """`document` with `value` at a dotted place, such as `steps.2.metrics.logprobs`."""
-    *path, last = (int(key) if key.isdigit() else key for key in place.split("."))
-    inner = document
-    for key in path:
-        inner = inner[key]
-    inner[last] = value
-    whole: dict[str, Any] = document
-    return whole

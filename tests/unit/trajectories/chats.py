@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ares_exp.containers.activity import CommandRecord
-from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.request import FrozenList, LLMRequest, freeze
 from ares_exp.llms.response import LLMResponse, TextData, Usage
 from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.trajectories.files.episode_file import dump_episode, is_shared, read_episodes
@@ -44,12 +44,13 @@ def chat(
     **settings: Any,
 ) -> EpisodeTrajectory:
     """A whole episode: a request, then `length - 1` answers, each with a command."""
-    messages = [said("user", f"Please do {task}.")]
+    messages = freeze([said("user", f"Please do {task}.")])
     steps = []
     for number in range(length):
         first, last = number == 0, number == length - 1
         if not first:
-            messages = [*messages, said("assistant", f"I do {number}."), said("user", f"done {number}")]
+            new = freeze([said("assistant", f"I do {number}."), said("user", f"done {number}")])
+            messages = FrozenList((*messages, *new))
         reply = LLMResponse([TextData(f"I do {number}.")], cost=0.25, usage=Usage(100, 10), model="tiny")
         steps.append(
             StepRecord(

@@ -27,6 +27,7 @@ def test_a_wrong_command_line(arguments: tuple[str, ...], capsys: pytest.Capture
     assert f"usage: ares-exp {arguments[0]}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_reader_of_a_pipe_may_leave(tmp_path: Path) -> None:
     path = write(tmp_path / "e.json", chat(length=500))
     reading, writing = os.pipe()

@@ -73,12 +73,6 @@ def test_the_file_is_one_json_object_also_when_it_was_laid_out_anew(episode: Epi
     assert EpisodeTrajectory.from_dict(json.loads(json.dumps(episode.to_dict()))) == episode
 
 
-def test_compressed_is_smaller(tmp_path: Path) -> None:
-    lines = list(dump_episode(expected()))
-    write_lines(tmp_path / "e.json.zst", lines)
-    assert (tmp_path / "e.json.zst").stat().st_size < sum(map(len, lines)) / 2
-
-
 @pytest.mark.parametrize("name", ["e.json", "e.jsonl"])
 def test_file_cut_anywhere_has_its_complete_steps(tmp_path: Path, name: str) -> None:
     data = (GOLDEN / f"version_3{Path(name).suffix}").read_bytes()

@@ -67,7 +67,7 @@ def writing(run: Path, length: int, until: int) -> Iterator[dict[str, int]]:
         process.stdout.close()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_episodes_of_killed_process_are_lost_but_readable(tmp_path: Path, seed: int) -> None:
     steps = chat(length=400).steps
     with writing(tmp_path, 400, until=random.Random(seed).randint(5, 900)) as recorded:

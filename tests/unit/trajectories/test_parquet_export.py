@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.errors import ConfigError, TrajectoryFormatError
-from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.request import LLMRequest, freeze
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
 from ares_exp.llms.wire import plain
 from ares_exp.records.results import ErrorInfo, Outcome
@@ -24,7 +24,6 @@ from ares_exp.trajectories.records import (
     StepRecord,
     serialize_llm_request,
     serialize_llm_response,
-    total_reward,
 )
 from tests.examples import examples
 from tests.unit.trajectories.chats import chat, with_answer
@@ -43,39 +42,15 @@ RESPONSE = LLMResponse(
 
 def episode(steps: int = 3, *, name: str = "e", text: str = "", metadata: Any = None) -> EpisodeTrajectory:
     """`steps` answers: the first record is FIRST, the last one LAST with the reward 1."""
-    messages = [{"role": "user", "content": f"go {text}"}]
-    records = [StepRecord(0, "FIRST", serialize_llm_request(LLMRequest(messages)), None, None, None, 10.0)]
-    for index in range(1, steps + 1):
-        messages.append({"role": "user", "content": f"{index} {text}"})
-        last = index == steps
-        records.append(
-            StepRecord(
-                index,
-                "LAST" if last else "MID",
-                None if last else serialize_llm_request(LLMRequest(messages)),
-                serialize_llm_response(RESPONSE),
-                float(last),
-                float(not last),
-                10.0 + index,
-                policy_sec=0.5,
-                commands=(
-                    CommandRecord("ls", 0, 0.1),
-                    CommandRecord("sleep 9", None, 9.0, True),
-                ),
-            )
-        )
-    return EpisodeTrajectory(
-        episode_id=name,
-        task_name="task",
-        steps=tuple(records),
-        start_time=9.0,
-        end_time=99.0,
-        total_reward=total_reward(records),
-        num_steps=len(records),
-        truncated=False,
-        outcome=Outcome.COMPLETED,
-        metadata={"attempt": 0} if metadata is None else metadata,
-    )
+    commands = (CommandRecord("ls", 0, 0.1), CommandRecord("sleep 9", None, 9.0, True))
+    messages = freeze([{"role": "user", "content": f"{index} {text}"} for index in range(steps)])
+    base, records = chat(name, "task", length=steps + 1), []
+    for index, record in enumerate(base.steps):
+        request = None if index == steps else serialize_llm_request(LLMRequest(messages[: index + 1]))
+        acted = {"action": serialize_llm_response(RESPONSE), "policy_sec": 0.5, "commands": commands} if index else {}
+        records.append(replace(record, observation=request, **acted))  # type: ignore[arg-type]
+    known = {"attempt": 0} if metadata is None else metadata
+    return replace(base, steps=tuple(records), metadata=known)
 
 
 def failed() -> EpisodeTrajectory:
@@ -229,6 +204,7 @@ def test_secrets_reach_no_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert rows[0]["commands"][0]["command"] == "echo ***"
 
 
+@pytest.mark.slow
 def test_the_size_grows_linearly_also_with_large_metadata(tmp_path: Path) -> None:
     noise = "".join(chr(32 + (number * 7919) % 997) for number in range(400_000))
     sizes = []

@@ -39,7 +39,6 @@ def test_returns_to_go(tmp_path: Path) -> None:
     trajectory = record(tmp_path, [step(0, None, "FIRST"), step(1, 1.0), step(2, None), step(3, 4.0, "LAST")])
     assert trajectory.returns_to_go() == (5.0, 4.0, 4.0)
     assert trajectory.returns_to_go(0.5) == (2.0, 2.0, 4.0)
-    assert trajectory.discounted_return(0.5) == 2.0
     assert trajectory.returns_to_go(0.0) == (1.0, 0.0, 4.0)
     for discount in (-0.1, 1.1, float("nan")):
         with pytest.raises(ValueError, match="between 0 and 1"):
@@ -48,7 +47,6 @@ def test_returns_to_go(tmp_path: Path) -> None:
 
 def test_returns_without_a_reward_are_missing_too(tmp_path: Path) -> None:
     assert record(tmp_path, [step(0, None, "FIRST"), step(1, 1.0)]).returns_to_go() == (None,)
-    assert record(tmp_path / "other", [step(0, None, "FIRST")]).discounted_return() is None
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ from openai import BadRequestError, InternalServerError, OpenAI
 
 from ares_exp.agents.interception.served_responses import ResponsesWire
 from ares_exp.errors import WireFormatError
-from ares_exp.llms.canonical import canonical_answer, canonical_messages
+from ares_exp.llms.canonical import canonical_messages
 from ares_exp.llms.reasoning import reasoning_of_message
 from ares_exp.llms.request import freeze
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
+from tests.canonical_answer import canonical_answer
 from tests.drawn_responses import answers, mixed_answers
 from tests.examples import examples
 from tests.wire_server import WireServer, event_data
