@@ -85,10 +85,6 @@ class Compaction:
         return cls(kind, at_tokens, kept_outputs, *compile_templates([*folders, TEMPLATES], ("summarise", "handoff")))
 
 
-NO_COMPACTION = Compaction("none", 0, 0)
-"""Of agents that leave nothing out."""
-
-
 class Conversation:
     """The messages so far. `add` messages to it, then `ask`."""
 

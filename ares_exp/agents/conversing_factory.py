@@ -145,9 +145,9 @@ class ConversingAgent:
         skills = await find_skills(self._container, self._context.skills_dir, timeout_sec=timeout_sec)
         return template.render(skills=skills) if skills else ""
 
-    def _count_format(self, *, usable: bool, problem: str) -> None:
-        """Counts replies of no use. Raises `RepeatedFormatError` after too many in a row."""
-        self._in_a_row = 0 if usable else self._in_a_row + 1
-        self.format_errors += not usable
+    def _count_format_error(self, problem: str) -> None:
+        """Counts a reply of no use. Raises `RepeatedFormatError` after too many in a row (`_in_a_row`)."""
+        self._in_a_row += 1
+        self.format_errors += 1
         if self._in_a_row == self._options.format_errors_in_a_row:
             raise RepeatedFormatError(f"{self._in_a_row} replies in a row {problem}.")

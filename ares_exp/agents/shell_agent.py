@@ -121,9 +121,10 @@ class ShellAgent(ConversingAgent):
         """Runs the command in `reply`; returns the next message to the LLM, `None` when it submitted."""
         options, prompts = self._options, self._options.templates
         blocks = bash_blocks(reply)
-        self._count_format(usable=len(blocks) == 1, problem="did not have exactly one bash block")
         if len(blocks) != 1:
+            self._count_format_error("did not have exactly one bash block")
             return str(prompts.format_error.render(blocks=len(blocks)))
+        self._in_a_row = 0
         try:
             result = await self._container.exec(blocks[0], timeout_sec=options.command_timeout_sec)
         except ValueError as error:  # a NUL, say: no shell can be given that

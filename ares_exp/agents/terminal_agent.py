@@ -148,12 +148,13 @@ class TerminalAgent(ConversingAgent):
 
     async def _act(self, reply: TerminalReply) -> str | None:
         """Types what a reply says; returns what the LLM is told, `None` when it is done."""
-        self._count_format(usable=not reply.error, problem="could not be read as JSON of the protocol")
         if reply.error:
+            self._count_format_error("could not be read as JSON of the protocol")
             return (
                 f"Previous response had parsing errors:\n{reply.feedback}\n\n"
                 "Please fix these issues and provide a proper JSON response."
             )
+        self._in_a_row = 0
         for keys in reply.commands:
             await self._type_keys(keys)
         if reply.is_complete and self._wants_to_end:

@@ -147,8 +147,10 @@ class ToolsAgent(ConversingAgent):
             (self._mcp.read(piece) if self._mcp is not None else None) or read_call(piece, self._options.tools)
             for piece in pieces
         ]
-        usable = any(not isinstance(call, UnusableCall) for call in calls)
-        self._count_format(usable=usable, problem="had no usable call of a tool")
+        if all(isinstance(call, UnusableCall) for call in calls):
+            self._count_format_error("had no usable call of a tool")
+        else:
+            self._in_a_row = 0
         if not pieces:
             told = self._templates.format_error.render(tools=self._options.tools, finish_reason=answer.finish_reason)
             return message, Message(role="user", content=told)

@@ -736,7 +736,8 @@ class CodeEnvironment(EnvironmentBase):
         except Exception:
             self._refuse_if_released()
             raise
-        self._refuse_if_released()
+        if self._is_released:
+            self._refuse_if_released()
 
     def _shown(self, host: AgentHost) -> LLMRequest:
         """The pending request as the policy is to see it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ from ares_exp import __version__
 from ares_exp.agents.code_agent import StatefulAgent
 from ares_exp.cancellation import finish
 from ares_exp.config.parts import import_name
-from ares_exp.containers.container import Container, ContainerSpec, SnapshottableContainer
+from ares_exp.containers.container import Container, SnapshottableContainer
 from ares_exp.containers.filesystem.delta import Delta
 from ares_exp.containers.filesystem.delta_encoding import put_delta
 from ares_exp.containers.ownership import OwnedDirectory, short_lived_directory
@@ -95,11 +95,13 @@ async def export_episode(
             f"Containers of {episode.setup.container_factory.name!r} cannot be captured: they have no "
             "`capture_changes`. Use container=docker or container=local."
         )
-    factory = episode.setup.code_agent_factory
-    if factory.can_be_restored:
-        _refuse_unknowable(host)
     store = SnapshotStore(output_dir)
-    if factory.can_be_restored:  # else the agent runs as long as the episode, and its files alone are captured
+    if episode.setup.code_agent_factory.can_be_restored:  # else the agent goes on, and only its files are captured
+        if host.runtime.journal is None and not isinstance(host.agent, StatefulAgent):
+            raise SnapshotUnsupportedError(
+                f"{type(host.agent).__name__} is not deterministic (its factory says so) and has no get_state(): its "
+                "state can be had in neither way."
+            )
         await host.quiesce(QUIESCE_SEC)
     try:
         state = _state_of(host)
@@ -110,95 +112,90 @@ async def export_episode(
             delta = await container.capture_changes(store.objects)
             if episode.host is not host:
                 raise SnapshotTimingError("The environment was closed while its state was being captured.")
-            write = _Writing(episode, host, time_step, snapshot_id, state, elapsed_sec, delta, processes)
-            committing = asyncio.create_task(asyncio.to_thread(write.commit, store, sync=sync))
+            commit = _writing(episode, host, time_step, snapshot_id, state, elapsed_sec, delta, processes)
+            committing = asyncio.create_task(asyncio.to_thread(commit, store, sync))
             await finish(asyncio.wait({committing}))  # the thread runs on when the caller is cancelled: under the lock
             return committing.result()
     finally:
         host.runtime.release()
 
 
-class _Writing:
-    """The data to be written; `commit` touches nothing that the event loop might touch meanwhile."""
+def _writing(
+    episode: CodeEnvironment,
+    host: AgentHost,
+    time_step: TimeStep[LLMRequest],
+    snapshot_id: str,
+    state: Mapping[str, Any] | None,
+    elapsed_sec: float,
+    delta: Delta,
+    processes: list[str],
+) -> Callable[[SnapshotStore, bool], EnvironmentSnapshot]:
+    """Collects the data of a snapshot.
 
-    def __init__(
-        self,
-        episode: CodeEnvironment,
-        host: AgentHost,
-        time_step: TimeStep[LLMRequest],
-        snapshot_id: str,
-        state: Mapping[str, Any] | None,
-        elapsed_sec: float,
-        delta: Delta,
-        processes: list[str],
-    ) -> None:
-        self._episode = episode
-        self._time_step = time_step
-        self._snapshot_id = snapshot_id
-        self._state = state
-        self._state_version = host.agent.state_version if isinstance(host.agent, StatefulAgent) else None
-        self._delta = delta
-        self._spec = episode.container_spec
-        journal = host.runtime.journal
-        self._journal = replace(journal, entries=list(journal.entries)) if journal is not None else None
-        self._facts = {
-            "seed": episode.seed,
-            "stage_seed": journal.seed if journal is not None else episode.seed,
-            "unanswered": episode.usage.unanswered,
-            "tokens": episode.usage.tokens,
-            "cost": episode.usage.cost,
-            "elapsed_sec": elapsed_sec,
-            "agent_started_at": journal.started_at if journal is not None else None,
-            "phase_sec": dict(episode.clock.seconds),
-            "provide_solution": episode.setup.provide_solution,
-            "limits": asdict(episode.setup.limits),
-            "edits": [edit.to_dict() for edit in episode.edits],
-        }
-        self._past_stages = tuple(episode.past_stages)
-        can_be_restored = episode.setup.code_agent_factory.can_be_restored
-        self._container = {
-            "options": dict(episode.setup.container_factory.options),
-            "workdir": self._spec.workdir,
-            "env_names": sorted(self._spec.env),
-            "processes": processes,
-            "not_captured": [*([] if can_be_restored else [THE_AGENT]), *NOT_CAPTURED, *delta.notes],
-        }
+    Returns:
+        What writes it, in a thread. It touches nothing that the event loop might touch meanwhile.
+    """
+    from ares_exp.snapshots.snapshot import EnvironmentSnapshot, encode_messages
 
-    def commit(self, store: SnapshotStore, *, sync: bool) -> EnvironmentSnapshot:
-        """Writes everything. Blocking."""
-        from ares_exp.snapshots.snapshot import EnvironmentSnapshot, encode_messages
+    assert time_step.observation is not None
+    messages, setup, spec = time_step.observation.messages, episode.setup, episode.container_spec
+    journal, past_stages, agents = host.runtime.journal, tuple(episode.past_stages), setup.code_agent_factory
+    entries = replace(journal, entries=list(journal.entries)) if journal is not None else None
+    state_version = host.agent.state_version if isinstance(host.agent, StatefulAgent) else None
+    facts = {
+        "seed": episode.seed,
+        "stage_seed": journal.seed if journal is not None else episode.seed,
+        "unanswered": episode.usage.unanswered,
+        "tokens": episode.usage.tokens,
+        "cost": episode.usage.cost,
+        "elapsed_sec": elapsed_sec,
+        "agent_started_at": journal.started_at if journal is not None else None,
+        "phase_sec": dict(episode.clock.seconds),
+        "provide_solution": setup.provide_solution,
+        "limits": asdict(setup.limits),
+        "edits": [edit.to_dict() for edit in episode.edits],
+    }
+    container = {
+        "options": dict(setup.container_factory.options),
+        "workdir": spec.workdir,
+        "env_names": sorted(spec.env),
+        "processes": processes,
+        "not_captured": [*([] if agents.can_be_restored else [THE_AGENT]), *NOT_CAPTURED, *delta.notes],
+    }
+    dockerfile = spec.context_dir / "Dockerfile" if spec.context_dir is not None else None
 
-        episode, time_step, spec, objects = self._episode, self._time_step, self._spec, store.objects
-        assert time_step.observation is not None
-        task_data = dict(episode.task.describe())
-        lines = episode.encoder.update(self._journal) if self._journal is not None else []
+    def commit(store: SnapshotStore, sync: bool) -> EnvironmentSnapshot:
+        objects, task_data = store.objects, dict(episode.task.describe())
+        lines = episode.encoder.update(entries) if entries is not None else []
         snapshot = EnvironmentSnapshot(
-            snapshot_id=self._snapshot_id,
+            snapshot_id=snapshot_id,
             created_at=datetime.now(UTC).isoformat(),
-            snapshot_dir=store.path / self._snapshot_id,
+            snapshot_dir=store.path / snapshot_id,
             step_count=episode.step_count,
-            step_limit=episode.setup.limits.steps,
+            step_limit=setup.limits.steps,
             task_type=str(task_data.get("format", type(episode.task).__name__)),
             task_data=task_data,
-            container_type=episode.setup.container_factory.name,
+            container_type=setup.container_factory.name,
             container_image=episode.container_image,
-            container_dockerfile_path=_dockerfile(spec),
+            container_dockerfile_path=str(dockerfile) if dockerfile is not None and dockerfile.is_file() else None,
             container_resources={name: getattr(spec, name) for name in ("cpus", "memory_mb", "storage_mb", "gpus")},
-            time_step={
-                "step_type": time_step.step_type,
-                "reward": time_step.reward,
-                "discount": time_step.discount,
-            },
-            message_objects=objects.put_lines(encode_messages(time_step.observation.messages)),
+            time_step={"step_type": time_step.step_type, "reward": time_step.reward, "discount": time_step.discount},
+            message_objects=objects.put_lines(encode_messages(messages)),
             journal=objects.put_lines(lines),
             journal_entries=len(lines),
-            filesystem=put_delta(self._delta, objects),
-            filesystem_base=self._delta.base,
-            filesystem_entries=len(self._delta.entries),
-            filesystem_bytes=sum(entry.size for entry in self._delta.entries.values()),
-            container=self._container,
-            agent=self._agent(objects),
-            episode={**self._facts, "past_stages": [recorded_stage(past, objects) for past in self._past_stages]},
+            filesystem=put_delta(delta, objects),
+            filesystem_base=delta.base,
+            filesystem_entries=len(delta.entries),
+            filesystem_bytes=sum(entry.size for entry in delta.entries.values()),
+            container=container,
+            agent={
+                "factory": import_name(agents),
+                "options": dict(agents.options),
+                "source_digest": agents.source_digest,
+                "state": objects.put(dump_json(state).encode()) if state is not None else None,
+                "state_version": state_version if state is not None else None,
+            },
+            episode={**facts, "past_stages": [recorded_stage(past, objects) for past in past_stages]},
             lineage=dict(episode.lineage),
             writer={
                 "ares_exp": __version__,
@@ -208,27 +205,7 @@ class _Writing:
         )
         return store.commit(snapshot, sync=sync)
 
-    def _agent(self, objects: Any) -> dict[str, Any]:
-        factory = self._episode.setup.code_agent_factory
-        kept: dict[str, Any] = {"state": None, "state_version": None}
-        if self._state is not None:
-            kept["state"] = objects.put(dump_json(self._state).encode())
-            kept["state_version"] = self._state_version
-        return {
-            "factory": import_name(factory),
-            "options": dict(factory.options),
-            "source_digest": factory.source_digest,
-            **kept,
-        }
-
-
-def _refuse_unknowable(host: AgentHost) -> None:
-    """Raises `SnapshotUnsupportedError` when there is no journal, and the agent gives no state of itself either."""
-    if host.runtime.journal is None and not isinstance(host.agent, StatefulAgent):
-        raise SnapshotUnsupportedError(
-            f"{type(host.agent).__name__} is not deterministic (its factory says so) and has no get_state(): its state "
-            "can be had in neither way."
-        )
+    return commit
 
 
 def _state_of(host: AgentHost) -> Mapping[str, Any] | None:
@@ -246,17 +223,9 @@ def _state_of(host: AgentHost) -> Mapping[str, Any] | None:
         state = host.agent.get_state()
         check_json(state, f"{kind}.get_state()")
     except Exception as error:
-        raise SnapshotUnsupportedError(f"The state of {kind} cannot be captured: {_words(error)}") from error
+        why = str(error) if isinstance(error, SnapshotError) else f"it raised {type(error).__name__}: {error}."
+        raise SnapshotUnsupportedError(f"The state of {kind} cannot be captured: {why}") from error
     return state
-
-
-def _words(error: Exception) -> str:
-    return str(error) if isinstance(error, SnapshotError) else f"it raised {type(error).__name__}: {error}."
-
-
-def _dockerfile(spec: ContainerSpec) -> str | None:
-    path = spec.context_dir / "Dockerfile" if spec.context_dir is not None else None
-    return str(path) if path is not None and path.is_file() else None
 
 
 EnvironmentT = TypeVar("EnvironmentT", bound="CodeEnvironment")
@@ -283,8 +252,14 @@ async def fork_episode(
     made: list[EnvironmentT] = []
     try:
         await finish(asyncio.wait({making}))  # even when the caller is cancelled: it has to be removed
-        shared = _Shared(making.result(), n)
-        snapshot = await export_episode(episode, time_step, shared.path, None)
+        directory, users = making.result(), [*range(n)]  # contents are read from there when they are captured
+
+        async def give_up() -> None:
+            users.pop()
+            if not users:
+                await asyncio.to_thread(directory.remove)
+
+        snapshot = await export_episode(episode, time_step, directory.path, None)
         parent = snapshot.snapshot_id  # the episode itself has no name here: the point where it was forked has
         for branch in range(n):
             lineage = {
@@ -293,19 +268,19 @@ async def fork_episode(
                 "step": episode.step_count,
                 "branch": branch,
             }
-            seed = _seed_of(parent, branch) if diversify else None
+            digest = hashlib.sha256(f"{parent}/{branch}".encode()).digest()
+            seed = int.from_bytes(digest[:8], "big") if diversify else None
             if (files := episode.setup.output_dir) is not None:
                 files = files.with_name(f"{files.name}-fork-{parent}-{branch}")
-            continuation = Continuation(
-                snapshot, task=episode.task, lineage=lineage, new_seed=seed, on_release=shared.give_up
-            )
+            continuation = Continuation(snapshot, task=episode.task, lineage=lineage, new_seed=seed, on_release=give_up)
             parts = replace(episode.setup, output_dir=files, start_from=continuation)
             made.append(type(episode).for_episode(episode.task, parts))
         async with asyncio.TaskGroup() as resets:
             for environment in made:
                 resets.create_task(environment.reset())
     except BaseException as error:
-        await finish(_close_all(made))
+        closing = asyncio.gather(*(environment.close() for environment in made), return_exceptions=True)
+        await finish(asyncio.wait({closing}))
         if making.done() and not making.cancelled() and making.exception() is None:
             await finish(asyncio.to_thread(making.result().remove))
         if isinstance(error, BaseExceptionGroup):
@@ -314,35 +289,8 @@ async def fork_episode(
     return made
 
 
-class _Shared:
-    """The directory that the environments of a fork have in common.
-
-    Attributes:
-        path: The directory. Contents that its containers started with are read from there when they are captured.
-    """
-
-    def __init__(self, directory: OwnedDirectory, users: int) -> None:
-        self.path = directory.path
-        self._directory = directory
-        self._users = users
-
-    async def give_up(self) -> None:
-        """Releases the episode of one environment; the last one removes the directory."""
-        self._users -= 1
-        if not self._users:
-            await asyncio.to_thread(self._directory.remove)
-
-
 def _directory() -> OwnedDirectory:
     try:
         return short_lived_directory("fork")
     except OSError as error:
         raise SnapshotError(f"Cannot make a directory for a fork: {error.strerror or error}.") from None
-
-
-async def _close_all(environments: Sequence[CodeEnvironment]) -> None:
-    await asyncio.gather(*(environment.close() for environment in environments), return_exceptions=True)
-
-
-def _seed_of(snapshot_id: str, branch: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"{snapshot_id}/{branch}".encode()).digest()[:8], "big")

@@ -164,7 +164,16 @@ def past_steps(episode: CodeEnvironment) -> Sequence[PastStep]:
             return ()  # the agent was given its state instead of being run again
         for entry, request in told.requests:
             request = edited(request, episode.edits, len(steps))
-            steps.append(_past_step(entry, request, answer, is_first=not steps))
+            steps.append(
+                PastStep(
+                    time_step=restart(request) if not steps else transition(request, entry.reward or 0.0),
+                    action=answer,
+                    timestamp=entry.timestamp,
+                    policy_sec=entry.policy_sec,
+                    environment_sec=entry.environment_sec,
+                    activity=Activity(entry.container_sec, list(entry.commands)),
+                )
+            )
             answer = told.answers.get(entry.call_id)
     return steps
 
@@ -198,14 +207,3 @@ class _StepsOfOneAgent:
                     self.requests.append((entry, request))
                 else:
                     self.is_incomplete = True
-
-
-def _past_step(entry: StepEntry, request: LLMRequest, action: LLMResponse | None, *, is_first: bool) -> PastStep:
-    return PastStep(
-        time_step=restart(request) if is_first else transition(request, entry.reward or 0.0),
-        action=action,
-        timestamp=entry.timestamp,
-        policy_sec=entry.policy_sec,
-        environment_sec=entry.environment_sec,
-        activity=Activity(entry.container_sec, list(entry.commands)),
-    )

@@ -148,7 +148,8 @@ def _recorded_container_factory(snapshot: EnvironmentSnapshot) -> Any:
     name, options = snapshot.container_type, snapshot.container.get("options") or {}
     target = option_targets("container").get(name)
     backend = import_target(target) if target is not None else None
-    reached = [key for key, value in options.items() if _is_set(value) and key not in _harmless(backend)]
+    harmless = _harmless(backend)
+    reached = [key for key, value in options.items() if value and value != "no-network" and key not in harmless]
     if backend is not None and reached:
         raise SnapshotUnsupportedError(
             f"{snapshot.snapshot_dir}: its container was made with {reached[0]}={options[reached[0]]!r:.100}. What a "
@@ -171,11 +172,6 @@ def _recorded_agent_factory(snapshot: EnvironmentSnapshot) -> Any:
             "taken from a file: give `code_agent_factory`."
         )
     return _made(snapshot, name, factory, options, "code_agent_factory")
-
-
-def _is_set(option: object) -> bool:
-    """Whether an option may let a container reach more than its task says."""
-    return bool(option) and option != "no-network"
 
 
 def _harmless(factory: Any) -> frozenset[str]:

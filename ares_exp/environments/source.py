@@ -212,7 +212,7 @@ def make_scored_source(config: DictConfig) -> SourceBase:
     from ares_exp.environments.scoring.scored_source import ScoredSource, make_scoring_rules
 
     rules = make_scoring_rules(config)
-    return ScoredSource(source, rules) if rules.scorers else source
+    return completed(ScoredSource(source, rules), SourceBase) if rules.scorers else source
 
 
 T = TypeVar("T", bound=Named)

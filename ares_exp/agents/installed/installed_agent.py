@@ -148,21 +148,18 @@ class InstalledAgent:
         """
         program = await self._recipe.find_program(self._container)
         async with self._served() as (line, forwarded_port):
-            launch = self._launch(forwarded_port, line, program)
+            launch = Launch(
+                url=forwarded_port.url,
+                key=line.key,
+                model=self._options.model_name,
+                instruction_file=INSTRUCTION_FILE,
+                program=program,
+                context=self._context,
+            )
             launched = self._recipe.command(launch)
             await self._make_files({INSTRUCTION_FILE: task, **launched.files})
             result = await self._execute(launched, launch.variables, forwarded_port)
         self._judge(result)
-
-    def _launch(self, forwarded_port: ForwardedPort, line: Line, program: str) -> Launch:
-        return Launch(
-            url=forwarded_port.url,
-            key=line.key,
-            model=self._options.model_name,
-            instruction_file=INSTRUCTION_FILE,
-            program=program,
-            context=self._context,
-        )
 
     @asynccontextmanager
     async def _served(self) -> AsyncIterator[tuple[Line, ForwardedPort]]:

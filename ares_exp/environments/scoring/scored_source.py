@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ares_exp.cancellation import finish
@@ -19,10 +18,9 @@ from ares_exp.environments.episode_limits import PhaseClock, limited
 from ares_exp.environments.own_model import OwnModel
 from ares_exp.environments.scoring.scorer import ScoredEpisode
 from ares_exp.environments.scoring.scorer_call import REWARD, ConfiguredScorer, combined_reward, named_rewards
-from ares_exp.environments.source import EpisodeParts, Report, SourceBase
+from ares_exp.environments.source import EpisodeParts, SourceBase
 from ares_exp.errors import ConfigError, ScorerError
 from ares_exp.records.results import EnvironmentUsage
-from ares_exp.tasks.task_contract import Task, TaskOrigin
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector
 
@@ -271,79 +269,40 @@ def _number(key: str, value: Any) -> float:
     return float(number)
 
 
-class ScoredSource(StandIn, SourceBase):
-    """Plays what another source plays, each episode scored at its end. It opens and closes the scorers, too."""
+class ScoredSource(StandIn):
+    """Runs what another source runs, each episode scored at its end. It also opens and closes the scorers."""
 
     def __init__(self, source: SourceBase, rules: ScoringRules) -> None:
         """Keeps the arguments.
 
         Args:
-            source: Makes the environments.
+            source: Makes the environments. Answers for everything that is not defined here.
             rules: The scorers and their weights.
         """
         super().__init__(source)
-        self._source = source
         self._rules = rules
 
-    @property
-    def path(self) -> Path | None:
-        """As of the source, like every member but `make`, `preflight` and `close`."""
-        return self._source.path
-
-    def load(self, report: Report) -> Sequence[str]:  # noqa: D102
-        return self._source.load(report)
-
-    def check(self, parts: EpisodeParts, *, report: Report) -> None:  # noqa: D102
-        self._source.check(parts, report=report)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)
 
     def make(self, task_name: str, parts: EpisodeParts) -> Environment:
         """Makes the environment of one episode, which is scored at its end."""
-        return ScoringEnvironment(self._source.make(task_name, parts), self._rules, parts, task_name=task_name)
-
-    @property
-    def needs_container(self) -> bool:  # noqa: D102
-        return self._source.needs_container
-
-    @property
-    def exports_state(self) -> bool:  # noqa: D102
-        return self._source.exports_state
-
-    @property
-    def has_solutions(self) -> bool:  # noqa: D102
-        return self._source.has_solutions
-
-    @property
-    def loads_offline(self) -> bool:  # noqa: D102
-        return self._source.loads_offline
-
-    @property
-    def tasks(self) -> Sequence[Task]:  # noqa: D102
-        return self._source.tasks
-
-    @property
-    def origins(self) -> Mapping[str, TaskOrigin]:  # noqa: D102
-        return self._source.origins
+        return ScoringEnvironment(self._part.make(task_name, parts), self._rules, parts, task_name=task_name)
 
     @property
     def spenders(self) -> Sequence[str]:
         """What the source names, and the scorers that ask models."""
         asking = [f"the judge `{one.name}`" for one in self._rules.scorers if one.scorer.asks_model]
-        return [*self._source.spenders, *asking]
+        return [*self._part.spenders, *asking]
 
     @property
     def own_models(self) -> Sequence[OwnModel]:
         """Those of the source, then those of the scorers."""
-        return [*self._source.own_models, *(model for one in self._rules.scorers for model in one.scorer.own_models)]
-
-    def digest(self, task_name: str) -> str | None:  # noqa: D102
-        return self._source.digest(task_name)
-
-    def keep(self, task_names: Sequence[str]) -> None:  # noqa: D102
-        self._source.keep(task_names)
+        return [*self._part.own_models, *(model for one in self._rules.scorers for model in one.scorer.own_models)]
 
     async def preflight(self) -> None:
         """Checks the source, and that every scorer is ready. Raises `PreflightError` as they do."""
-        await self._source.preflight()
+        await self._part.preflight()
         for one in self._rules.scorers:
             await one.scorer.preflight()
 
@@ -353,4 +312,4 @@ class ScoredSource(StandIn, SourceBase):
             for one in self._rules.scorers:
                 await one.scorer.close()
         finally:
-            await self._source.close()
+            await self._part.close()

@@ -7,7 +7,6 @@ import sys
 import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
-from gymnasium.vector import AsyncVectorEnv
 
 from ares_exp.environment import Environment, complete
 from ares_exp.llms.request import LLMRequest
@@ -19,7 +18,7 @@ from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollec
 from ares_exp.trajectories.records import EpisodeTrajectory
 from ares_exp.wrappers.async_gym import drive_async_gym
 from ares_exp.wrappers.gym_in_thread import drive_sync_gym
-from ares_exp.wrappers.spaces import LLMRequestSpace, TextAction, TextObservation
+from ares_exp.wrappers.spaces import LLMRequestSpace
 from ares_exp.wrappers.sync_gym import GymWrapper
 from tests.unit.wrappers.gym_environments import ACTION
 
@@ -108,12 +107,6 @@ def env(otherlab):
     assert made.closed == 1
 
 
-def test_it_knows_nothing_of_ours(otherlab, env):
-    source = "".join(text for name, text in FILES.items() if name != "gyms.py")
-    assert "ares_exp" not in source
-    env.closed = 1
-
-
 def test_under_the_sync_wrapper(otherlab, env):
     with GymWrapper(env, render_mode="ansi") as gym:
         observation, info = gym.reset(seed=1)
@@ -163,22 +156,6 @@ def test_gymnasium_finds_nothing_to_complain_about(otherlab):
             assert env.step(ACTION)[1] == 0.0
     finally:
         del gymnasium.registry["AresExpTest/Foreign-v0"]
-
-
-def test_as_plain_text(otherlab):
-    with TextAction(TextObservation(otherlab("gyms").make_gym())) as env:
-        assert env.reset(seed=1)[0].startswith("[user]\nguess ")
-        assert env.step("7")[0].endswith("[assistant]\n7\n\n[user]\nno")
-
-
-def test_in_worker_processes(otherlab):
-    envs = AsyncVectorEnv([otherlab("gyms").make_gym] * 2, shared_memory=False, context="spawn")
-    try:
-        first, _ = envs.reset(seed=[1, 1])
-        assert first[0] == first[1]
-        assert envs.step((ACTION, ACTION))[1].tolist() == [0.0, 0.0]
-    finally:
-        envs.close()
 
 
 def test_its_requests_can_be_written_down_and_come_back_as_ours(otherlab):

@@ -82,12 +82,6 @@ def test_closing_twice_closes_once():
         gym.step(ACTION)
 
 
-def test_closing_an_unused_wrapper_closes_the_environment():
-    env = CountingEnvironment()
-    wrap_as_gym(env).close()
-    assert env.closed == 1
-
-
 def test_closing_in_mid_step():
     env, outcome = BlockingEnvironment(), []
     gym = wrap_as_gym(env)

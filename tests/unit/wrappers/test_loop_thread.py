@@ -1,5 +1,4 @@
 import asyncio
-import contextvars
 import gc
 import threading
 import weakref
@@ -87,16 +86,6 @@ def test_calls_from_many_threads_each_get_their_own_answer(loop_thread):
     for thread in threads:
         thread.join(20)
     assert answers == {number: [(number, i) for i in range(50)] for number in range(8)}
-
-
-def test_the_callers_context_travels_along(loop_thread):
-    variable = contextvars.ContextVar("variable", default="unset")
-
-    async def read():
-        return variable.get()
-
-    variable.set("episode 7")
-    assert loop_thread.run(read()) == "episode 7"
 
 
 def test_a_call_beyond_its_time_is_cancelled(loop_thread):
@@ -207,14 +196,6 @@ def test_a_failing_farewell_still_ends_the_thread():
     assert set(threading.enumerate()) <= before
 
 
-def test_after_close_there_is_nothing(loop_thread):
-    loop_thread.run(give(1))
-    loop_thread.close()
-    loop_thread.close()
-    with pytest.raises(RuntimeError, match="'loop under test' has been closed"):
-        loop_thread.run(give(1))
-
-
 def test_the_loop_cannot_wait_for_itself(loop_thread):
     async def ask_itself():
         loop_thread.run(give(1))
@@ -233,11 +214,3 @@ def test_a_task_that_exits_does_not_end_the_loop(loop_thread):
     with pytest.raises(SystemExit):
         loop_thread.run(await_leaver())
     assert loop_thread.run(give(4)) == 4
-
-
-def test_subprocesses_run_on_the_loop(loop_thread):
-    async def echo():
-        process = await asyncio.create_subprocess_exec("echo", "hello", stdout=asyncio.subprocess.PIPE)
-        return (await process.communicate())[0]
-
-    assert loop_thread.run(echo(), timeout=20) == b"hello\n"
