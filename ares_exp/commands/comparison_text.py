@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ares_exp.commands.compared_pair import ComparedPair, format_p
-from ares_exp.commands.compared_runs import ChosenRun, differing_config
+from ares_exp.commands.compared_runs import ChosenRun, ComparedPair, differing_config, format_p
 from ares_exp.records.statistics.estimate import Estimate
 from ares_exp.records.statistics.paired import Difference
 from ares_exp.records.statistics.run_statistics import Spread
