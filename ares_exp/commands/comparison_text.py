@@ -10,7 +10,7 @@ from ares_exp.records.statistics.estimate import Estimate
 from ares_exp.records.statistics.paired import Difference
 from ares_exp.records.statistics.run_statistics import Spread
 from ares_exp.records.statistics.task_statistics import TaskStatistics
-from ares_exp.records.terminal_text import format_number, make_console, one_line
+from ares_exp.records.terminal_text import count_of, format_number, make_console, one_line
 from ares_exp.records.text_table import columns_that_fit, make_table
 from ares_exp.reports.summary import format_estimate
 
@@ -31,7 +31,8 @@ def print_report(runs: Sequence[ChosenRun], pairs: Sequence[ComparedPair]) -> No
         adjusted = f"p-values of verdicts are adjusted for {len(pairs)} comparisons (Holm)"
         _say(console, f"{adjusted}; intervals are each of one.\n")
     for pair in pairs:
-        _say(console, f"{pair.b.letter} against {pair.a.letter}, on {_tasks(len(pair.comparison.pairs))}", "bold")
+        tasks = count_of(len(pair.comparison.pairs), "task")
+        _say(console, f"{pair.b.letter} against {pair.a.letter}, on {tasks} that both have", "bold")
         for line in _pair_lines(pair):
             _say(console, f"  {line}")
         _say(console, "")
@@ -182,10 +183,6 @@ def _signed(value: float) -> str:
 
 def _estimate(estimate: Estimate | None) -> str:
     return "-" if estimate is None else format_estimate(estimate)
-
-
-def _tasks(number: int) -> str:
-    return f"{number:,} {'task' if number == 1 else 'tasks'} that both have"
 
 
 def _say(console: Console, text: str, style: str = "") -> None:

@@ -37,10 +37,6 @@ def _encodable(text: str) -> str:
     return text
 
 
-def _none_is_empty(value: Any) -> Any:
-    return "" if value is None else value
-
-
 def _from_json(value: Any) -> Any:
     """The data sets hold lists and tables as JSON text."""
     if not isinstance(value, str):
@@ -51,7 +47,12 @@ def _from_json(value: Any) -> Any:
         raise ValueError("expected a list, or one as JSON text") from None
 
 
-Text = Annotated[str, BeforeValidator(_none_is_empty), Field(max_length=MAX_TEXT_CHARS), AfterValidator(_encodable)]
+Text = Annotated[
+    str,
+    BeforeValidator(lambda value: "" if value is None else value),
+    Field(max_length=MAX_TEXT_CHARS),
+    AfterValidator(_encodable),
+]
 TestName = Annotated[str, Field(min_length=1, max_length=10_000), AfterValidator(_encodable)]
 TestNames = Annotated[tuple[TestName, ...], BeforeValidator(_from_json), Field(max_length=MAX_TESTS)]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}(?:[0-9a-f]{24})?$")]
