@@ -79,7 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
     for leftover in stale:
         problem = "" if dry_run else leftover.remove()
         remaining += bool(problem)
-        about = f"{leftover.name}  of {leftover.whose}{_age(leftover)}{_size(leftover)}"
+        size = "" if leftover.size is None else f", {format_size(leftover.size)}"
+        about = f"{leftover.name}  of {leftover.whose}{_age(leftover)}{size}"
         _say(f"{leftover.kind:<13}  {about}{problem and f': {problem}'}")
     for whose, count in Counter(leftover.whose for leftover in found if not leftover.is_stale).items():
         _say(f"kept       {_things(count)} of {whose}: it still runs, or cannot be looked at from here")
@@ -110,10 +111,6 @@ def _age(leftover: Leftover) -> str:
     seconds = max(time.time() - leftover.created, 0)
     size, unit = next((one for one in _UNITS if seconds >= 2 * one[0]), _UNITS[-1])
     return f", made {seconds // size:.0f} {unit} ago"
-
-
-def _size(leftover: Leftover) -> str:
-    return "" if leftover.size is None else f", {format_size(leftover.size)}"
 
 
 def _things(count: int) -> str:

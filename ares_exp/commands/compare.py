@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ares_exp.commands.cli.run_command import EXIT_OK
-from ares_exp.commands.compared_pair import compare_pairs, pair_document
-from ares_exp.commands.compared_runs import choose_runs, differing_config
+from ares_exp.commands.compared_runs import choose_runs, compare_pairs, differing_config, pair_document
 from ares_exp.commands.comparison_text import print_report
 from ares_exp.errors import ConfigError
 from ares_exp.records.latest_run import MEANING, run_path

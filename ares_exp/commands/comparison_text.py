@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ares_exp.commands.compared_pair import ComparedPair, format_p
-from ares_exp.commands.compared_runs import ChosenRun, differing_config
+from ares_exp.commands.compared_runs import ChosenRun, ComparedPair, differing_config, format_p
 from ares_exp.records.statistics.estimate import Estimate
 from ares_exp.records.statistics.paired import Difference
 from ares_exp.records.statistics.run_statistics import Spread
 from ares_exp.records.statistics.task_statistics import TaskStatistics
-from ares_exp.records.terminal_text import columns_that_fit, format_number, make_console, make_table, one_line
+from ares_exp.records.terminal_text import columns_that_fit, count_of, format_number, make_console, make_table, one_line
 from ares_exp.reports.summary import format_estimate
 
 if TYPE_CHECKING:
@@ -31,7 +30,8 @@ def print_report(runs: Sequence[ChosenRun], pairs: Sequence[ComparedPair]) -> No
         adjusted = f"p-values of verdicts are adjusted for {len(pairs)} comparisons (Holm)"
         _say(console, f"{adjusted}; intervals are each of one.\n")
     for pair in pairs:
-        _say(console, f"{pair.b.letter} against {pair.a.letter}, on {_tasks(len(pair.comparison.pairs))}", "bold")
+        tasks = count_of(len(pair.comparison.pairs), "task")
+        _say(console, f"{pair.b.letter} against {pair.a.letter}, on {tasks} that both have", "bold")
         for line in _pair_lines(pair):
             _say(console, f"  {line}")
         _say(console, "")
@@ -182,10 +182,6 @@ def _signed(value: float) -> str:
 
 def _estimate(estimate: Estimate | None) -> str:
     return "-" if estimate is None else format_estimate(estimate)
-
-
-def _tasks(number: int) -> str:
-    return f"{number:,} {'task' if number == 1 else 'tasks'} that both have"
 
 
 def _say(console: Console, text: str, style: str = "") -> None:

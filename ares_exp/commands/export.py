@@ -266,14 +266,13 @@ FORMATS = {
 }  # fmt: skip
 
 
-def _listed(name: str) -> str:
-    return f"  {name:<11} {', '.join(FORMATS[name].suffixes) or 'a folder':<29} {FORMATS[name].about}\n"
-
-
+_LISTED = "".join(
+    f"  {name:<11} {', '.join(one.suffixes) or 'a folder':<29} {one.about}\n" for name, one in FORMATS.items()
+)
 DESCRIPTION = f"""\
 Writes the episodes of RUN to OUT in another format. OUT is a new file whose name ends as listed, or a new folder:
 
-{"".join(map(_listed, FORMATS))}
+{_LISTED}
 Episodes of a killed run are included with their complete steps. `sft` takes rewards of at least {SUCCESS:g}, unless you
 give other bounds. `tokens` needs a policy that records token ids and log-probabilities.
 """

@@ -10,8 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from ares_exp.commands.cli.run_command import EXIT_OK
-from ares_exp.commands.compared_pair import ComparedPair, compare_pairs, pair_document
-from ares_exp.commands.compared_runs import MOST_RUNS, choose_runs, differing_config
+from ares_exp.commands.compared_runs import (
+    MOST_RUNS,
+    ComparedPair,
+    choose_runs,
+    compare_pairs,
+    differing_config,
+    pair_document,
+)
 from ares_exp.errors import ConfigError
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.run_dir import SWEEP_RECORD, is_run

@@ -15,8 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 from ares_exp.commands.cli.run_command import EXIT_OK, CommandParser
-from ares_exp.commands.task_candidates import find_candidates, with_problems
-from ares_exp.commands.task_runs import NOTHING, SOLUTION, PlayedRun, play_both
+from ares_exp.commands.task_runs import NOTHING, SOLUTION, PlayedRun, find_candidates, play_both, with_problems
 from ares_exp.commands.task_verdict import Problem, TaskVerdict, judge
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.schema import KEYS, validate

@@ -10,8 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from ares_exp.commands.task_candidates import Candidate
-from ares_exp.commands.task_runs import NOTHING, SOLUTION, PlayedRun
+from ares_exp.commands.task_runs import NOTHING, SOLUTION, Candidate, PlayedRun
 from ares_exp.errors import AresExpError
 from ares_exp.llms.response import TextData
 from ares_exp.policies.oracle import SOLVING

@@ -13,7 +13,7 @@ from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.source import EpisodeParts, Report, SourceBase, refuse_together
 from ares_exp.tasks.child_process import ChildProcess
 from ares_exp.tasks.selection import select
-from ares_exp.tasks.swebench.dataset import find_dataset, load_rows
+from ares_exp.tasks.swebench.rows import find_dataset, load_rows
 from ares_exp.tasks.swebench.swebench_task import SweBenchOptions, SweBenchTask
 from ares_exp.tasks.task_warnings import TaskWarnings
 

@@ -19,15 +19,14 @@ _DEFAULT = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*):-[^}]+\}")
 _CREDENTIAL = re.compile(r"key|secret|token(?!s)|password|credential|auth|^(set-)?cookie2?$", re.IGNORECASE)
 
 
-def _transport(value: object) -> object:
-    return "streamable-http" if value == "http" else value
-
-
 class McpServer(TomlTable):
     """A tool server that the agent may use."""
 
     name: str
-    transport: Annotated[Literal["sse", "streamable-http", "stdio"], BeforeValidator(_transport)] = "sse"
+    transport: Annotated[
+        Literal["sse", "streamable-http", "stdio"],
+        BeforeValidator(lambda value: "streamable-http" if value == "http" else value),
+    ] = "sse"
     url: str | None = None
     command: str | None = None
     args: tuple[str, ...] = ()
@@ -110,10 +109,6 @@ def _whole_as_int(number: float) -> float:
     return int(number) if number == int(number) else number
 
 
-def _lower(value: object) -> object:
-    return value.lower() if isinstance(value, str) else value
-
-
 def _topology(text: str) -> str:
     if not re.fullmatch(r"[1-9][0-9]*(x[1-9][0-9]*)+", text):
         raise ValueError(f'expected two or more positive integers joined by x (such as "2x4"), got {text!r}')
@@ -147,7 +142,9 @@ class EnvironmentSection(TomlTable):
     """`[environment]`; `[verifier.environment]` has the same keys."""
 
     docker_image: str | None = None
-    os: Annotated[Literal["linux", "windows"], BeforeValidator(_lower)] = "linux"
+    os: Annotated[
+        Literal["linux", "windows"], BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value)
+    ] = "linux"
     build_timeout_sec: Seconds = 600.0
     cpus: Annotated[float, AfterValidator(_whole_as_int)] | None = None
     memory_mb: int | None = None

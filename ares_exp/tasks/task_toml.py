@@ -65,11 +65,9 @@ class Artifact(TomlTable):
         return self
 
 
-def _as_table(entry: object) -> object:
-    return {"source": entry} if isinstance(entry, str) else entry
-
-
-Artifacts = tuple[Annotated[Artifact, BeforeValidator(_as_table)], ...]
+Artifacts = tuple[
+    Annotated[Artifact, BeforeValidator(lambda entry: {"source": entry} if isinstance(entry, str) else entry)], ...
+]
 
 
 class CollectHook(TomlTable):

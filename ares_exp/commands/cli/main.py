@@ -65,7 +65,7 @@ def run_word(argv: Sequence[str], program: str) -> int | None:
     """
     if len(argv) == 2 and argv[0] in HELP and argv[1] in COMMANDS:
         argv = [*reversed(argv)]
-    if not _is_word(argv):
+    if not argv or "=" in argv[0] or argv[0].startswith(("-", "+", "~")):  # an override, or a flag
         return None
     if argv[0] in COMMANDS:
         return COMMANDS[argv[0]].main(argv[1:], f"{program} {argv[0]}")
@@ -76,11 +76,6 @@ def run_word(argv: Sequence[str], program: str) -> int | None:
         return None  # the help describes it
     print_error(_explain(argv[0], argv[1:], program))
     return exit_codes.USAGE
-
-
-def _is_word(argv: Sequence[str]) -> bool:
-    """Whether a command line starts with a word: no override (`key=value`, `+key=value`, `~key`) and no flag."""
-    return bool(argv) and "=" not in argv[0] and not argv[0].startswith(("-", "+", "~"))
 
 
 def _explain(word: str, rest: Sequence[str], program: str) -> str:

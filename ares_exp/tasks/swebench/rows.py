@@ -1,21 +1,28 @@
-"""`SweBenchRow`: one row of a SWE-bench data set, validated. Rows may come from anybody's file.
+"""Rows of SWE-bench: where a data set is, how its files are read, and the validation of a row.
 
-The columns are those of the data sets `SWE-bench/SWE-bench` and its parts (Verified, Lite) on the Hugging Face hub;
-`image`, `eval_script`, `log_parser` and `eval_type` are there since version 5 of the official harness.
+Rows may come from any file. The columns are those of the data sets `SWE-bench/SWE-bench` and its parts (Verified, Lite)
+on the Hugging Face hub; `image`, `eval_script`, `log_parser` and `eval_type` exist since version 5 of the harness.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
+import os
+import re
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from ares_exp.errors import TaskError
+from ares_exp.containers.ownership import short_lived_directory
+from ares_exp.errors import ConfigError, PreflightError, TaskError
+from ares_exp.tasks.child_process import ChildFailedError, ChildProcess
 
 MAX_TEXT_CHARS = 16 * 2**20
 MAX_TESTS = 50_000
@@ -30,10 +37,6 @@ def _encodable(text: str) -> str:
     return text
 
 
-def _none_is_empty(value: Any) -> Any:
-    return "" if value is None else value
-
-
 def _from_json(value: Any) -> Any:
     """The data sets hold lists and tables as JSON text."""
     if not isinstance(value, str):
@@ -44,7 +47,12 @@ def _from_json(value: Any) -> Any:
         raise ValueError("expected a list, or one as JSON text") from None
 
 
-Text = Annotated[str, BeforeValidator(_none_is_empty), Field(max_length=MAX_TEXT_CHARS), AfterValidator(_encodable)]
+Text = Annotated[
+    str,
+    BeforeValidator(lambda value: "" if value is None else value),
+    Field(max_length=MAX_TEXT_CHARS),
+    AfterValidator(_encodable),
+]
 TestName = Annotated[str, Field(min_length=1, max_length=10_000), AfterValidator(_encodable)]
 TestNames = Annotated[tuple[TestName, ...], BeforeValidator(_from_json), Field(max_length=MAX_TESTS)]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}(?:[0-9a-f]{24})?$")]
@@ -151,3 +159,164 @@ def parse_rows(found: Iterable[tuple[int, Any]], source: str) -> list[SweBenchRo
     if not rows:
         raise TaskError(f"{source}: expected rows of SWE-bench, found none.")
     return list(rows.values())
+
+
+SUFFIXES = (".jsonl", ".json", ".parquet")
+MAX_FILE_BYTES = 2 * 2**30
+MAX_JSON_BYTES = 512 * 2**20
+MAX_LINE_BYTES = 64 * 2**20
+_ROWS_PER_BATCH = 32
+
+
+def read_row_file(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yields number, from 1 (of a `.jsonl`: the line), and content of each row. Blocking.
+
+    Raises:
+        TaskError: It cannot be read, is too large, or is not what its name says.
+        ConfigError: A `.parquet`, and pyarrow is not installed.
+    """
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise TaskError(f"{path}: expected a file of SWE-bench rows: {error.strerror}. Set env.dataset.") from None
+    most = MAX_JSON_BYTES if path.suffix == ".json" else MAX_FILE_BYTES
+    if not path.is_file() or size > most:
+        raise TaskError(f"{path}: expected a plain file of at most {most:,} bytes.")
+    read = {".jsonl": _read_lines, ".json": _read_json, ".parquet": _read_parquet}[path.suffix]
+    try:
+        yield from read(path)
+    except OSError as error:
+        raise TaskError(f"{path}: cannot be read: {error.strerror or error}.") from None
+
+
+def _read_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    with path.open("rb") as file:
+        number = 0
+        while line := file.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            if len(line) > MAX_LINE_BYTES:
+                raise TaskError(f"{path}: row {number}: expected at most {MAX_LINE_BYTES:,} bytes, found more.")
+            if line.strip():
+                yield number, _decoded(line, f"{path}: row {number}")
+
+
+def _read_json(path: Path) -> Iterator[tuple[int, Any]]:
+    found = _decoded(path.read_bytes(), str(path))
+    if isinstance(found, dict):
+        found = list(found.values())
+    if not isinstance(found, list):
+        raise TaskError(f"{path}: expected a list of rows, got a {type(found).__name__}.")
+    yield from enumerate(found, 1)
+
+
+def _decoded(data: bytes, where: str) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise TaskError(f"{where}: expected JSON, got: {error}.") from None
+
+
+def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ConfigError(
+            f"{path}: Parquet files need the package pyarrow: `pip install 'ares-exp[parquet]'`."
+        ) from None
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(_ROWS_PER_BATCH):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, row
+    except pyarrow.ArrowException as error:
+        raise TaskError(f"{path}: expected a Parquet file, got: {error}.") from None
+
+
+NAMES = {
+    "verified": "SWE-bench/SWE-bench_Verified",
+    "lite": "SWE-bench/SWE-bench_Lite",
+    "full": "SWE-bench/SWE-bench",
+}
+"""Short names; the owner `princeton-nlp`, under which they were published first, works as well."""
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_FETCH_ROWS = Path(__file__).with_name("fetch_rows.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A data set.
+
+    Attributes:
+        file: A file of rows; `None`: of the hub.
+        hub_name: `owner/name` on the Hugging Face hub; empty for a file.
+        split: Part of a data set of the hub.
+    """
+
+    file: Path | None
+    hub_name: str
+    split: str
+
+    @property
+    def source(self) -> str:
+        """Its name in messages."""
+        return str(self.file) if self.file is not None else f"{self.hub_name}:{self.split}"
+
+
+def find_dataset(dataset: str, split: str) -> Dataset:
+    """Returns the data set that `env.dataset` and `env.split` name. Reads nothing.
+
+    Raises:
+        ConfigError: Nothing that is known, or the multimodal data set.
+    """
+    choices = f"{', '.join(NAMES)}, owner/name of the Hugging Face hub, or a file ({', '.join(SUFFIXES)})"
+    if Path(dataset).suffix in SUFFIXES:
+        return Dataset(Path(dataset).expanduser().absolute(), "", split)
+    name = NAMES.get(dataset.lower(), dataset)
+    if not _HUB_NAME.fullmatch(name):
+        raise ConfigError(f"Expected `env.dataset` to be {choices}, got {dataset!r:.200}.")
+    if "multimodal" in name.lower():
+        raise ConfigError(f"{name}: rows of the multimodal SWE-bench are not supported. Choose another: {choices}.")
+    if not re.fullmatch(r"\w[\w.-]{0,99}", split):
+        raise ConfigError(f"Expected `env.split` to be the name of a split, got {split!r:.100}.")
+    return Dataset(None, name, split)
+
+
+def load_rows(dataset: Dataset, *, child: ChildProcess, timeout_sec: float) -> list[SweBenchRow]:
+    """Reads and validates all rows. Blocking.
+
+    A data set of the hub is loaded by the library `datasets`, from its cache where it is there.
+
+    Args:
+        dataset: Which.
+        child: Loads data sets of the hub; whoever has it can stop that.
+        timeout_sec: What that may take.
+
+    Raises:
+        TaskError: A row is wrong, or the file.
+        ConfigError: A package is missing.
+        PreflightError: The data set could not be loaded.
+    """
+    if dataset.file is not None:
+        return parse_rows(read_row_file(dataset.file), dataset.source)
+    if importlib.util.find_spec("datasets") is None:
+        raise ConfigError(
+            f"{dataset.hub_name}: data sets of the hub need the package datasets: `pip install 'ares-exp[swebench]'`; "
+            "or set env.dataset=<a .jsonl or .parquet file of its rows>."
+        )
+    directory = short_lived_directory("build")
+    try:
+        rows = directory.path / "rows.jsonl"
+        arguments = [dataset.hub_name, dataset.split, str(rows)]
+        child.run_python(_FETCH_ROWS, arguments, env=dict(os.environ), timeout_sec=timeout_sec)
+        return parse_rows(read_row_file(rows), dataset.source)
+    except ChildFailedError as error:
+        raise PreflightError(
+            f"The data set {dataset.hub_name} (split {dataset.split}) could not be loaded: the program {error}. Is the "
+            "hub within reach, or the data in its cache? Or set env.dataset=<a .jsonl or .parquet file of its rows>."
+        ) from None
+    finally:
+        directory.remove()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ares_exp.commands.task import make_task
-from ares_exp.commands.task_candidates import find_candidates, with_problems
+from ares_exp.commands.task_runs import find_candidates, with_problems
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.errors import ConfigError
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ares_exp.commands.cli.commands import COMMANDS
-from ares_exp.commands.compared_pair import adjust
+from ares_exp.commands.compared_runs import adjust
 from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome
 from ares_exp.records.run_dir import dump_json
 from ares_exp.tasks.task_files import with_files

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from ares_exp.commands.task import _rewards
-from ares_exp.commands.task_candidates import Candidate
-from ares_exp.commands.task_runs import NOTHING, SOLUTION, PlayedRun
+from ares_exp.commands.task_runs import NOTHING, SOLUTION, Candidate, PlayedRun
 from ares_exp.commands.task_verdict import Fault, TaskVerdict, _printed, judge
 from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome
 

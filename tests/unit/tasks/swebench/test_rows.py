@@ -9,8 +9,7 @@ import pytest
 
 from ares_exp.errors import ConfigError, PreflightError, TaskError
 from ares_exp.tasks.child_process import ChildProcess
-from ares_exp.tasks.swebench.dataset import Dataset, find_dataset, load_rows
-from ares_exp.tasks.swebench.rows import SweBenchRow, parse_row
+from ares_exp.tasks.swebench.rows import Dataset, SweBenchRow, find_dataset, load_rows, parse_row
 from tests.swebench_rows import F2P, P2P, write_rows
 
 Row = dict[str, Any]

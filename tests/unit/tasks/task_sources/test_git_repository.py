@@ -11,9 +11,6 @@ import pytest
 
 from ares_exp.environments.harbor import HarborEnvironments
 from ares_exp.errors import PreflightError
-from ares_exp.tasks.task_sources.cache import TaskCache
-from ares_exp.tasks.task_sources.git_command import Git
-from ares_exp.tasks.task_sources.git_tasks import Repositories
 from tests.unit.tasks.task_sources.conftest import MakeRepository, Repository
 
 
@@ -110,16 +107,3 @@ def test_the_copy_of_a_commit_stays_as_it_was_made(repository: Repository, cache
     objects = ("cat-file", "--batch-all-objects", "--batch-check=%(objecttype)")
     listed = subprocess.run(["git", "--git-dir", str(copy), *objects], capture_output=True, text=True, check=True)
     assert sorted({*listed.stdout.split()}) == ["commit", "tree"]
-
-
-def test_two_copies_of_a_commit_are_one(repository: Repository, cache_dir: Path) -> None:
-    cache = TaskCache(cache_dir)
-    commit = repository.git("rev-parse", "HEAD")
-    first, second = (Repositories(Git(timeout_sec=60), cache) for _ in range(2))
-    assert first.commit(repository.url, "main") == commit
-    shutil.move(cache.commit(repository.url, commit), cache_dir / "away")
-    assert second.commit(repository.url, "main") == commit
-    with cache.workspace() as workspace:
-        shutil.move(cache_dir / "away", workspace / "git")
-        cache.keep(workspace / "git", cache.commit(repository.url, commit))
-    assert "tasks/a/task.toml" in first.tree(repository.url, commit)

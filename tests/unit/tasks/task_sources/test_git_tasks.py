@@ -89,31 +89,6 @@ def test_a_repository_that_is_one_task(load: Load, make_repository: MakeReposito
     assert not (source.tasks[0].path / ".git").exists()
 
 
-def test_a_given_commit_is_taken_from_the_cache(load: Load, make_repository: MakeRepository) -> None:
-    repository = make_repository("tasks/a")
-    commit = repository.git("rev-parse", "HEAD")
-    options = {"git_url": repository.url, "path": "tasks/a"}
-    first = load(**options, git_commit=commit)
-    shutil.rmtree(repository.path)
-    assert load(**options, git_commit=commit).tasks[0].path == first.tasks[0].path
-    with pytest.raises(PreflightError, match=r"cannot be copied: .*Is the address right\?"):
-        load(**options, git_commit="main")
-    with pytest.raises(PreflightError, match="cannot be copied"):
-        load(**options)
-
-
-def test_a_branch_is_followed(load: Load, make_repository: MakeRepository, cache_dir: Path) -> None:
-    repository = make_repository("tasks/a")
-    options = {"git_url": repository.url, "path": "tasks/a", "git_commit": "main"}
-    before = load(**options)
-    repository.write({"tasks/a/instruction.md": "Do more.\n"})
-    repository.commit()
-    after = load(**options)
-    assert before.tasks[0].digest != after.tasks[0].digest
-    assert (before.tasks[0].path / "instruction.md").read_text() == "Do it.\n"
-    assert kept(cache_dir) == ["a", "a"]
-
-
 def test_a_registry_of_local_and_git_tasks(
     load: Load, make_repository: MakeRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
