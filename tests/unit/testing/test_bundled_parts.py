@@ -351,6 +351,7 @@ class TestTensorboardTracker(TrackerContract):
 
 
 @pytest.mark.once
+@pytest.mark.slow  # as the other tests of W&B
 class TestWandbTracker(TrackerContract):
     @pytest.fixture
     def tracker(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tracker:

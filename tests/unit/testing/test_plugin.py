@@ -143,6 +143,7 @@ def test_an_environment_of_another_package(run: Run) -> None:
     assert rows(done)["TestNim::test_truncating"] == "SKIPPED"
 
 
+@pytest.mark.slow
 @pytest.mark.local
 def test_a_container_backend(run: Run) -> None:
     done = run("--ares-exp-part=ares_exp.containers.local:LocalContainerFactory", "-k", "exit_code or protocols")
