@@ -157,7 +157,11 @@ class RunningContainer:
             )
             size = {"Detach": False, "Tty": True, "ConsoleSize": [lines, columns]}
             connection = await engine.hijack(f"/exec/{created['Id']}/start", size)
-            await in_thread(lambda: engine.api.exec_resize(created["Id"], height=lines, width=columns))
+            try:
+                await in_thread(lambda: engine.api.exec_resize(created["Id"], height=lines, width=columns))
+            except BaseException:
+                connection[1].close()
+                raise
         except engine_errors() as error:
             failure = ContainerError(f"No terminal could be opened in the {self._what}: {reason(error)}.")
             await self.raise_if_dead(failure)
