@@ -110,7 +110,7 @@ def truncation(reward: float | None) -> TimeStep[Any]:
 
 
 def check_action(action: object) -> None:
-    """Refuses anything that is not an answer of a policy, before any state changes.
+    """Refuses anything that is not a response of a policy, before any state changes.
 
     Raises:
         TypeError: `action` is neither an `LLMResponse` nor `None`.
@@ -144,7 +144,7 @@ class MinimalEnvironment(Protocol):
     async def step(self, action: Any) -> TimeStep[Any, Any, Any]:
         """Applies `action` to the pending observation and returns the next step.
 
-        `None` means that the policy's time was up, so that there is no answer. Only an environment that `is_timed` is
+        `None` means that the policy's time was up, so that there is no response. Only an environment that `is_timed` is
         given `None`; it ends the episode, or the stage of its task, by truncation. For all others the runner keeps
         the time limit itself, and ends the episode without a call of `step`.
         """
@@ -243,9 +243,9 @@ class PastStep:
 
     Attributes:
         time_step: As it was returned.
-        action: The answer to the previous step; `None` on FIRST, and where there was no answer in time.
+        action: The answer to the previous step; `None` on FIRST, and where there was no response in time.
         timestamp: Epoch seconds.
-        policy_sec: Seconds until that answer; `None` on FIRST.
+        policy_sec: Seconds until that response; `None` on FIRST.
         environment_sec: Seconds that the environment took.
         activity: What the agent did in the container.
     """
@@ -259,7 +259,7 @@ class PastStep:
 
 
 class PendingRequest(NamedTuple):
-    """A request of the agent that has no answer yet.
+    """A request of the agent that has no response yet.
 
     Attributes:
         call_id: Number of the call, unique within its stage of the episode.

@@ -19,10 +19,10 @@ AresExpError
 │   │   ├── AgentExitError            an installed agent ended with an exit code that says it failed
 │   │   └── RepeatedFormatError       its LLM's replies had none of its forms: the episode is truncated, and scored
 │   ├── PolicyError                 the policy could not answer a request
-│   │   ├── PolicyTimeoutError (TimeoutError)  it gave no answer within timeouts.policy
+│   │   ├── PolicyTimeoutError (TimeoutError)  it gave no response within timeouts.policy
 │   │   ├── ReplayDivergenceError     the request differs from the recorded one: `step`, `entry`, `why`
-│   │   ├── UnansweredError           there was no answer in time when the request was first asked, so there is none now
-│   │   ├── EndpointError             the endpoint gave no usable answer: `status`, `code`, `retryable`
+│   │   ├── UnansweredError           there was no response in time when the request was first asked, so there is none
+now │   │   ├── EndpointError             the endpoint gave no usable answer: `status`, `code`, `retryable`
 │   │   │   ├── RateLimitError          too many requests (429), and waiting as long as allowed did not help
 │   │   │   ├── QuotaError              no credit left, or a spending limit is reached: waiting never helps
 │   │   │   ├── AuthenticationError     the key is wrong, or not allowed to do this (401, 403)
@@ -33,7 +33,7 @@ AresExpError
 │   │   │   └── EndpointUnreachableError
 │   │   └── WireFormatError (ValueError)  something does not fit the wire format
 │   │       ├── UnsendableRequestError  our request
-│   │       └── MalformedAnswerError    their answer
+│   │       └── MalformedResponseError    their response
 │   ├── ContainerError              the container, not the command in it, failed
 │   │   ├── EnvironmentStartTimeoutError (TimeoutError)
 │   │   ├── ContainerStartError
@@ -49,7 +49,7 @@ AresExpError
 │   │   │   ├── ContainerRateLimitError   too many requests (429), and waiting as long as allowed did not help
 │   │   │   ├── ContainerAuthorizationError  the key is wrong, or not allowed to do this (401, 403)
 │   │   │   ├── ContainerNotFoundError    what was asked for is not there: an image, a snapshot (404)
-│   │   │   └── ContainerServiceUnavailableError  5xx, no answer, or no connection
+│   │   │   └── ContainerServiceUnavailableError  5xx, no response, or no connection
 │   │   └── TransferError
 │   ├── HostLostError               the process on a cluster that held the environment is gone: another one goes on
 │   └── VerifierError               the verifier gave no usable reward
@@ -58,10 +58,10 @@ AresExpError
 │       ├── RewardFileNotFoundError
 │       ├── RewardFileEmptyError
 │       ├── VerifierOutputParseError
-│       ├── OracleAnswerError       the oracle of a game gave no answer that can be parsed
+│       ├── OracleResponseError       the oracle of a game gave no response that can be parsed
 │       ├── ScorerError             a scorer raised, or returned no usable reward: `scorer`
 │       │   ├── ScorerTimeoutError (TimeoutError)
-│       │   └── JudgeAnswerError      a judge's model gave no answer that can be parsed
+│       │   └── JudgeResponseError      a judge's model gave no response that can be parsed
 │       └── VerifierTimeoutError (TimeoutError)
 ├── SnapshotError                 an episode could not be exported, restored, forked or replayed
 │   ├── SnapshotTimingError (RuntimeError)  the environment does not wait for an action
@@ -185,11 +185,11 @@ class PolicyError(EpisodeError):
 
 
 class PolicyTimeoutError(PolicyError, TimeoutError):
-    """The policy gave no answer within the run's limit on one."""
+    """The policy gave no response within the run's limit on one."""
 
 
 class _Divergence(Exception):
-    """An episode that is played again does something else than recorded.
+    """An episode that is run again does something else than recorded.
 
     Attributes:
         step: The time step, from 0, at which it does: how many answers the agent had got in this stage. `None` where no
@@ -210,7 +210,7 @@ class ReplayDivergenceError(_Divergence, PolicyError):
 
 
 class UnansweredError(PolicyError):
-    """A recorded request got no answer before its environment's time was up, so its replay gets none either.
+    """A recorded request got no response before its environment's time was up, so its replay gets none either.
 
     Does not end the episode: the environment gets `None`, as it did the first time.
     """
@@ -220,7 +220,7 @@ class EndpointError(PolicyError):
     """An endpoint gave no usable answer.
 
     Attributes:
-        status: HTTP status; `None` when there was none: no connection, or no answer in time.
+        status: HTTP status; `None` when there was none: no connection, or no response in time.
         code: The server's own name for the error (`"context_length_exceeded"`, …), when it gave one.
         retryable: Whether the same request may succeed later.
         retry_after_sec: Seconds that the server asked to wait, when it did.
@@ -262,10 +262,10 @@ class RefusalError(EndpointError):
     """The model, or a filter before or behind it, refuses.
 
     Attributes:
-        answer: The refusal, if it was sent as an answer, which is paid for. `None` when the request was refused.
+        response: The refusal, if it was sent as a response, which is paid for. `None` when the request was refused.
     """
 
-    answer: LLMResponse | None = None
+    response: LLMResponse | None = None
 
 
 class ServerError(EndpointError):
@@ -273,7 +273,7 @@ class ServerError(EndpointError):
 
 
 class EndpointTimeoutError(EndpointError, TimeoutError):
-    """The endpoint gave no whole answer in time."""
+    """The endpoint gave no whole response in time."""
 
 
 class EndpointUnreachableError(EndpointError):
@@ -281,15 +281,15 @@ class EndpointUnreachableError(EndpointError):
 
 
 class WireFormatError(PolicyError, ValueError):
-    """A request or an answer does not fit the wire format: malformed, or with a field that the other side lacks."""
+    """A request or a response does not fit the wire format: malformed, or with a field that the other side lacks."""
 
 
 class UnsendableRequestError(WireFormatError):
     """A request of the agent's has no place in the wire format."""
 
 
-class MalformedAnswerError(WireFormatError):
-    """An endpoint's answer is not a chat completion, or its cost or usage cannot be counted."""
+class MalformedResponseError(WireFormatError):
+    """An endpoint's response is not a chat completion, or its cost or usage cannot be counted."""
 
 
 class ContainerError(EpisodeError):
@@ -305,7 +305,7 @@ class EnvironmentStartTimeoutError(ContainerError, TimeoutError):
 
 
 class ContainerDiedError(ContainerError):
-    """The container ended, or no longer answers, while it was needed."""
+    """The container ended, or no longer responses, while it was needed."""
 
 
 class PortForwardingError(ContainerError):
@@ -406,8 +406,8 @@ class VerifierOutputParseError(VerifierError):
     """The reward file holds something that is no reward."""
 
 
-class OracleAnswerError(VerifierError):
-    """The oracle of a game could not be asked, or gave no answer that can be parsed.
+class OracleResponseError(VerifierError):
+    """The oracle of a game could not be asked, or gave no response that can be parsed.
 
     The oracle decides what is true, as a verifier does: without it there is no honest reward, and neither the policy
     nor its endpoint is to blame.
@@ -430,8 +430,8 @@ class ScorerTimeoutError(ScorerError, TimeoutError):
     """A scorer did not return within its time limit."""
 
 
-class JudgeAnswerError(ScorerError):
-    """The model of a judge could not be asked, or gave no answer that can be parsed."""
+class JudgeResponseError(ScorerError):
+    """The model of a judge could not be asked, or gave no response that can be parsed."""
 
 
 class VerifierTimeoutError(VerifierError, TimeoutError):

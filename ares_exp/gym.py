@@ -17,14 +17,14 @@ ares_exp.gym` somewhere, `"ares_exp/Harbor-v0"` alone is enough. The ids:
 - `ares_exp/Preset-v0`: `preset="harbor:0"`, whatever `ares_exp.make` takes, with the options of its `env`.
 
 Vector environments, by `gymnasium.make_vec` or from
-`functools.partial(PresetGym, preset="harbor", path=…)`: `SyncVectorEnv` plays one
+`functools.partial(PresetGym, preset="harbor", path=…)`: `SyncVectorEnv` runs one
 environment after the other, `AsyncVectorEnv` each in a process of its own. The latter needs `shared_memory=False`, as
 shared memory cannot hold chat requests (`make_vec(…, vector_kwargs={"shared_memory": False})`). `reset(seed=s)` gives
-the environments the seeds s, s+1, …; without one they all play the same tasks. What happens at the end of an episode:
+the environments the seeds s, s+1, …; without one they all run the same tasks. What happens at the end of an episode:
 
 - `NEXT_STEP`, the default: the step that ends it returns the last reward and the empty request; the next step ignores
   its action, starts an episode and has reward 0. Do not call `reset()` between the two with `shared_memory=False`:
-  Gymnasium 1.4 forgets it, and the next step starts one more episode instead of playing the action.
+  Gymnasium 1.4 forgets it, and the next step starts one more episode instead of running the action.
 - `SAME_STEP`: that step returns the last reward and the new episode's first request; the end of the old one is in
   `infos["final_obs"]` and `infos["final_info"]`.
 - `DISABLED`: as `NEXT_STEP`, but before the next step you call `reset(options={"reset_mask": ended})` yourself.

@@ -12,8 +12,8 @@ from ares_exp.errors import PolicyError, PolicyTimeoutError, RefusalError, Unans
 from ares_exp.llms.request import LLMClient
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.asked_ahead import AskedAhead, ForesightedClient, concurrency_of
-from ares_exp.policies.episode_events import AnswerDeadline, EpisodeEvents
-from ares_exp.policies.policy import checked_answer
+from ares_exp.policies.episode_events import EpisodeEvents, ResponseDeadline
+from ares_exp.policies.policy import checked_response
 
 
 async def run_episode(
@@ -23,22 +23,22 @@ async def run_episode(
     *,
     policy_timeout_sec: float | None = None,
 ) -> TimeStep[Any]:
-    """Plays one episode and returns its LAST time step. Closes the environment in any case.
+    """Runs one episode and returns its LAST time step. Closes the environment in any case.
 
     If the environment's own time limit passes before the policy answers, the environment is given `None` and ends the
     episode, or the current stage of its task.
 
-    Where the agent waits for several answers and the policy may be asked for several at once
+    Where the agent waits for several responses and the policy may be asked for several at once
     (`ConcurrentClient`), it is; the environment is given them one at a time, in its order, whichever comes first.
 
     Args:
         environment: Is entered, reset, stepped and left.
         policy: Answers its observations.
         events: Receives the events of the episode; keeps the usage, also when an exception ends the episode.
-        policy_timeout_sec: Limit on one answer, in seconds from when its turn comes.
+        policy_timeout_sec: Limit on one response, in seconds from when its turn comes.
 
     Raises:
-        PolicyError: The policy failed, or gave no answer within `policy_timeout_sec`.
+        PolicyError: The policy failed, or gave no response within `policy_timeout_sec`.
         AgentError, ContainerError, VerifierError: From the environment.
     """
     events = events or EpisodeEvents()
@@ -66,17 +66,17 @@ async def run_episode(
 
 
 def _foresighted(policy: LLMClient, events: EpisodeEvents) -> ForesightedClient:
-    """Returns a client that asks the policy, several at once if it may be, and pays for what it answers."""
+    """Returns a client that asks the policy, several at once if it may be, and pays for what it gives."""
 
     async def ask(call: PendingRequest, is_ahead: bool) -> LLMResponse:
         try:
-            answer = checked_answer(await policy(call.request))
+            response = checked_response(await policy(call.request))
         except RefusalError as refusal:
-            if refusal.answer is not None:
-                events.pay(refusal.answer)
+            if refusal.response is not None:
+                events.pay(refusal.response)
             raise
-        events.pay(answer)
-        return answer
+        events.pay(response)
+        return response
 
     return AskedAhead(ask, concurrency=concurrency_of(policy), has_room=events.has_room, on_wait=events.waited)
 
@@ -103,8 +103,8 @@ async def _watch(env: EnvironmentBase, client: ForesightedClient, known: tuple[P
 async def _ask(
     policy: LLMClient, request: Any, events: EpisodeEvents, limit_sec: float | None, left_sec: float | None
 ) -> LLMResponse | None:
-    """Returns the policy's answer; `None` when the environment's time is up first."""
-    events.deadline = deadline = AnswerDeadline(limit_sec, left_sec)
+    """Returns the policy's response; `None` when the environment's time is up first."""
+    events.deadline = deadline = ResponseDeadline(limit_sec, left_sec)
     started = time.perf_counter()
     try:
         async with deadline.timer:
@@ -119,7 +119,7 @@ async def _ask(
             events.usage.add(None)
             return None
         if deadline.timer.expired():
-            raise PolicyTimeoutError(f"The policy gave no answer within its limit of {limit_sec:g} s.") from error
+            raise PolicyTimeoutError(f"The policy gave no response within its limit of {limit_sec:g} s.") from error
         raise PolicyError(f"The policy raised {type(error).__name__}: {error}") from error
     finally:
         events.deadline = None

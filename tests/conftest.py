@@ -34,7 +34,7 @@ QUICK = (
     "docker/test_docker_container.py",
     "docker/test_docker_images.py",
 )
-"""Tests of `SLOW` folders that say whether this machine can play."""
+"""Tests of `SLOW` folders that say whether this machine can run."""
 
 SLOW = (
     "compatibility/test_harbor_reference.py",
@@ -125,7 +125,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks the tests of `SLOW`, but for those of `QUICK`, and those that are for the night.
 
-    Of a contract that is played in several ways, `by_night` of a class has the tests that say for this way what they
+    Of a contract that is run in several ways, `by_night` of a class has the tests that say for this way what they
     say for another.
     """
     for item in items:
@@ -187,7 +187,7 @@ def is_root() -> bool:
 
 @functools.cache
 def missing_agent(name: str) -> str | None:
-    """Why an installed agent cannot be played here; `None` when it can."""
+    """Why an installed agent cannot be run here; `None` when it can."""
     from ares_exp.agents.toolbox.package import PACKAGES
     from ares_exp.agents.toolbox.package_store import AgentStore
 

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for the answers of policies: text, reasoning, tool calls; empty, huge, and in any script."""
+"""Hypothesis strategies for the responses of policies: text, reasoning, tool calls; empty, huge, and in any script."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _pieces(thinking: list[Any], text: list[str], called: list[Any]) -> list[Any
 
 
 usages = st.builds(Usage, *[st.integers(0, 10**6)] * 5)
-answers = st.builds(
+responses = st.builds(
     LLMResponse,
     data=st.builds(_pieces, st.lists(thoughts, max_size=3), st.lists(texts, max_size=1), st.lists(calls, max_size=5)),
     cost=st.floats(0, 10),
@@ -39,5 +39,5 @@ answers = st.builds(
 )
 """Reasoning, one text, tool calls: what every wire has a place for, in this order."""
 
-mixed_answers = st.builds(LLMResponse, data=st.lists(thoughts | st.builds(TextData, said) | calls, max_size=6))
+mixed_responses = st.builds(LLMResponse, data=st.lists(thoughts | st.builds(TextData, said) | calls, max_size=6))
 """Pieces in any order."""

@@ -1,4 +1,4 @@
-"""How many examples Hypothesis plays: the same ones each time, or so many times as many, drawn anew."""
+"""How many examples Hypothesis runs: the same ones each time, or so many times as many, drawn anew."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Collection
 from hypothesis import HealthCheck, settings
 
 TIMES = int(os.environ.get("ARES_EXP_TIMES", "1"))
-"""How many times as many examples as usual are played (see `tests/soak/README.md`)."""
+"""How many times as many examples as usual are run (see `tests/soak/README.md`)."""
 
 
 def examples(number: int, *, suppress_health_check: Collection[HealthCheck] = ()) -> settings:
-    """Returns the settings of a test that plays so many examples."""
+    """Returns the settings of a test that runs so many examples."""
     return settings(
         max_examples=number * TIMES,
         deadline=None,

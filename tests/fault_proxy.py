@@ -35,7 +35,7 @@ class FaultProxy:
         up_reader, up_writer = await asyncio.open_connection(*self._target)
         pump = asyncio.create_task(_pump(reader, up_writer))
         try:
-            if await self._answer(up_reader, writer, cut):
+            if await self._respond(up_reader, writer, cut):
                 assert cut is not None
                 self.cuts.append(cut)
                 for side in (writer, up_writer):
@@ -47,8 +47,8 @@ class FaultProxy:
             writer.close()
             up_writer.close()
 
-    async def _answer(self, up_reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cut: Cut | None) -> bool:
-        """Passes the answer on; whether it is to be cut now."""
+    async def _respond(self, up_reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cut: Cut | None) -> bool:
+        """Passes the response on; whether it is to be cut now."""
         seen = b""
         while data := await up_reader.read(65536):
             if cut == "before_first_byte":

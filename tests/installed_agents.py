@@ -49,10 +49,10 @@ def local_python() -> str:
     return subprocess.run([program, "-c", show], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def play(
+def execute(
     run_dir: str, agent: str, container: str, *overrides: str, replies: list[Any] | None = None, delay_sec: float = 0.0
 ) -> RunResults:
-    """Plays one episode of write-greeting in the working directory."""
+    """Runs one episode of write-greeting in the working directory."""
     folder = Path("options/policy")
     folder.mkdir(parents=True, exist_ok=True)
     policy = {

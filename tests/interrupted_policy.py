@@ -37,6 +37,6 @@ class _Client:
             await asyncio.Event().wait()
         return await self._script(request)
 
-    def advance(self, request: LLMRequest, answer: LLMResponse | None) -> None:
+    def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
         self._requests += 1
-        self._script.advance(request, answer)
+        self._script.advance(request, response)

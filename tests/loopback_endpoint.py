@@ -54,7 +54,7 @@ def completion(text: str | None, *, model: str = "loopback", **message: Any) -> 
     }
 
 
-def answer(text: str | Callable[[dict[str, Any]], str]) -> Behaviour:
+def respond(text: str | Callable[[dict[str, Any]], str]) -> Behaviour:
     """Answers with `text`, or with what it makes of the request's body."""
 
     async def behave(_: web.Request, received: Received) -> web.StreamResponse:
@@ -109,7 +109,7 @@ def streamed(written: bytes, *, then_silent: bool = False) -> Behaviour:
 
 
 def drop(after: bytes = b"", content_type: str = "application/json") -> Behaviour:
-    """Closes the connection without an answer, or in the middle of one that starts with `after`."""
+    """Closes the connection without a response, or in the middle of one that starts with `after`."""
 
     async def behave(request: web.Request, received: Received) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Length": "100000", "Content-Type": content_type})
@@ -140,7 +140,7 @@ def slow(seconds: float, then: Behaviour | None = None) -> Behaviour:
 
     async def behave(request: web.Request, received: Received) -> web.StreamResponse:
         await asyncio.sleep(seconds)
-        return await (then or answer("late"))(request, received)
+        return await (then or respond("late"))(request, received)
 
     return behave
 
@@ -178,12 +178,12 @@ class LoopbackEndpoint:
 
     Attributes:
         url: What `policy.base_url` must be.
-        requests: The requests for answers that arrived, in order.
+        requests: The requests for responses that arrived, in order.
         others: All other requests (`GET /v1/models`).
         otherwise: What to do with a request when nothing was queued by `then()`.
         models: What to do with `GET /v1/models`.
         in_flight, max_in_flight: Chat requests in progress now, and at most so far.
-        gone: Chat requests whose client went away before it had its answer.
+        gone: Chat requests whose client went away before it had its response.
         arrived, left: Set when a chat request arrives, and when a client goes away.
     """
 
@@ -191,7 +191,7 @@ class LoopbackEndpoint:
         self.url = ""
         self.requests: list[Received] = []
         self.others: list[Received] = []
-        self.otherwise = otherwise or answer("hello")
+        self.otherwise = otherwise or respond("hello")
         self.models: Behaviour = json_body({"object": "list", "data": []})
         self.in_flight = self.max_in_flight = self.gone = 0
         self.arrived, self.left = threading.Event(), threading.Event()

@@ -46,8 +46,8 @@ class NpmRegistry:
 
     Attributes:
         data: What is served.
-        cut: So many answers are cut in the middle.
-        hold: While it is set, an answer stops in the middle, when `reached` is set, until it is cleared.
+        cut: So many responses are cut in the middle.
+        hold: While it is set, a response stops in the middle, when `reached` is set, until it is cleared.
         requests: Path of each request.
     """
 

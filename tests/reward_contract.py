@@ -57,7 +57,7 @@ ATTACKS = {
 
 
 class RewardContract:
-    """Plays each attack between the agent and the tests, with the backend of the fixture `factory`.
+    """Runs each attack between the agent and the tests, with the backend of the fixture `factory`.
 
     Attributes:
         docker_image: The image of the task; `None`: it has a Dockerfile.

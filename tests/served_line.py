@@ -21,12 +21,12 @@ CHAT = "/v1/chat/completions"
 
 @dataclass
 class Recorder:
-    """An LLM client that answers by a number, when it may.
+    """An LLM client that responses by a number, when it may.
 
     Attributes:
         calls: What it was asked.
         gate: It answers while this is set.
-        given_up: How many calls were given up before they had an answer.
+        given_up: How many calls were given up before they had a response.
     """
 
     calls: list[LLMRequest] = field(default_factory=list)
@@ -67,8 +67,8 @@ class Port:
         async with aiohttp.ClientSession() as session:
             given = {"Authorization": f"Bearer {key or self.line.key}", **headers}
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
-            async with session.post(self.url + path, data=data, headers=given) as answer:
-                return answer.status, await answer.read()
+            async with session.post(self.url + path, data=data, headers=given) as response:
+                return response.status, await response.read()
 
     async def raw(self, body: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Sends one request, and leaves the connection to the caller."""
@@ -118,7 +118,7 @@ def chat(*texts: str, tools: bool = False, **more: Any) -> Mapping[str, Any]:
 
 
 def text_of(body: bytes) -> str:
-    """The text of a whole answer, or of a stream of events."""
+    """The text of a whole response, or of a stream of events."""
     if not body.lstrip().startswith(b"data:"):
         return str(json.loads(body)["choices"][0]["message"]["content"])
     events = [line[6:] for line in body.split(b"\n") if line.startswith(b"data: {")]

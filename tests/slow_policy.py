@@ -21,8 +21,8 @@ class SlowPolicy(ScriptedPolicy):
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
         client = super().for_episode(episode)
 
-        async def answer(request: LLMRequest) -> LLMResponse:
+        async def respond(request: LLMRequest) -> LLMResponse:
             await asyncio.sleep(self.delay_sec)
             return await client(request)
 
-        return answer
+        return respond

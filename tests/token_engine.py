@@ -81,7 +81,7 @@ class TokenEngine:
         self.calls.append(call)
         asked = {name: received.body.get(name) for name in self._defaults}
         self.sampled_with.append({**self._defaults, **{k: value for k, value in asked.items() if value is not None}})
-        return web.json_response(self._answer(text, call, received.body["model"]))
+        return web.json_response(self._respond(text, call, received.body["model"]))
 
     def _message(self, message: dict[str, Any]) -> list[int]:
         role, text = message["role"], message["content"]
@@ -92,7 +92,7 @@ class TokenEngine:
     def _sampled(self, text: str) -> list[int]:
         return [*(OWN + byte if self._own else byte for byte in text.encode()), END]
 
-    def _answer(self, text: str, call: Call, model: str) -> dict[str, Any]:
+    def _respond(self, text: str, call: Call, model: str) -> dict[str, Any]:
         body = completion(text, model=model)
         body["usage"] = {"prompt_tokens": len(call.prompt), "completion_tokens": len(call.completion)}
         body["choices"][0] |= {

@@ -1,4 +1,4 @@
-"""The client of `tests/warm_start.py`: what it is called with is played there, and it ends as that does.
+"""The client of `tests/warm_start.py`: what it is called with is run there, and it ends as that does.
 
 Its first arguments are the server's address and a module, the others are those of the module. It imports as
 little as it can.

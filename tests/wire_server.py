@@ -1,4 +1,4 @@
-"""A real HTTP server on 127.0.0.1 that answers by the wires, as an endpoint does, with whatever response it is told.
+"""A real HTTP server on 127.0.0.1 that responses by the wires, as an endpoint does, with whatever response it is told.
 
 It runs in a thread of its own, so that the vendors' synchronous clients can be its judges:
 
@@ -50,7 +50,7 @@ class WireServer:
 
     async def _start(self) -> web.AppRunner:
         app = web.Application(client_max_size=64 * 2**20)
-        app.router.add_post("/{path:.*}", self._answer)
+        app.router.add_post("/{path:.*}", self._respond)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -58,7 +58,7 @@ class WireServer:
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         return runner
 
-    async def _answer(self, http: web.Request) -> web.StreamResponse:
+    async def _respond(self, http: web.Request) -> web.StreamResponse:
         wire = wire_at(http.path)
         if wire is None:
             raise web.HTTPNotFound

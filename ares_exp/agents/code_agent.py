@@ -167,7 +167,7 @@ class AgentFactoryBase(CodeAgentFactory):
 
     @property
     def normalisers(self) -> Mapping[str, tuple[str, str]]:
-        """What of its requests differs whenever it is played again: name → pattern and replacement. Default: nothing.
+        """What of its requests differs whenever it is run again: name → pattern and replacement. Default: nothing.
 
         Beside the built-in ones of `ares_exp.trajectories.request_diff`, in resumes.
         """
@@ -191,7 +191,7 @@ class AgentFactoryBase(CodeAgentFactory):
     def can_be_restored(self) -> bool:
         """Whether an episode of its agents can go on from a snapshot, by a journal or by their state. Default: yes.
 
-        Of others, snapshots have the container's files alone, to look at; and branches play recorded answers again.
+        Of others, snapshots have the container's files alone, to look at; and branches run recorded responses again.
         """
         return True
 
@@ -206,7 +206,7 @@ class AgentFactoryBase(CodeAgentFactory):
         return False
 
     @property
-    def answers_background_requests(self) -> bool:
+    def responds_in_background(self) -> bool:
         """Whether its agents mark calls that are answered without a step (`Origin.is_background`). Default: no."""
         return False
 
@@ -239,14 +239,14 @@ def as_agent_factory(factory: CodeAgentFactory) -> AgentFactoryBase:
     return completed(factory, AgentFactoryBase)
 
 
-def playing_agent(agents: AgentFactoryBase, *, plays_solutions: bool) -> AgentFactoryBase:
-    """Returns who plays: solutions need no program of others, and the shell agent carries them out.
+def effective_agent(agents: AgentFactoryBase, *, runs_solutions: bool) -> AgentFactoryBase:
+    """Returns who runs: solutions need no program of others, and the shell agent carries them out.
 
     Args:
         agents: The agent that was chosen.
-        plays_solutions: Whether the policy plays the tasks' solutions.
+        runs_solutions: Whether the policy runs the tasks' solutions.
     """
-    return _solver() if plays_solutions and agents.needs_forwarded_port else agents
+    return _solver() if runs_solutions and agents.needs_forwarded_port else agents
 
 
 @functools.cache

@@ -7,8 +7,8 @@ There is one way of shortening for all agents of the package, in three kinds (`c
 - `summarise`: the LLM is asked for a summary, which takes the place of everything after the task. The request for it is
   one of the agent's, so it is a step of the episode, with tokens, cost and a place in the trajectory.
 
-How long a conversation is, the engine says with each answer; where it does not, four characters count as a token. So an
-agent that is run again shortens at the same place.
+How long a conversation is, the engine says with each response; where it does not, four characters count as a token. So
+an agent that is run again shortens at the same place.
 """
 
 from __future__ import annotations
@@ -129,11 +129,11 @@ class Conversation:
         """Asks for the next reply, which is not appended; before that the conversation may be shortened."""
         if self._compaction.kind != "none" and self._tokens() > self._compaction.at_tokens:
             await self._shorten()
-        answer = await self._llm(self._request([*self._start, *self._rest]))
-        if answer.usage.total_tokens:
-            self._answered_tokens = answer.usage.total_tokens
-            self._chars_since = -len(answer.text)  # it is added as a message, and counted already
-        return answer
+        response = await self._llm(self._request([*self._start, *self._rest]))
+        if response.usage.total_tokens:
+            self._answered_tokens = response.usage.total_tokens
+            self._chars_since = -len(response.text)  # it is added as a message, and counted already
+        return response
 
     def _request(self, messages: Sequence[Message], tool_choice: str | None = None) -> LLMRequest:
         return LLMRequest(messages, system_prompt=self._system_prompt, tools=self._tools, tool_choice=tool_choice)

@@ -20,7 +20,7 @@ from ares_exp.agents.code_agent import AgentContainer
 from ares_exp.agents.tool_calls import UnusableCall
 from ares_exp.errors import AgentError, WireFormatError
 from ares_exp.llms.response import ToolCallData
-from ares_exp.llms.streamed_answer import EventReader
+from ares_exp.llms.response_stream import EventReader
 from ares_exp.llms.wire import list_of, optional, required, shorten, typed
 from ares_exp.tasks.environment_section import McpServer
 
@@ -30,7 +30,7 @@ MAX_PAGES = 20
 MAX_NAME_CHARS = 64
 MAX_DESCRIPTION_CHARS = 4000
 MAX_SCHEMA_CHARS = 20_000
-MAX_ANSWER_BYTES = 4 * 2**20
+MAX_RESPONSE_BYTES = 4 * 2**20
 
 _FOLDER = "/tmp/.ares_exp_mcp"
 _GONE, _NO_CLIENT = 75, 77
@@ -151,7 +151,7 @@ class McpTools:
                 again = _result(await self._ask(server, "tools/call", asked))
                 return f"(The server was started again; what it kept in memory is gone.)\n{again}"
         except WireFormatError as error:
-            raise McpError(f"The MCP server {server.about.name} answers what is no answer: {error}") from None
+            raise McpError(f"The MCP server {server.about.name} answers what is no response: {error}") from None
 
     async def _start(self, server: _Server) -> None:
         """Starts a server, or a session with it."""
@@ -195,15 +195,15 @@ class McpTools:
         server.asked += 1
         number = f"ares-{server.asked}"
         said = await self._send(server, {"jsonrpc": "2.0", "id": number, "method": method, "params": params}, number)
-        for answer in _answers(said):
-            if answer.get("id") == number and isinstance(error := answer.get("error"), Mapping):
+        for response in _responses(said):
+            if response.get("id") == number and isinstance(error := response.get("error"), Mapping):
                 raise McpError(f"{method} failed: {str(error.get('message'))[:1000]}")
-            if answer.get("id") == number:
-                return required(answer, "result", Mapping)  # type: ignore[no-any-return]
-        raise McpError(f"{method} has no answer, but {shorten(said)}")
+            if response.get("id") == number:
+                return required(response, "result", Mapping)  # type: ignore[no-any-return]
+        raise McpError(f"{method} has no response, but {shorten(said)}")
 
     async def _send(self, server: _Server, message: Mapping[str, Any], number: str | None) -> str:
-        """Sends a message; returns what is said until the answer to it, where it has a number."""
+        """Sends a message; returns what is said until the response to it, where it has a number."""
         line = json.dumps(message)
         if server.about.transport == "stdio":
             return await self._run(_stdio_script(server, line, number))
@@ -219,10 +219,10 @@ class McpTools:
 
     async def _run(self, script: str) -> str:
         result = await self._container.exec(
-            script, timeout_sec=self._timeout_sec, max_output_bytes=MAX_ANSWER_BYTES, shell="sh -c"
+            script, timeout_sec=self._timeout_sec, max_output_bytes=MAX_RESPONSE_BYTES, shell="sh -c"
         )
         if result.timed_out:
-            raise McpError(f"The server gave no answer within {self._timeout_sec:g} s.")
+            raise McpError(f"The server gave no response within {self._timeout_sec:g} s.")
         if result.exit_code == _GONE:
             raise ServerGoneError(f"The server does not run. It said: {result.output[-500:]!r}.")
         if result.exit_code == _NO_CLIENT:
@@ -293,17 +293,17 @@ import json, sys, urllib.error, urllib.request
 url, headers, line, seconds = sys.argv[1:]
 request = urllib.request.Request(url, line.encode(), json.loads(headers), method="POST")
 try:
-    answer = urllib.request.urlopen(request, timeout=float(seconds))
+    response = urllib.request.urlopen(request, timeout=float(seconds))
 except urllib.error.HTTPError as error:
-    answer = error
+    response = error
 except OSError as error:
     sys.exit(str(error))
-print(answer.status, answer.headers.get("Mcp-Session-Id") or "", sep="\\n", end="\\n\\n", flush=True)
-sys.stdout.buffer.write(answer.read())
+print(response.status, response.headers.get("Mcp-Session-Id") or "", sep="\\n", end="\\n\\n", flush=True)
+sys.stdout.buffer.write(response.read())
 """
 
 
-def _answers(said: str) -> list[Mapping[str, Any]]:
+def _responses(said: str) -> list[Mapping[str, Any]]:
     """Reads the messages in lines of JSON, in one JSON body, or in events; what is none is left out."""
     stripped = said.lstrip()
     is_events = stripped.startswith(("event:", "data:", "id:", ":"))

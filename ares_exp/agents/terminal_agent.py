@@ -1,6 +1,6 @@
 """The terminal agent: the LLM types into a terminal and sees its screen, in the protocol of terminus-2.
 
-Each reply is JSON with a batch of keystrokes, and how long is waited after each. The answer is what is new on
+Each reply is JSON with a batch of keystrokes, and how long is waited after each. The response is what is new on
 the terminal, or its screen. Its prompts are the files in `terminal_templates/`; copy the folder, edit it and set
 `agent.templates_dir` to it to change what the agent says.
 """
@@ -141,10 +141,10 @@ class TerminalAgent(ConversingAgent):
         )
         while True:
             text = (await conversation.ask()).text
-            answer = await self._act(read_reply(text))
-            if answer is None:
+            response = await self._act(read_reply(text))
+            if response is None:
                 return
-            conversation.add(Message(role="assistant", content=text), Message(role="user", content=answer))
+            conversation.add(Message(role="assistant", content=text), Message(role="user", content=response))
 
     async def _act(self, reply: TerminalReply) -> str | None:
         """Types what a reply says; returns what the LLM is told, `None` when it is done."""

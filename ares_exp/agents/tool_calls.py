@@ -134,22 +134,22 @@ def read_call(piece: ToolCallData, tools: Sequence[ToolName]) -> Call:
     return call
 
 
-def as_message(answer: LLMResponse, first_number: int) -> tuple[Message, list[ToolCallData]]:
-    """Returns the message that repeats an answer, and its calls, each with an id of its own.
+def as_message(response: LLMResponse, first_number: int) -> tuple[Message, list[ToolCallData]]:
+    """Returns the message that repeats a response, and its calls, each with an id of its own.
 
     Args:
-        answer: The answer. Its reasoning is left out: the policy puts it back where the endpoint wants it.
+        response: The response. Its reasoning is left out: the policy puts it back where the endpoint wants it.
         first_number: For the ids of calls that have none, or the same one as another.
     """
     calls: list[ToolCallData] = []
-    for place, call in enumerate(piece for piece in answer.data if isinstance(piece, ToolCallData)):
+    for place, call in enumerate(piece for piece in response.data if isinstance(piece, ToolCallData)):
         known = {other.id for other in calls}
         call_id = call.id if call.id and call.id not in known else f"call_{first_number + place}"
         calls.append(ToolCallData(call_id, call.name, call.arguments))
-    message: dict[str, Any] = {"role": "assistant", "content": answer.text or None}
+    message: dict[str, Any] = {"role": "assistant", "content": response.text or None}
     if calls:
         message["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in calls
         ]
-    return Message(message if calls else {**message, "content": answer.text}), calls
+    return Message(message if calls else {**message, "content": response.text}), calls

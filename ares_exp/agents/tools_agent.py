@@ -139,9 +139,9 @@ class ToolsAgent(ConversingAgent):
         while (results := await self._act(await conversation.ask())) is not None:
             conversation.add(*results)
 
-    async def _act(self, answer: LLMResponse) -> Sequence[Message] | None:
-        """Carries out the calls of an answer, in order. Returns the messages of both; `None` when it submitted."""
-        message, pieces = as_message(answer, self._calls)
+    async def _act(self, response: LLMResponse) -> Sequence[Message] | None:
+        """Carries out the calls of a response, in order. Returns the messages of both; `None` when it submitted."""
+        message, pieces = as_message(response, self._calls)
         self._calls += len(pieces)
         calls = [
             (self._mcp.read(piece) if self._mcp is not None else None) or read_call(piece, self._options.tools)
@@ -152,7 +152,7 @@ class ToolsAgent(ConversingAgent):
         else:
             self._in_a_row = 0
         if not pieces:
-            told = self._templates.format_error.render(tools=self._options.tools, finish_reason=answer.finish_reason)
+            told = self._templates.format_error.render(tools=self._options.tools, finish_reason=response.finish_reason)
             return message, Message(role="user", content=told)
         messages = [message]
         for piece, call in zip(pieces, calls, strict=True):

@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 from ares_exp.commands.cli.run_command import EXIT_OK, CommandParser
-from ares_exp.commands.task_runs import NOTHING, SOLUTION, PlayedRun, find_candidates, play_both, with_problems
+from ares_exp.commands.task_runs import NOTHING, SOLUTION, CheckedRun, find_candidates, run_both, with_problems
 from ares_exp.commands.task_verdict import Problem, TaskVerdict, judge
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.schema import KEYS, validate
@@ -150,14 +150,14 @@ def _check(arguments: argparse.Namespace) -> int:
     config = compose_config(["env=harbor", "policy=oracle", "tracker=none", *overrides], config_dirs=folders)
     validate({name: config[name] for name in KEYS})
     candidates = with_problems(find_candidates(paths), config)
-    playable = [one for one in candidates if one.problem is None]
-    played: dict[str, PlayedRun] = {}
-    if playable:
+    runnable = [one for one in candidates if one.problem is None]
+    ran: dict[str, CheckedRun] = {}
+    if runnable:
         out = _place(arguments.out)
         flags = [f"--config-dir={folder}" for folder in folders]
-        played = play_both(playable, out, overrides=overrides, flags=flags)
-    verdicts = [judge(one, played, threshold=config.reward_threshold) for one in candidates]
-    _print(verdicts, played, as_json=arguments.json)
+        ran = run_both(runnable, out, overrides=overrides, flags=flags)
+    verdicts = [judge(one, ran, threshold=config.reward_threshold) for one in candidates]
+    _print(verdicts, ran, as_json=arguments.json)
     return exit_codes.COMPLETE if all(verdict.is_good for verdict in verdicts) else exit_codes.INCOMPLETE
 
 
@@ -186,12 +186,12 @@ def _place(out: Path | None) -> Path:
     return out
 
 
-def _print(verdicts: Sequence[TaskVerdict], played: dict[str, PlayedRun], *, as_json: bool) -> None:
+def _print(verdicts: Sequence[TaskVerdict], ran: dict[str, CheckedRun], *, as_json: bool) -> None:
     if as_json:
         document = {
             "schema_version": SCHEMA_VERSION,
             "good": all(verdict.is_good for verdict in verdicts),
-            "runs": {name: run.path for name, run in played.items()},
+            "runs": {name: run.path for name, run in ran.items()},
             "tasks": [verdict.to_dict() for verdict in verdicts],
         }
         sys.stdout.write(json.dumps(document, indent=2, default=str) + "\n")
@@ -208,10 +208,10 @@ def _print(verdicts: Sequence[TaskVerdict], played: dict[str, PlayedRun], *, as_
             write(sys.stdout, f"{_told(verdict, problem)}\n\n")
     good = sum(verdict.is_good for verdict in verdicts)
     write(sys.stdout, f"The tests of {good} of {count_of(len(verdicts), 'task')} tell the solution from nothing.\n")
-    if any(result.container_image == HOST_IMAGE for run in played.values() for result in run.results):
+    if any(result.container_image == HOST_IMAGE for run in ran.values() for result in run.results):
         write(sys.stdout, "container=local: FROM means this host; --container docker runs the image.\n")
-    if played:
-        write(sys.stdout, f"Recorded in {played[SOLUTION].path} and {played[NOTHING].path}\n")
+    if ran:
+        write(sys.stdout, f"Recorded in {ran[SOLUTION].path} and {ran[NOTHING].path}\n")
 
 
 def _rewards(rewards: Sequence[float | None]) -> str:

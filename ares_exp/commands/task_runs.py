@@ -48,7 +48,7 @@ class Candidate:
     Attributes:
         path: The folder, as it was named.
         shared: The folder of tasks that was named, which links of the task may lead to; `None`: the task was named.
-        problem: Why it cannot be played; `None` if it can.
+        problem: Why it cannot be run; `None` if it can.
     """
 
     path: Path
@@ -136,7 +136,7 @@ TERMINATED = 143
 
 
 @dataclass(frozen=True, slots=True)
-class PlayedRun:
+class CheckedRun:
     """A run that has ended.
 
     Attributes:
@@ -153,13 +153,13 @@ class PlayedRun:
         return [result for attempts in self.attempts.values() for result in attempts]
 
 
-def play_both(
+def run_both(
     tasks: Sequence[Candidate], folder: Path, *, overrides: Sequence[str], flags: Sequence[str] = ()
-) -> dict[str, PlayedRun]:
-    """Plays the tasks' solutions, then an agent that does nothing.
+) -> dict[str, CheckedRun]:
+    """Runs the tasks' solutions, then an agent that does nothing.
 
     Args:
-        tasks: The tasks; they can be played.
+        tasks: The tasks; they can be run.
         folder: Where the runs are recorded, in `solution` and `nothing`.
         overrides: Of both runs.
         flags: Of both commands.
@@ -180,23 +180,23 @@ def play_both(
     words += [f"env.path={quoted(str(shared.resolve()))}" for shared in {one.shared for one in tasks} if shared]
     words += ["name=task-check", *overrides]
     words += [] if any(one.startswith("tracker=") for one in overrides) else ["tracker=none"]
-    played: dict[str, PlayedRun] = {}
+    ran: dict[str, CheckedRun] = {}
     try:
         for name, what in ((SOLUTION, "the solutions of"), (NOTHING, "an agent that does nothing, on")):
-            _tell(f"Playing {what} {count_of(len(tasks), 'task')}")
+            _tell(f"Running {what} {count_of(len(tasks), 'task')}")
             run = folder / name
-            _play([*words, f"policy={POLICIES[name]}", f"hydra.run.dir={quoted(str(run))}"])
-            played[name] = PlayedRun(run, _attempts(run))
+            _execute([*words, f"policy={POLICIES[name]}", f"hydra.run.dir={quoted(str(run))}"])
+            ran[name] = CheckedRun(run, _attempts(run))
     except BaseException:
         if not (folder / SOLUTION).exists():  # refused, or interrupted before it started
             listed.unlink()
             with suppress(OSError):  # somebody else's folder
                 folder.rmdir()
         raise
-    return played
+    return ran
 
 
-def _play(words: Sequence[str]) -> None:
+def _execute(words: Sequence[str]) -> None:
     """Runs `python -m ares_exp`; passes on what it says, but for why it fails."""
     command = [sys.executable, "-m", "ares_exp", *words]
     complaint: list[str] = []

@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from ares_exp.commands.task_runs import NOTHING, SOLUTION, Candidate, PlayedRun
+from ares_exp.commands.task_runs import NOTHING, SOLUTION, Candidate, CheckedRun
 from ares_exp.errors import AresExpError
 from ares_exp.llms.response import TextData
 from ares_exp.policies.oracle import SOLVING
@@ -46,7 +46,7 @@ class Problem:
         message: The same for people.
         outputs: Ends of what was printed, by what printed it; empty where that is said to have printed nothing.
         files: Where the verifier's files are; `None` if there are none.
-        episode: What `ares-exp show` shows of it; `None` if nothing was played.
+        episode: What `ares-exp show` shows of it; `None` if nothing was run.
     """
 
     fault: Fault
@@ -88,20 +88,20 @@ class TaskVerdict:
         }
 
 
-def judge(candidate: Candidate, played: Mapping[str, PlayedRun], *, threshold: float) -> TaskVerdict:
+def judge(candidate: Candidate, ran: Mapping[str, CheckedRun], *, threshold: float) -> TaskVerdict:
     """Judges a task.
 
     Args:
         candidate: The task.
-        played: The two runs, by name; none if the task cannot be played.
+        ran: The two runs, by name; none if the task cannot be run.
         threshold: The reward from which on an attempt has passed.
     """
     if candidate.problem is not None:
         return TaskVerdict(candidate, (), (), (Problem(Fault.INVALID, candidate.problem, {}),))
-    attempts = {name: played[name].attempts.get(candidate.name, ()) for name in (SOLUTION, NOTHING)}
+    attempts = {name: ran[name].attempts.get(candidate.name, ()) for name in (SOLUTION, NOTHING)}
     rewards = {name: tuple(result.reward for result in attempts[name]) for name in attempts}
     problems = [
-        _problem(*objection, result, RunDir(played[name].path), of_solution=name == SOLUTION)
+        _problem(*objection, result, RunDir(ran[name].path), of_solution=name == SOLUTION)
         for name, object_to in ((SOLUTION, _of_solution), (NOTHING, _of_nothing))
         for result in attempts[name]
         if (objection := _of_agent(result) or object_to(result.reward, rewards[name], threshold)) is not None
@@ -113,7 +113,7 @@ def _of_agent(result: EpisodeResult) -> tuple[Fault, str] | None:
     """The objection to an agent that failed before there was anything to test."""
     if result.reward is not None or result.outcome is not Outcome.AGENT_ERROR:
         return None
-    said = "the agent failed, so that the tests did not run (a check answers it with one fenced bash block at a time)"
+    said = "the agent failed, so that the tests did not run (a check responses it with one fenced bash block at a time)"
     return Fault.AGENT_FAILS, said
 
 
@@ -176,7 +176,7 @@ def _of_solve_scripts(run: RunDir, result: EpisodeResult) -> dict[str, str]:
     names = [stage.name for stage in result.stages] or [""]
     return dict(
         _printed(f"the solution of step {name}" if name else "the solution", str(text))
-        for name, text in zip(names, shown, strict=False)  # a step without an answer shows nothing
+        for name, text in zip(names, shown, strict=False)  # a step without a response shows nothing
     )
 
 

@@ -11,7 +11,7 @@ DEFAULTS = {"trainer": "grpo", "name": "train"}
 """Values without an override: the run directory is outputs/train/<date>_<time>."""
 NAMING_A_RUN = "resume"
 DESCRIPTION = """\
-Trains the policy: plays the episodes that a trainer asks for, in one run, and has it learn from them. Options and keys
+Trains the policy: runs the episodes that a trainer asks for, in one run, and has it learn from them. Options and keys
 are those of a run; `attempts` has no effect. `ares-exp --help trainer=grpo` lists the trainer's arguments.
 """
 EPILOG = """\
@@ -34,13 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
-    from ares_exp.commands.cli.main import play
+    from ares_exp.commands.cli.main import execute
 
     flags = ["-m"] if arguments.multirun else []
     if arguments.config_dir is not None:
         flags.append(f"--config-dir={arguments.config_dir}")
     sys.argv[1:] = [*flags, *with_defaults(arguments.overrides)]
-    return play()
+    return execute()
 
 
 def with_defaults(overrides: Sequence[str]) -> list[str]:

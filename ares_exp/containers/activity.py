@@ -34,7 +34,7 @@ class BackgroundRequest:
     """A call of the agent that the policy answered without a step."""
 
     request: LLMRequest
-    answer: LLMResponse
+    response: LLMResponse
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Activity:
         container_sec: Wall seconds of calls of the container: its start and set-up, the agent's commands and transfers,
             the verifier. Concurrent calls are added up.
         commands: The agent's finished commands, in the order in which they ended.
-        background requests: The agent's calls that were answered without a step, in the order of the answers.
+        background requests: The agent's calls that were answered without a step, in the order of the responses.
     """
 
     container_sec: float = 0.0

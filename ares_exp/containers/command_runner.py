@@ -292,7 +292,7 @@ class CommandKiller:
         for take in (functools.partial(self._shells.take, urgent=True), self._shells.open):
             channel = await take(user)
             run = channel.start(BoundedOutput(0))
-            await channel.play(run, lambda key, _: kill_script(exec_ids, pids, key=key), _KILL_SEC)
+            await channel.execute(run, lambda key, _: kill_script(exec_ids, pids, key=key), _KILL_SEC)
             if run.word:
                 return run.word
             for one in (channel, *self._shells.idle(user)):  # it died while idle: so did the others, probably
@@ -403,7 +403,7 @@ class CommandRunner:
             run = channel.start(output)
             self._shells.keep_spare(user)
             try:
-                await channel.play(run, script, _until(deadline, at_most=_START_SEC))
+                await channel.execute(run, script, _until(deadline, at_most=_START_SEC))
                 if run.pid and not run.answered.is_set():
                     await happened(run.answered, _until(deadline))
                 timed_out = not run.answered.is_set() and _until(deadline) == 0

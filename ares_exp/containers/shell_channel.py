@@ -376,7 +376,7 @@ class Channel:
         with contextlib.suppress(OSError):  # the listener sees the end of the stream
             await self.stream.write(script(self._key, self.shell).encode("utf-8", "surrogateescape"))
 
-    async def play(self, run: ScriptRun, script: Script, seconds: float | None) -> None:
+    async def execute(self, run: ScriptRun, script: Script, seconds: float | None) -> None:
         """Sends the script of `run` and waits up to `seconds` for its exit code (`None`: no bound)."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):

@@ -247,7 +247,7 @@ class AgentHost:
         requests = {e.call_id: e.arguments for e in journal.entries if isinstance(e, CallEntry) and e.kind == "llm"}
         self._requests = len(requests)
         shown = [step.call_id for step in journal.steps()][-1]
-        given_up = Call(shown, "llm", requests[shown])  # maybe: then its answer has no effect, as it would have had
+        given_up = Call(shown, "llm", requests[shown])  # maybe: then its response has no effect, as it would have had
         self.observed = next((call for call in self._pending if call.call_id == shown), given_up)
 
     def rerun_finished_stage(self, factory: CodeAgentFactory, instruction: str, *, context: AgentContext) -> None:
@@ -279,7 +279,7 @@ class AgentHost:
             raise AgentError(f"The code agent called sys.exit({error.code!r}).") from error
 
     async def first_request(self) -> None:
-        """Waits for the agent's first request, also a little past its limit: then it is told at the first answer.
+        """Waits for the agent's first request, also a little past its limit: then it is told at the first response.
 
         Raises:
             AgentSetupTimeoutError: There was none even then.
@@ -322,7 +322,7 @@ class AgentHost:
 
     @property
     def pending(self) -> Sequence[Call]:
-        """The LLM calls that wait for an answer, in the order in which they were made, but for the observed one first.
+        """The LLM calls that wait for a response, in the order in which they were made, but for the observed one first.
 
         That one is there also when the agent has given it up meanwhile.
         """
@@ -340,11 +340,11 @@ class AgentHost:
             self._timer.cancel()
             self._limit(self._deadline + seconds - time.monotonic())
 
-    def answer(self, response: LLMResponse | None) -> None:
-        """Gives the observed LLM call its answer; one that the agent gave up meanwhile gets none.
+    def respond(self, response: LLMResponse | None) -> None:
+        """Gives the observed LLM call its response; one that the agent gave up meanwhile gets none.
 
         Raises:
-            TimeIsUpError: There is no answer (`None`), or it came after the agent's time limit: the agent gets none.
+            TimeIsUpError: There is no response (`None`), or it came after the agent's time limit: the agent gets none.
         """
         if response is None:
             raise TimeIsUpError
@@ -419,14 +419,14 @@ class AgentHost:
     async def _respond_in_background(self, background_client: LLMClient, call: Call) -> None:
         """Has a call answered that is no observation. Where that fails, so does the episode."""
         try:
-            answer = await background_client(call.arguments)
+            response = await background_client(call.arguments)
         except UnansweredError:
             return  # as in the earlier try: it waits until the agent's time is up
         except Exception as error:
             self._failure = error
             self._notify()
             return
-        self.runtime.deliver(call, answer)
+        self.runtime.deliver(call, response)
 
     def _expire(self) -> None:
         if self.runtime.task is not None and not self.runtime.task.done():

@@ -60,7 +60,7 @@ class AresEnvironments(SourceBase):
 
         Args:
             preset: A preset of the package, if you like with a selector: `20q`, `20q:5`, `20q:0:10`, `20q@2/8`.
-            tasks: What of that to play: names (`20q:5`), globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or
+            tasks: What of that to run: names (`20q:5`), globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or
                 a list; `None` for all.
             exclude: Names or globs to leave out.
             limit: At most so many tasks.
@@ -102,7 +102,7 @@ class AresEnvironments(SourceBase):
         return AresEnvironment(
             task_name,
             make=partial(self._ares.make, task_name, container_factory=container),
-            answer=partial(response_to_ares, module=importlib.import_module("ares.llms.response")),
+            response=partial(response_to_ares, module=importlib.import_module("ares.llms.response")),
             timeout_sec=self._timeout_sec,
         )
 
@@ -188,7 +188,7 @@ class AresEnvironment(EnvironmentBase):
         task_name: str,
         *,
         make: Callable[[], Any],
-        answer: Callable[[LLMResponse], Any],
+        response: Callable[[LLMResponse], Any],
         timeout_sec: float = 3600.0,
     ) -> None:
         """Keeps the options.
@@ -196,11 +196,11 @@ class AresEnvironment(EnvironmentBase):
         Args:
             task_name: Name of the task, for the records.
             make: Makes the wrapped environment. Blocking: it may have to download the task.
-            answer: Turns a response into an action of the wrapped environment.
+            response: Turns a response into an action of the wrapped environment.
             timeout_sec: Bound on a `reset` or a `step` of the wrapped environment.
         """
         self._make = make
-        self._answer = answer
+        self._respond = response
         self._timeout_sec = timeout_sec
         self._wrapped: Any = None
         self._task_name = task_name
@@ -234,7 +234,7 @@ class AresEnvironment(EnvironmentBase):
         """
         if self._wrapped is None or self.time_step is None:
             raise no_episode(ended=self.time_step is not None)
-        self.time_step, pending = None, self._answer(action)
+        self.time_step, pending = None, self._respond(action)
         async with self._closing_on_failure("take a step"):
             self.step_count += 1
             found = await self._wrapped.step(pending)

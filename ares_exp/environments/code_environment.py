@@ -87,7 +87,7 @@ class CodeEnvironment(EnvironmentBase):
         limit_note: More about that limit; `None` when there is no more.
         verdict: What the verifiers said, taken together; `None` while there is none.
         past_stages: The finished stages of a multi-stage task.
-        played: The time steps that were repeated with recorded responses, the pending one last.
+        ran: The time steps that were repeated with recorded responses, the pending one last.
         clock: The current phase, and the seconds in each phase.
         seen: The agent's activity in the container since the last time step.
         activity: The agent's activity in the container during the last call.
@@ -163,7 +163,7 @@ class CodeEnvironment(EnvironmentBase):
         self.limit_note: str | None = None
         self.verdict: Verdict | None = None
         self.past_stages: list[PastStage] = []
-        self.played: tuple[PastStep, ...] = ()
+        self.ran: tuple[PastStep, ...] = ()
         self.clock = PhaseClock()
         self.seen = Activity()
         self.lineage: Mapping[str, Any] = {}
@@ -239,7 +239,7 @@ class CodeEnvironment(EnvironmentBase):
     async def step(self, action: LLMResponse | None) -> TimeStep[LLMRequest]:
         """Hands `action` to the agent and waits for its next request.
 
-        `None` says that there was no answer before `time_left_sec` had passed: the episode is truncated.
+        `None` says that there was no response before `time_left_sec` had passed: the episode is truncated.
 
         Returns:
             MID with the next request; LAST when the agent has returned (termination) or a limit was reached
@@ -386,7 +386,7 @@ class CodeEnvironment(EnvironmentBase):
     def past_steps(self) -> Sequence[PastStep]:
         """The time steps of the running episode, the pending one last, those before a snapshot included.
 
-        Empty for an agent that is not deterministic, but right after its recorded answers were given again.
+        Empty for an agent that is not deterministic, but right after its recorded responses were given again.
         """
         from ares_exp.environments.past_stage import past_steps
 
@@ -632,7 +632,7 @@ class CodeEnvironment(EnvironmentBase):
         with self.clock.during("agent"):
             self.usage.add(action)
             try:
-                host.answer(action)
+                host.respond(action)
                 with self._unless_released():
                     request = await host.next_request()
                 if request is not None:
@@ -723,10 +723,10 @@ class CodeEnvironment(EnvironmentBase):
     async def _respond_in_background(self, request: LLMRequest) -> LLMResponse:
         """Answers a call that takes no step; it counts towards the limits on tokens and cost."""
         assert self.setup.background_client is not None
-        answer = await self.setup.background_client(request)
-        self.usage.pay(answer)
-        self.seen.background_requests.append(BackgroundRequest(request, answer))
-        return answer
+        response = await self.setup.background_client(request)
+        self.usage.pay(response)
+        self.seen.background_requests.append(BackgroundRequest(request, response))
+        return response
 
     @contextmanager
     def _unless_released(self) -> Iterator[None]:

@@ -41,7 +41,7 @@ class Deadline:
         return None if self._at is None else max(0.0, self._at - time.monotonic())
 
     def move(self, seconds: float) -> None:
-        """Puts it off, unless it has passed. To be called where the episode is played."""
+        """Puts it off, unless it has passed. To be called where the episode is run."""
         if self._at is None or not self.left_sec or (self._timer is not None and self._timer.expired()):
             return
         self._at += seconds

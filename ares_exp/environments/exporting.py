@@ -246,7 +246,7 @@ async def fork_episode(
     if not factory.can_be_restored:
         raise SnapshotUnsupportedError(
             f"Episodes of {factory.name} cannot be forked: the agent is a process in its container, and cannot be put "
-            "into another one. Branch a recorded run (`branch_from=`), which plays its answers again."
+            "into another one. Branch a recorded run (`branch_from=`), which runs its responses again."
         )
     making = asyncio.create_task(asyncio.to_thread(_directory))
     made: list[EnvironmentT] = []

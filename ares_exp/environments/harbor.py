@@ -1,4 +1,4 @@
-"""`env=harbor`: environments that play Harbor-format tasks."""
+"""`env=harbor`: environments that run Harbor-format tasks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class HarborEnvironments(SourceBase):
                 `git@host:org/name[@ref]`.
             cache_dir: Where tasks of repositories are kept; `None`: `~/.cache/ares_exp/tasks`.
             git_timeout_sec: What one git command may take.
-            tasks: What to play: names, globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or a list;
+            tasks: What to run: names, globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or a list;
                 `None` for all.
             exclude: Names or globs to leave out.
             limit: At most so many tasks.
@@ -138,7 +138,7 @@ class HarborEnvironments(SourceBase):
         self._tasks = {name: self._tasks[name] for name in task_names}
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Refuses tasks that cannot be played with these parts, all of them in one message."""
+        """Refuses tasks that cannot be run with these parts, all of them in one message."""
         warnings = TaskWarnings()
         for task in self._tasks.values():
             warnings.add(task.name, task.warnings)
@@ -158,7 +158,7 @@ class HarborEnvironments(SourceBase):
 
 
 def check_task(task: HarborTask, parts: EpisodeParts) -> list[str]:
-    """Checks that a task can be played with these parts; returns warnings about its containers.
+    """Checks that a task can be run with these parts; returns warnings about its containers.
 
     Raises:
         TaskError: It cannot.

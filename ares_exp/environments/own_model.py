@@ -21,7 +21,7 @@ from ares_exp.errors import PreflightError, RefusalError, StorageError, Verifier
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec, Policy, as_policy
-from ares_exp.records.environment_answers import RECORD, Asked, append_asked, read_asked
+from ares_exp.records.environment_responses import RECORD, Asked, append_asked, read_asked
 from ares_exp.records.recorded_results import is_countable
 from ares_exp.records.results import EnvironmentUsage
 from ares_exp.records.run_storage import RunStorage
@@ -58,7 +58,7 @@ class Reading(Generic[T]):
 
 
 class ModelsElsewhere(Protocol):
-    """Where models are asked for environments that are played in another process than their run: in the run's own."""
+    """Where models are asked for environments that are run in another process than their run: in the run's own."""
 
     def client(self, key: str, spec: EpisodeSpec, files: Path | None) -> LLMClient:
         """Makes the client of one episode that has the model configured at `key` asked."""
@@ -76,7 +76,7 @@ class ModelsElsewhere(Protocol):
 class OwnModel:
     """The model behind many episodes, each with a separate LLM client if the client is a `Policy`.
 
-    It is asked on the event loop where it was opened, whichever loop an episode is played on: connections belong to
+    It is asked on the event loop where it was opened, whichever loop an episode is continued: connections belong to
     one.
 
     Attributes:
@@ -152,14 +152,14 @@ class OwnModel:
         files: Path | None,
         scorer: str | None = None,
     ) -> EpisodeModel:
-        """Makes the model of one episode, which is played on the running event loop.
+        """Makes the model of one episode, which is run on the running event loop.
 
         Args:
             task_name: Name of the task.
             seed: Seed of the episode, for a client that samples with it.
             attempt: Number of the attempt at the task.
             on_wait: Called on this loop with the seconds that the client waits for something else than its answer.
-            files: Directory of the record of questions (`ares_exp.records.environment_answers`); `None`: no record.
+            files: Directory of the record of questions (`ares_exp.records.environment_responses`); `None`: no record.
             scorer: Name of the scorer that asks, if one does.
 
         Raises:
@@ -228,7 +228,7 @@ class OwnModel:
         return response
 
     def count(self, calls: int, used: EnvironmentUsage) -> None:
-        """Adds the usage of a question to the totals of the log. Episodes may be played in several threads."""
+        """Adds the usage of a question to the totals of the log. Episodes may be run in several threads."""
         with self._lock:
             self._calls, self._used = self._calls + calls, self._used + used
 
@@ -292,10 +292,10 @@ class EpisodeModel:
         if (known := await self._known(question, reading)) is not None:
             return known
         responses: list[LLMResponse] = []
-        answer, started = None, time.perf_counter()
+        llm_response, started = None, time.perf_counter()
         try:
             async with asyncio.timeout(self._model.timeout_sec) as limit:
-                answer = await self._ask(request, reading, responses)
+                llm_response = await self._ask(request, reading, responses)
         except (self._model.error, StorageError):
             raise
         except (Exception, SystemExit) as error:
@@ -304,28 +304,28 @@ class EpisodeModel:
             unread = responses[-1].text if responses and not isinstance(error, RefusalError) else None
             raise self._model.failed(error, expected=reading.expected, unread=unread) from error
         finally:
-            recorded = reading.to_record(answer) if answer is not None else None
+            recorded = reading.to_record(llm_response) if llm_response is not None else None
             try:
                 await self._write(question, responses, recorded, time.perf_counter() - started)
             except (OSError, StorageError) as error:
-                if answer is not None:
+                if llm_response is not None:
                     raise
                 logger.debug("The record of a question could not be written: %s", error)
-        if answer is None:
+        if llm_response is None:
             raise self._model.unreadable(reading.expected, [response.text for response in responses])
-        return answer
+        return llm_response
 
     async def _ask(self, request: LLMRequest, reading: Reading[T], responses: list[LLMResponse]) -> T | None:
         for _ in range(reading.tries):
             try:
                 response = await self._model.call(self._client, request)
             except RefusalError as refusal:
-                if refusal.answer is not None:
-                    responses.append(refusal.answer)  # it is paid for
+                if refusal.response is not None:
+                    responses.append(refusal.response)  # it is paid for
                 raise
             responses.append(response)
-            if (answer := reading.parse(response.text)) is not None:
-                return answer
+            if (llm_response := reading.parse(response.text)) is not None:
+                return llm_response
             said = {"role": "assistant", "content": response.text[:MAX_REPEATED_CHARS]}
             messages = [*request.messages, said, {"role": "user", "content": reading.again}]
             request = LLMRequest(messages, system_prompt=request.system_prompt)
@@ -345,13 +345,13 @@ class EpisodeModel:
         answers = self._taken_over.get(question)
         return reading.from_record(answers.pop(0)) if answers else None
 
-    async def _write(self, question: str, responses: list[LLMResponse], answer: str | None, sec: float) -> None:
+    async def _write(self, question: str, responses: list[LLMResponse], llm_response: str | None, sec: float) -> None:
         """Counts the usage of one question, and adds its line to the record."""
         asked = Asked(
             task=self._task,
             question=question,
             said=tuple(writable(response.text[:MAX_SAID_CHARS]) for response in responses),
-            answer=answer,
+            answer=llm_response,
             model=writable(responses[-1].model or "") or None if responses else None,
             prompt_tokens=sum(response.usage.prompt_tokens for response in responses),
             generated_tokens=sum(response.usage.generated_tokens for response in responses),

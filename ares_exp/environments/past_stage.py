@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 NOT_REACHED = Verdict(0.0, {"reward": 0.0})
-"""What a stage is worth that a limit of the episode kept from being played."""
+"""What a stage is worth that a limit of the episode kept from being run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def verdict_of(task: Task, past_stages: Sequence[PastStage], truncated_by: Limit
     """Computes the score of an episode that ended with the last of `past_stages`; `None` when its verifier was not run.
 
     Args:
-        task: What was played.
+        task: What was run.
         past_stages: Its stages up to the end of the episode.
         truncated_by: The limit that ended the episode, or its last stage, if one did.
     """
@@ -149,15 +149,15 @@ def _numbers(recorded: _Recorded) -> Iterator[float]:
 def past_steps(episode: CodeEnvironment) -> Sequence[PastStep]:
     """Returns all time steps of a running episode, the pending one last; empty when its journals do not tell.
 
-    What an episode without a journal has played before it was handed over is known until its next step.
+    What an episode without a journal has run before it was handed over is known until its next step.
     """
-    if len(episode.played) == episode.step_count + 1:
-        return episode.played
+    if len(episode.ran) == episode.step_count + 1:
+        return episode.ran
     journals = [past.journal for past in episode.past_stages]
     if episode.host is not None:
         journals.append(episode.host.runtime.journal)
     steps: list[PastStep] = []
-    answer: LLMResponse | None = None
+    response: LLMResponse | None = None
     for journal in journals:
         told = _StepsOfOneAgent(journal) if journal is not None else None
         if told is None or told.is_incomplete:
@@ -167,14 +167,14 @@ def past_steps(episode: CodeEnvironment) -> Sequence[PastStep]:
             steps.append(
                 PastStep(
                     time_step=restart(request) if not steps else transition(request, entry.reward or 0.0),
-                    action=answer,
+                    action=response,
                     timestamp=entry.timestamp,
                     policy_sec=entry.policy_sec,
                     environment_sec=entry.environment_sec,
                     activity=Activity(entry.container_sec, list(entry.commands)),
                 )
             )
-            answer = told.answers.get(entry.call_id)
+            response = told.responses.get(entry.call_id)
     return steps
 
 
@@ -183,13 +183,13 @@ class _StepsOfOneAgent:
 
     Attributes:
         requests: The time steps with their requests, in order.
-        answers: What LLM calls were answered.
+        responses: What LLM calls were answered.
         is_incomplete: Whether a request is not known.
     """
 
     def __init__(self, journal: Journal) -> None:
         self.requests: list[tuple[StepEntry, LLMRequest]] = []
-        self.answers: dict[int, LLMResponse] = {}
+        self.responses: dict[int, LLMResponse] = {}
         self.is_incomplete = False
         asked: dict[int, Any] = {}
         for entry in journal.entries:
@@ -198,9 +198,9 @@ class _StepsOfOneAgent:
                     asked[entry.call_id] = entry.arguments
             elif isinstance(entry, DoneEntry):
                 if isinstance(entry.value, LLMResponse):
-                    self.answers[entry.call_id] = entry.value
+                    self.responses[entry.call_id] = entry.value
             elif isinstance(entry, UnheardEntry):
-                self.answers[entry.call_id] = entry.answer
+                self.responses[entry.call_id] = entry.response
             elif isinstance(entry, StepEntry):
                 request = asked.get(entry.call_id)
                 if isinstance(request, LLMRequest):

@@ -79,7 +79,7 @@ class EpisodeFacts:
 
     @property
     def unanswered(self) -> int:
-        """Time steps for which the policy gave no answer in time."""
+        """Time steps for which the policy gave no response in time."""
         unanswered = self.integer("unanswered") if "unanswered" in self._data else 0
         if not 0 <= unanswered <= self._step_count:
             raise SnapshotMetadataError(

@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 class EpisodeStart(Protocol):
-    """Where an episode goes on instead of start: a snapshot (`Continuation`), or `PlayedAgain`."""
+    """Where an episode goes on instead of start: a snapshot (`Continuation`), or `Rerun`."""
 
     def prepare(self, episode: CodeEnvironment, tasks: Sequence[Task]) -> None:
         """Gives an environment its task and the recorded state of the episode; starts nothing.
@@ -65,7 +65,7 @@ class EpisodeStart(Protocol):
         ...
 
 
-class PlayedAgain:
+class Rerun:
     """An episode that gets recorded responses up to a step, from its start or from a snapshot."""
 
     def __init__(
@@ -83,10 +83,10 @@ class PlayedAgain:
         """Keeps the arguments.
 
         Args:
-            task_name: The task that was played.
+            task_name: The task that was run.
             exchanges: What was asked and answered, those of later steps too: conversations side by side come in
                 another order each time.
-            step: How many answers are given.
+            step: How many responses are given.
             seed: The recorded seed.
             lineage: The origin, for its trajectory.
             edits: Edits of the conversation that the policy sees, recorded and new ones. A snapshot knows its own.
@@ -134,7 +134,7 @@ class PlayedAgain:
         recorded = RecordedResponses(
             self._exchanges, used=first, normalisers=with_own(episode.setup.code_agent_factory.normalisers)
         )
-        played = [_past_step(episode, time_step, None, started)]
+        ran = [_past_step(episode, time_step, None, started)]
         differing: list[int] = []
         for step in range(first, self._step + 1):
             assert time_step.observation is not None
@@ -149,21 +149,21 @@ class PlayedAgain:
                 raise self._diverged(step, "it asks more than was recorded of that conversation")
             recorded.use(asked)
             started = time.perf_counter()
-            time_step = await episode.apply(exchange.answer)
+            time_step = await episode.apply(exchange.response)
             if time_step.last():
                 raise self._diverged(step + 1, "it ended")
-            played.append(_past_step(episode, time_step, exchange.answer, started))
-        episode.played = tuple(played)
+            ran.append(_past_step(episode, time_step, exchange.response, started))
+        episode.ran = tuple(ran)
         if differing:
             self._report(
-                f"Played again up to step {self._step}, the episode differs from the recorded one in "
+                f"Run again up to step {self._step}, the episode differs from the recorded one in "
                 f"{count_of(len(differing), 'request')}, from step {differing[0]} on. It goes on from what it is now."
             )
         return time_step
 
     def _diverged(self, step: int, why: str) -> DivergenceError:
         return DivergenceError(
-            f"Played again with the recorded answers, the episode did not come to step {self._step}: at step {step} "
+            f"Run again with the recorded responses, the episode did not come to step {self._step}: at step {step} "
             f"{why}.",
             step=step,
             why=why,
@@ -248,7 +248,7 @@ class Continuation:
         checked = self.task if task is None else _checked_task(snapshot, task)
         if setup.provide_solution and not facts.provide_solution:
             raise SnapshotMismatchError(
-                f"{snapshot.snapshot_dir}: its episode was played without the task's solution, which is not in its "
+                f"{snapshot.snapshot_dir}: its episode was run without the task's solution, which is not in its "
                 "container: the oracle cannot go on with it. Choose another policy."
             )
         episode.setup = replace(setup, provide_solution=facts.provide_solution)
@@ -330,7 +330,7 @@ class Continuation:
             raise SnapshotUnsupportedError(
                 f"{where}: it has the container's files and the pending request, and neither a journal nor a state of "
                 "the agent, which was a process: no episode can go on from it. `branch_from=<run>/<episode>@<step>` "
-                "plays the recorded answers again up to a step."
+                "runs the recorded responses again up to a step."
             )
         return StoredChanges(delta, objects), journal, state
 

@@ -39,7 +39,7 @@ class EpisodeParts:
             its requests as `metadata["solution"]` (the oracle).
         output_dir: Where files of the episode are kept (`verifier/`, `artifacts/`), or `None`.
         start_from: Where the episode goes on, instead of start; only for a source that `exports_state`.
-        episode_id: Id of the episode in its run; `None` where it is not played in one.
+        episode_id: Id of the episode in its run; `None` where it is not run in one.
         attempt: Number of the attempt at the task, from 0.
         background_client: Answers what the agent asks beside its work, without a step; `None`: these are observations.
     """
@@ -82,7 +82,7 @@ Report = Callable[[str], None]
 
 @runtime_checkable
 class EnvironmentSource(Protocol):
-    """A task set, and the environments that play its tasks.
+    """A task set, and the environments that run its tasks.
 
     These members are needed. What else can be asked of a source, and what is assumed of one that does not have it, is
     `SourceBase`: inherit from that, or have some of its members.
@@ -105,7 +105,7 @@ class EnvironmentSource(Protocol):
         ...
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Refuses, before anything starts, what cannot be played with these parts.
+        """Refuses, before anything starts, what cannot be run with these parts.
 
         Raises:
             UserError: One message that names every task and reason.
@@ -132,7 +132,7 @@ class SourceBase(EnvironmentSource):
 
     @property
     def has_solutions(self) -> bool:
-        """Whether its environments heed `EpisodeParts.provide_solution`, so that `policy=oracle` can play them.
+        """Whether its environments heed `EpisodeParts.provide_solution`, so that `policy=oracle` can run them.
 
         Default: those with a container, where the solution is put.
         """
@@ -167,7 +167,7 @@ class SourceBase(EnvironmentSource):
         return ()
 
     def digest(self, task_name: str) -> str | None:
-        """Returns what tells whether a task has changed since it was played. Blocking. Default: `None`, unknown."""
+        """Returns what tells whether a task has changed since it was run. Blocking. Default: `None`, unknown."""
         return None
 
     def keep(self, task_names: Sequence[str]) -> None:
@@ -250,10 +250,10 @@ def refuse_together(tasks: Iterable[T], check: Callable[[T], object]) -> None:
 
     Args:
         tasks: The tasks.
-        check: Raises `TaskError` for one that cannot be played.
+        check: Raises `TaskError` for one that cannot be run.
 
     Raises:
-        UnsupportedTaskError: With every reason (the first ones, of many), and how to play the others.
+        UnsupportedTaskError: With every reason (the first ones, of many), and how to run the others.
     """
     refused: dict[str, str] = {}
     for task in tasks:
@@ -264,5 +264,5 @@ def refuse_together(tasks: Iterable[T], check: Callable[[T], object]) -> None:
     if refused:
         shown = list(refused.values())[:SHOWN_REFUSALS]
         shown += [f"… and {len(refused) - len(shown)} more."] if len(refused) > len(shown) else []
-        shown.append(f"To play the others: env.exclude=[{','.join(list(refused)[:SHOWN_REFUSALS])}].")
+        shown.append(f"To run the others: env.exclude=[{','.join(list(refused)[:SHOWN_REFUSALS])}].")
         raise UnsupportedTaskError("\n".join(shown))

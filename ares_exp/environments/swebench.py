@@ -1,4 +1,4 @@
-"""`env=swebench`: environments that play the problems of SWE-bench."""
+"""`env=swebench`: environments that run the problems of SWE-bench."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SweBenchEnvironments(SourceBase):
             dataset: `verified`, `lite`, `full`, the name of another data set of the Hugging Face hub, or a file of rows
                 (`.jsonl`, `.json`, `.parquet`).
             split: Which part of a data set of the hub.
-            tasks: What to play: names, globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or a list;
+            tasks: What to run: names, globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or a list;
                 `None` for all.
             exclude: Names or globs to leave out.
             limit: At most so many tasks.
@@ -101,7 +101,7 @@ class SweBenchEnvironments(SourceBase):
         self._tasks = {name: self._tasks[name] for name in task_names}
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Refuses tasks that cannot be played with these parts, all of them in one message."""
+        """Refuses tasks that cannot be run with these parts, all of them in one message."""
         warnings = TaskWarnings()
 
         def check(task: SweBenchTask) -> None:
@@ -114,7 +114,7 @@ class SweBenchEnvironments(SourceBase):
             warnings.tell(report)
 
     def digest(self, task_name: str) -> str:
-        """Returns the digest of a row and of how it is played and graded."""
+        """Returns the digest of a row and of how it is run and graded."""
         return self._tasks[task_name].digest
 
     def make(self, task_name: str, parts: EpisodeParts) -> CodeEnvironment:

@@ -30,7 +30,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ares_exp.errors import MalformedAnswerError, UnsendableRequestError
+from ares_exp.errors import MalformedResponseError, UnsendableRequestError
 from ares_exp.llms.chat_messages import (
     arguments_object,
     assistant_message,
@@ -45,7 +45,7 @@ from ares_exp.llms.chat_messages import (
 from ares_exp.llms.reasoning import reasoning_of_message, seal, unsealed
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Piece, TextData, ThinkingData, ToolCallData, Usage
-from ares_exp.llms.streamed_answer import StreamedAnswer
+from ares_exp.llms.response_stream import ResponseStream
 from ares_exp.llms.wire import (
     Report,
     WireFormatError,
@@ -80,7 +80,7 @@ _REQUEST_KEYS = {
     "metadata",
     "service_tier",
 }
-_ANSWER_KEYS = {"id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "stop_details", "usage"}
+_RESPONSE_KEYS = {"id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "stop_details", "usage"}
 _TOOL_KEYS = {"type", "name", "description", "input_schema", "strict"}
 _STOP_REASONS = {"length": "max_tokens", "content_filter": "refusal", "refusal": "refusal"}
 _FINISH_REASONS = {
@@ -161,7 +161,7 @@ def request_to_body(
 
 
 def response_to_body(response: LLMResponse, *, model: str | None = None, response_id: str = "msg_0") -> dict[str, Any]:
-    """Makes the answer for `response`, of the name `model` (default: the one that answered)."""
+    """Makes the response for `response`, of the name `model` (default: the one that answered)."""
     blocks = [block for piece in response.data if (block := _block_of_piece(piece)) is not None]
     return {
         "id": response_id,
@@ -177,16 +177,16 @@ def response_to_body(response: LLMResponse, *, model: str | None = None, respons
 
 
 def response_from_body(body: Any, *, strict: bool = True, report: Report | None = None) -> LLMResponse:
-    """Reads the answer in a parsed body.
+    """Reads the response in a parsed body.
 
     Raises:
-        MalformedAnswerError: `body` is no message, or has a field that an `LLMResponse` cannot carry and `strict`.
+        MalformedResponseError: `body` is no message, or has a field that an `LLMResponse` cannot carry and `strict`.
     """
     lose = on_loss(strict, report)
-    with errors_as(MalformedAnswerError):
-        body = typed(body, "the answer", Mapping)
+    with errors_as(MalformedResponseError):
+        body = typed(body, "the response", Mapping)
         blocks = _blocks(required(body, "content", list))
-        check_keys(body, _ANSWER_KEYS, "answer", lose)
+        check_keys(body, _RESPONSE_KEYS, "response", lose)
         reason = optional(body, "stop_reason", str)
         return LLMResponse(
             data=[piece for block in blocks if (piece := _piece_of_block(block, lose)) is not None],
@@ -197,7 +197,7 @@ def response_from_body(body: Any, *, strict: bool = True, report: Report | None 
 
 
 def stop_reason(response: LLMResponse) -> str:
-    """Returns the reason of the end of an answer, as the wire calls it."""
+    """Returns the reason of the end of a response, as the wire calls it."""
     called = any(isinstance(piece, ToolCallData) for piece in response.data)
     return _STOP_REASONS.get(response.finish_reason or "", "tool_use" if called else "end_turn")
 
@@ -431,7 +431,7 @@ def _wire_tool(tool: Mapping[str, Any], lose: Report) -> dict[str, Any]:
     return {key: value for key, value in wired.items() if value is not None}
 
 
-# Pieces of answers, both ways
+# Pieces of responses, both ways
 
 
 def _piece_of_block(block: Mapping[str, Any], lose: Report) -> Piece | None:
@@ -495,7 +495,7 @@ _JOINED = {
 """The field of a delta that is joined, by the type of the delta."""
 
 
-class StreamedMessage(StreamedAnswer):
+class StreamedMessage(ResponseStream):
     """The events of a `message`."""
 
     def __init__(self) -> None:

@@ -89,7 +89,7 @@ def call_part(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def assistant_message(pieces: Sequence[Piece]) -> dict[str, Any]:
-    """Makes the message that repeats an answer. Its `content` is `None` for calls of tools without a text."""
+    """Makes the message that repeats a response. Its `content` is `None` for calls of tools without a text."""
     texts = [piece.content for piece in pieces if isinstance(piece, TextData)]
     calls = [call_part(piece.id, piece.name, piece.arguments) for piece in pieces if isinstance(piece, ToolCallData)]
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or not calls else None}

@@ -22,7 +22,7 @@ tokens, as the total shows: then they are added to these |
 | `cost` | `usage.cost`, OpenRouter's extension |
 | `latency_sec`, `sampling`, `policy_version`, `activations` | the same names, extensions of ours |
 
-Of an answer, what only describes the call is left out on purpose: `id`, `object`, `created`, `system_fingerprint`,
+Of a response, what only describes the call is left out on purpose: `id`, `object`, `created`, `system_fingerprint`,
 `service_tier`, and the rest of the break-down inside `usage`.
 """
 
@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from ares_exp.errors import MalformedAnswerError, UnsendableRequestError
+from ares_exp.errors import MalformedResponseError, UnsendableRequestError
 from ares_exp.llms.chat_messages import call_part
 from ares_exp.llms.reasoning import reasoning_of_message, reasoning_of_part, reasoning_to_message
 from ares_exp.llms.request import REASONING_FIELDS, LLMRequest
@@ -64,7 +64,7 @@ _SAME_NAME: dict[str, tuple[type, ...]] = {
 }
 _REQUEST_KEYS = {*_SAME_NAME, "model", "messages", "max_completion_tokens", "max_tokens", "stop", "stream", "top_k"}
 _OWN_KEYS = ("latency_sec", "sampling", "policy_version", "activations")
-_ANSWER_KEYS = {"choices", "model", "usage", "prompt_token_ids", *_OWN_KEYS}
+_RESPONSE_KEYS = {"choices", "model", "usage", "prompt_token_ids", *_OWN_KEYS}
 _ENVELOPE_KEYS = {"id", "object", "created", "system_fingerprint", "service_tier"}
 _CHOICE_KEYS = {"index", "message", "finish_reason", "logprobs", "token_ids"}
 _MESSAGE_KEYS = {"role", "content", "refusal", "tool_calls", *REASONING_FIELDS}
@@ -161,24 +161,24 @@ def response_to_body(
 
 
 def response_from_body(body: Any, *, strict: bool = True, report: Report | None = None) -> LLMResponse:
-    """Reads the answer in a parsed chat-completions body.
+    """Reads the response in a parsed chat-completions body.
 
     Raises:
-        MalformedAnswerError: `body` is no chat completion, or has a field that an `LLMResponse` cannot carry and
+        MalformedResponseError: `body` is no chat completion, or has a field that an `LLMResponse` cannot carry and
             `strict`.
     """
     lose = on_loss(strict, report)
-    with errors_as(MalformedAnswerError):
-        choices = required(typed(body, "the answer", Mapping), "choices", list)
+    with errors_as(MalformedResponseError):
+        choices = required(typed(body, "the response", Mapping), "choices", list)
         if not choices:
-            raise WireFormatError(f"Expected at least one choice in the answer, got none: {shorten(body)}")
+            raise WireFormatError(f"Expected at least one choice in the response, got none: {shorten(body)}")
         if len(choices) > 1:
             lose(f"all but the first of {len(choices)} choices")
         choice = typed(choices[0], "choices[0]", Mapping)
         message = required(choice, "message", Mapping)
-        check_keys(body, _ANSWER_KEYS | _ENVELOPE_KEYS, "answer", lose)
-        check_keys(choice, _CHOICE_KEYS, "answer's choice", lose)
-        check_keys(message, _MESSAGE_KEYS, "answer's message", lose)
+        check_keys(body, _RESPONSE_KEYS | _ENVELOPE_KEYS, "response", lose)
+        check_keys(choice, _CHOICE_KEYS, "response's choice", lose)
+        check_keys(message, _MESSAGE_KEYS, "response's message", lose)
         refusal = optional(message, "refusal", str)
         texts = _texts(message, lose) + ([TextData(refusal)] if refusal else [])
         calls = []
@@ -228,7 +228,7 @@ def _texts(message: Mapping[str, Any], lose: Report) -> list[TextData | Thinking
     parts = [typed(part, "message.content[]", Mapping) for part in content or ()]
     for part in parts:
         if part.get("type") not in ("text", "thinking"):
-            raise WireFormatError(f"Expected text parts in the answer's `content`, got {shorten(part)}")
+            raise WireFormatError(f"Expected text parts in the response's `content`, got {shorten(part)}")
     return [
         TextData(required(part, "text", str)) if part["type"] == "text" else reasoning_of_part(part, lose)
         for part in parts
@@ -260,7 +260,7 @@ def _usage(usage: Mapping[str, Any]) -> Usage:
 
 
 def _detail(usage: Mapping[str, Any], table: str, name: str) -> int:
-    """Returns a count of the break-down; 0 for anything else: the answer is worth more than that."""
+    """Returns a count of the break-down; 0 for anything else: the response is worth more than that."""
     details = usage.get(table)
     count = details.get(name) if isinstance(details, Mapping) else None
     return count if type(count) is int and 0 <= count < MAX_COUNT else 0

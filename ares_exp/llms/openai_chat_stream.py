@@ -1,4 +1,4 @@
-"""A streamed answer of the chat-completions wire, put together.
+"""A streamed response of the chat-completions wire, put together.
 
 | in the chunks | here |
 |---|---|
@@ -8,7 +8,7 @@
 | `reasoning_details` | those of one `index` and type joined; without an index one each |
 | `logprobs.content`, `token_ids` | joined |
 | `usage`, `model`, `prompt_token_ids`, and all else | the last one that is not null |
-| `error` | the answer failed |
+| `error` | the response failed |
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ares_exp.llms.streamed_answer import StreamedAnswer
+from ares_exp.llms.response_stream import ResponseStream
 from ares_exp.llms.wire import list_of, optional, typed
 
 _DETAIL_TEXTS = ("text", "summary", "data")
 
 
-class StreamedCompletion(StreamedAnswer):
+class StreamedCompletion(ResponseStream):
     """The chunks of a `chat.completion`."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ one side cannot carry is a `WireFormatError` that names it, or with `strict=Fals
 | `tool_calls` | `function_call`, `custom_tool_call`, `local_shell_call` (see `responses_tools`) |
 | messages of role tool | `function_call_output` and the like |
 | reasoning | `reasoning`: the text as its summary (read from its content, too), the signature or the redacted form as \
-`encrypted_content`, sealed by us where there is none in an answer (see `reasoning.seal`) |
+`encrypted_content`, sealed by us where there is none in a response (see `reasoning.seal`) |
 | images, files | `input_image`, `input_file` with their bytes, or with a URL |
 | `tools`, `tool_choice` | see `responses_tools` |
 | `max_output_tokens` | the same; `stop_sequences` and `top_k` have no counterpart |
@@ -29,11 +29,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ares_exp.errors import MalformedAnswerError, UnsendableRequestError
+from ares_exp.errors import MalformedResponseError, UnsendableRequestError
 from ares_exp.llms.chat_messages import assistant_message, content_of, image_part, text_part, tool_name
 from ares_exp.llms.reasoning import reasoning_of_message, seal, unsealed
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Piece, TextData, ThinkingData, ToolCallData, Usage
+from ares_exp.llms.response_stream import ResponseStream
 from ares_exp.llms.responses_tools import (
     ToolForm,
     call_from_item,
@@ -42,7 +43,6 @@ from ares_exp.llms.responses_tools import (
     tool_to_wire,
     tools_from_wire,
 )
-from ares_exp.llms.streamed_answer import StreamedAnswer
 from ares_exp.llms.wire import (
     Report,
     WireFormatError,
@@ -100,7 +100,7 @@ def request_from_body(body: Mapping[str, Any], *, strict: bool = True, report: R
     messages = list(_messages(items, lose)) if isinstance(given, list) else [{"role": "user", "content": given}]
     check_keys(body, _REQUEST_KEYS, "request", lose)
     if optional(body, "store", bool):
-        lose("`store`, which asks to keep the answer")
+        lose("`store`, which asks to keep the response")
     if set(list_of(body, "include", str) or ()) - {_INCLUDED}:
         lose(f"`include` of more than {_INCLUDED}")
     tools = tools_from_wire(body, lose)
@@ -159,10 +159,10 @@ def response_to_body(
     created: int = 0,
     forms: Mapping[str, ToolForm] | None = None,
 ) -> dict[str, Any]:
-    """Makes the answer for `response`.
+    """Makes the response for `response`.
 
     Args:
-        response: The answer.
+        response: The response.
         model: The name in it. Default: the one that answered.
         response_id: Its id; those of its items are made of it.
         created: Epoch seconds.
@@ -181,7 +181,7 @@ def response_to_body(
 
 
 def empty_response(model: str, response_id: str, created: int) -> dict[str, Any]:
-    """Makes the object that an answer is before there is any output."""
+    """Makes the object that a response is before there is any output."""
     return {
         "id": response_id,
         "object": "response",
@@ -210,19 +210,19 @@ def empty_response(model: str, response_id: str, created: int) -> dict[str, Any]
 
 
 def response_from_body(body: Any, *, strict: bool = True, report: Report | None = None) -> LLMResponse:
-    """Reads the answer in a parsed body.
+    """Reads the response in a parsed body.
 
     Raises:
-        MalformedAnswerError: `body` is no response, one that failed, or has a field that an `LLMResponse` cannot carry
-            and `strict`.
+        MalformedResponseError: `body` is no response, one that failed, or has a field that an `LLMResponse` cannot
+            carry and `strict`.
     """
     lose = on_loss(strict, report)
-    with errors_as(MalformedAnswerError):
-        typed(body, "the answer", Mapping)
+    with errors_as(MalformedResponseError):
+        typed(body, "the response", Mapping)
         status = optional(body, "status", str)
         if status in ("failed", "cancelled"):
             raise WireFormatError(
-                f"Expected an answer that is complete, got one that {status}: {shorten(body.get('error'))}"
+                f"Expected a response that is complete, got one that {status}: {shorten(body.get('error'))}"
             )
         data: list[Piece] = []
         refused = False
@@ -403,7 +403,7 @@ def _reasoning_item(piece: ThinkingData) -> dict[str, Any]:
     return {"type": "reasoning", "id": "rs_0", "summary": [], "content": [text]}
 
 
-# Pieces of answers, both ways
+# Pieces of responses, both ways
 
 
 def _item_of_piece(piece: Piece, tail: str, forms: Mapping[str, ToolForm]) -> dict[str, Any]:
@@ -448,7 +448,7 @@ def _usage(usage: Mapping[str, Any]) -> Usage:
 _LAST = ("response.completed", "response.incomplete", "response.failed")
 
 
-class StreamedResponse(StreamedAnswer):
+class StreamedResponse(ResponseStream):
     """The events of a `response`."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ An engine that does not split its model's `<think>…</think>` off leaves it in 
 when they are started with the reasoning parser of the model.
 
 Agents keep what a model said, not what it thought. Endpoints that want it back get it from `KnownReasoning`, which
-finds the answer that a message repeats.
+finds the response that a message repeats.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def reasoning_of_message(message: Mapping[str, Any], lose: Report) -> list[Think
 
     Args:
         message: The message.
-        lose: Is told of what is no reasoning in a known form. It is no error: the rest of the answer is worth more.
+        lose: Is told of what is no reasoning in a known form. It is no error: the rest of the response is worth more.
     """
     details = message.get("reasoning_details")
     if not isinstance(details, list | tuple | None):  # of a request that was read, a tuple
@@ -114,22 +114,22 @@ def _to_detail(piece: ThinkingData) -> dict[str, Any]:
 
 
 class KnownReasoning:
-    """The reasoning of answers that were given, found again by the messages that repeat them.
+    """The reasoning of responses that were given, found again by the messages that repeat them.
 
-    A message repeats an answer if it has its text and its tool calls. Where several answers are equal, the last message
-    of a conversation is the last answer, and so on backwards.
+    A message repeats a response if it has its text and its tool calls. Where several responses are equal, the last
+    message of a conversation is the last response, and so on backwards.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, list[tuple[ThinkingData, ...]]] = defaultdict(list)
 
-    def add(self, answer: LLMResponse) -> None:
-        """Remembers the reasoning of an answer, also that it has none."""
-        calls = [(call.id, call.name, call.arguments) for call in answer.data if isinstance(call, ToolCallData)]
-        self._known[_key(answer.text, calls)].append(answer.thinking)
+    def add(self, response: LLMResponse) -> None:
+        """Remembers the reasoning of a response, also that it has none."""
+        calls = [(call.id, call.name, call.arguments) for call in response.data if isinstance(call, ToolCallData)]
+        self._known[_key(response.text, calls)].append(response.thinking)
 
     def add_message(self, message: Mapping[str, Any], pieces: Sequence[ThinkingData]) -> None:
-        """Remembers the reasoning of an answer that is given as the message that repeats it."""
+        """Remembers the reasoning of a response that is given as the message that repeats it."""
         self._known[_key(*_said(message))].append(tuple(pieces))
 
     def put_into(
@@ -137,7 +137,7 @@ class KnownReasoning:
         messages: Sequence[Mapping[str, Any]],
         write: Callable[[Mapping[str, Any], Sequence[ThinkingData]], Mapping[str, Any]],
     ) -> list[Mapping[str, Any]]:
-        """Returns the messages, those that repeat an answer with reasoning as `write` makes them of it.
+        """Returns the messages, those that repeat a response with reasoning as `write` makes them of it.
 
         One that has reasoning already is left as it is.
         """

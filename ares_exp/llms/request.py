@@ -118,7 +118,7 @@ class LLMRequest:
         messages: The conversation, oldest first: user, assistant and tool messages. System text is `system_prompt`.
         max_output_tokens: Bound on generated tokens, or `None` for the engine's own.
         temperature: Sampling temperature, or `None` for the engine's own; likewise `top_p`, `top_k`.
-        stream: Whether the agent asked for a streamed answer.
+        stream: Whether the agent asked for a streamed response.
         tools: Tool definitions offered to the model, in the chat-completions form.
         tool_choice: `"auto"`, `"none"`, `"required"` or a mapping that names one tool.
         metadata: Free data of the agent's, never interpreted.
@@ -162,7 +162,7 @@ class LLMClient(Protocol):
         """Answers one request.
 
         Raises:
-            PolicyError: No answer could be had.
+            PolicyError: No response could be had.
         """
         ...
 
@@ -222,7 +222,7 @@ class MessageEdit:
 
 
 def recorded_edits(metadata: Mapping[str, Any]) -> tuple[MessageEdit, ...]:
-    """Reads the edits that a recorded trajectory was played with; anything else is left out."""
+    """Reads the edits that a recorded trajectory was run with; anything else is left out."""
     found = metadata.get("edits")
     edits: list[MessageEdit] = []
     for one in found if isinstance(found, Sequence) else ():

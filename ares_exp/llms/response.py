@@ -1,4 +1,4 @@
-"""LLM responses: a policy's answers, i.e. the actions."""
+"""LLM responses: a policy's responses, i.e. the actions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Usage:
 
     Attributes:
         prompt_tokens: Of the request.
-        generated_tokens: Of the answer, reasoning included.
+        generated_tokens: Of the response, reasoning included.
         cached_tokens: Those of the prompt that the engine read from its cache.
         cache_write_tokens: Those of the prompt that it wrote to its cache.
         reasoning_tokens: Those of the generated ones that are reasoning.
@@ -81,7 +81,7 @@ class LLMResponse:
         logprobs: Log-probability of each generated token, when the engine gave them.
         finish_reason: Why generation ended (`"stop"`, `"length"`, …), when the engine said so.
         model: Name of the model that answered, when known.
-        latency_sec: Seconds from sending the request to having the whole answer, retries included.
+        latency_sec: Seconds from sending the request to having the whole response, retries included.
         sampling: Sampling parameters that the engine was sent, by their names on the wire, when known.
         policy_version: Version of the weights that generated it, as the engine or the trainer names it, when known.
         activations: Where hidden states of it are kept, by the name of the module: `file` below the run's directory

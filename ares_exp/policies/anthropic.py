@@ -24,12 +24,12 @@ CACHED_MESSAGES = 2
 class AnthropicPolicy(EndpointPolicy):
     """Answers requests by `POST {base_url}/messages`.
 
-    Thinking comes back with a signature, and is sent again with the messages that repeat the answers, as the endpoint
+    Thinking comes back with a signature, and is sent again with the messages that repeat the responses, as the endpoint
     wants it between calls of tools.
 
     Attributes:
         base_url: URL of the endpoint, up to and with the version; of a local server `http://127.0.0.1:8000/v1`.
-        max_output_tokens: Bound on the generated tokens of one answer, thinking included. The wire needs one: 32,000
+        max_output_tokens: Bound on the generated tokens of one response, thinking included. The wire needs one: 32,000
             where neither this nor the agent sets it.
         cache: Whether the prompt is marked for the endpoint's cache (`cache_control`): system prompt, tools and the
             conversation so far. `True` keeps it as long as the endpoint does by default, `5m` and `1h` so long.
@@ -61,8 +61,8 @@ class AnthropicPolicy(EndpointPolicy):
             mark_for_cache(body, mark)
         return body
 
-    def read_answer(self, body: Any, report: Report) -> LLMResponse:
-        """As `EndpointPolicy.read_answer`."""
+    def read_response(self, body: Any, report: Report) -> LLMResponse:
+        """As `EndpointPolicy.read_response`."""
         return response_from_body(body, strict=False, report=report)
 
 

@@ -16,7 +16,7 @@ from ares_exp.environment import MAIN_CONVERSATION, PendingRequest
 from ares_exp.errors import EpisodeStateError, PolicyError, PolicyTimeoutError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.policies.policy import checked_answer
+from ares_exp.policies.policy import checked_response
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ NO_CALL = -1
 
 @runtime_checkable
 class ConcurrentClient(LLMClient, Protocol):
-    """A client of one episode that may be asked for several answers at once: none depends on what was asked before.
+    """A client of one episode that may be asked for several responses at once: none depends on what was asked before.
 
     Attributes:
         max_concurrency_per_episode: Bound on requests of one episode in progress at once; 1: one after the other, in
@@ -46,7 +46,7 @@ def concurrency_of(client: LLMClient) -> int:
 
 @runtime_checkable
 class ForesightedClient(LLMClient, Protocol):
-    """A client of one episode that is told of requests before it is asked for their answers."""
+    """A client of one episode that is told of requests before it is asked for their responses."""
 
     @property
     def looks_ahead(self) -> bool:
@@ -54,9 +54,9 @@ class ForesightedClient(LLMClient, Protocol):
         ...
 
     def expect(self, pending: Sequence[PendingRequest]) -> None:
-        """Takes all requests that wait for an answer, in their order; the first is asked for next, or is already.
+        """Takes all requests that wait for a response, in their order; the first is asked for next, or is already.
 
-        Those that are no longer among them need no answer any more.
+        Those that are no longer among them need no response any more.
         """
         ...
 
@@ -71,7 +71,7 @@ class _Ask:
 
     Attributes:
         call: The request.
-        task: Asks for its answer.
+        task: Asks for its response.
         is_awaited: Whether the episode waits for it now.
         waits_until: Until when it waits for its endpoint, in seconds of the monotonic clock; 0.0: it does not.
     """
@@ -103,7 +103,7 @@ def counted_when_awaited(on_wait: Callable[[float], None]) -> Callable[[float], 
 
 
 class AskedAhead(Generic[T]):
-    """Asks for the answers of one episode, several at once up to a bound.
+    """Asks for the responses of one episode, several at once up to a bound.
 
     Attributes:
         awaited: Call id of the request that the episode waits for.
@@ -124,7 +124,7 @@ class AskedAhead(Generic[T]):
             ask: Asks the policy for one response, and is passed whether that is ahead of its turn. Raises the policy's
                 errors.
             concurrency: Bound on requests in progress at once; 1: nothing is asked ahead.
-            has_room: Whether the limits of the episode let so many answers be applied, and another one after them.
+            has_room: Whether the limits of the episode let so many responses be applied, and another one after them.
             on_wait: Is told of the seconds that a request, asked ahead, still waits when the episode comes to it.
         """
         self._ask = ask
@@ -165,8 +165,8 @@ class AskedAhead(Generic[T]):
             left_sec = ask.waits_until - time.monotonic()
             if left_sec > 0 and not ask.task.done():
                 self._on_wait(left_sec)
-            answer: T = await ask.task
-            return answer
+            response: T = await ask.task
+            return response
         finally:
             self.awaited = None
 
@@ -181,7 +181,7 @@ class AskedAhead(Generic[T]):
             await finish(asyncio.wait(self._ending, timeout=UNWIND_SEC))
 
     def _ask_ahead(self) -> None:
-        """Asks for the next answers after the first, as many as may be in progress."""
+        """Asks for the next responses after the first, as many as may be in progress."""
         first, *others = self._pending
         free = (
             self._concurrency
@@ -224,7 +224,7 @@ async def _ask_no_more(call: PendingRequest, is_ahead: bool) -> NoReturn:
 
 
 class PaidBackgroundRequests:
-    """The client of an episode without a log, which answers background requests, too."""
+    """The client of an episode without a log, which responses background requests, too."""
 
     def __init__(self, client: LLMClient, pay: Callable[[LLMResponse], None]) -> None:
         """Takes the client, and who counts what answers to background requests cost."""
@@ -240,11 +240,11 @@ class PaidBackgroundRequests:
         """Answers a request that takes no step.
 
         Raises:
-            PolicyError: The policy failed, or what it answered is no answer.
+            PolicyError: The policy failed, or what it answered is no response.
         """
-        answer = checked_answer(await self._client(request))
-        self._pay(answer)
-        return answer
+        response = checked_response(await self._client(request))
+        self._pay(response)
+        return response
 
 
 class BackgroundClient:
@@ -257,31 +257,31 @@ class BackgroundClient:
         """There is nobody yet.
 
         Args:
-            timeout_sec: Limit on one answer.
+            timeout_sec: Limit on one response.
         """
         self._timeout_sec = timeout_sec
-        self._answers: WeakMethod[LLMClient] | None = None
+        self._responses: WeakMethod[LLMClient] | None = None
 
-    def answered_by(self, answers: LLMClient) -> None:
+    def answered_by(self, responses: LLMClient) -> None:
         """Takes the one who answers from now on: a method of an object that somebody else keeps."""
-        self._answers = WeakMethod(answers)
+        self._responses = WeakMethod(responses)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         """Answers one.
 
         Raises:
-            PolicyError: The policy failed, or gave no answer within the limit.
+            PolicyError: The policy failed, or gave no response within the limit.
             EpisodeStateError: The episode has ended.
         """
-        answers = self._answers() if self._answers is not None else None
-        if answers is None:
+        responses = self._responses() if self._responses is not None else None
+        if responses is None:
             raise EpisodeStateError("The episode has ended: its policy is asked for nothing more.")
         try:
             async with asyncio.timeout(self._timeout_sec) as limit:
-                return await answers(request)
+                return await responses(request)
         except TimeoutError as error:
             if not limit.expired():
                 raise
             raise PolicyTimeoutError(
-                f"The policy gave no answer to a background request within its limit of {self._timeout_sec:g} s."
+                f"The policy gave no response to a background request within its limit of {self._timeout_sec:g} s."
             ) from error

@@ -26,7 +26,7 @@ class OpenAIPolicy(EndpointPolicy):
         seed: Sampling seed of every request; `"episode"` for the episode's own; `None` sends none.
         max_tokens_field: What the endpoint calls the bound on generated tokens; `max_tokens` for engines that know
             only the older name.
-        send_reasoning: Whether the model's reasoning is sent back in the messages that repeat its answers: the name
+        send_reasoning: Whether the model's reasoning is sent back in the messages that repeat its responses: the name
             of the field that the endpoint reads, `reasoning_content` (also `true`), `reasoning` or
             `reasoning_details`. Other endpoints ignore such a field, refuse it, or charge for it.
     """
@@ -73,8 +73,8 @@ class OpenAIPolicy(EndpointPolicy):
             seed = None if episode is None else episode.seed % 2**31
         return body if seed is None else {**body, "seed": seed}
 
-    def read_answer(self, body: Any, report: Report) -> LLMResponse:
-        """As `EndpointPolicy.read_answer`."""
+    def read_response(self, body: Any, report: Report) -> LLMResponse:
+        """As `EndpointPolicy.read_response`."""
         return response_from_body(body, strict=False, report=report)
 
     def with_reasoning(self, message: Mapping[str, Any], pieces: Sequence[ThinkingData]) -> Mapping[str, Any]:

@@ -21,13 +21,13 @@ from ares_exp.errors import (
     EndpointError,
     EndpointTimeoutError,
     EndpointUnreachableError,
-    MalformedAnswerError,
+    MalformedResponseError,
     PolicyError,
     PreflightError,
     UnsendableRequestError,
     WireFormatError,
 )
-from ares_exp.llms.streamed_answer import EventReader, StreamedAnswer
+from ares_exp.llms.response_stream import EventReader, ResponseStream
 from ares_exp.policies.endpoint_errors import refused, status_of
 from ares_exp.policies.waiting import RequestSlots
 from ares_exp.records.secrets import LEAST_CHARS, MASK
@@ -42,7 +42,7 @@ DRAIN_SEC = 1.0
 """How long is waited behind a streamed answer for the end of its stream: then the connection can be used again."""
 
 _STREAMED = "X-Stainless-Raw-Response"
-"""The header by which the client is told to hand an answer over as it comes."""
+"""The header by which the client is told to hand a response over as it comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,9 @@ class EndpointWire:
     Attributes:
         policy: The option of the policy that speaks it, for messages.
         path: Below the base URL.
-        answered_in: The field that an answer has, and an error has not.
-        streamed: Puts streamed answers together.
-        stream_fields: What in a request asks for a streamed answer, token counts included.
+        answered_in: The field that a response has, and an error has not.
+        streamed: Puts streamed responses together.
+        stream_fields: What in a request asks for a streamed response, token counts included.
         key_header: The header that holds the key; `None` for `Authorization: Bearer`.
         headers: Headers of every request.
     """
@@ -62,7 +62,7 @@ class EndpointWire:
     policy: str
     path: str
     answered_in: str
-    streamed: type[StreamedAnswer]
+    streamed: type[ResponseStream]
     stream_fields: Mapping[str, Any] = field(default_factory=lambda: {"stream": True})
     key_header: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Endpoint:
         base_url: str,
         api_key_env: str | None,
         max_concurrency: int,
-        max_answer_bytes: int,
+        max_response_bytes: int,
         stream_idle_sec: float,
     ) -> None:
         """Takes the settings of the endpoint.
@@ -97,14 +97,14 @@ class Endpoint:
             base_url: URL up to and with the version, such as `https://api.openai.com/v1`.
             api_key_env: Environment variable that holds the key; `None` for an endpoint that needs none.
             max_concurrency: Bound on requests in progress at once.
-            max_answer_bytes: Bound on the size of an answer.
+            max_response_bytes: Bound on the size of a response.
             stream_idle_sec: Bound on the silence within a streamed one.
         """
         self.base_url = base_url.rstrip("/")
         self._wire = wire
         self._api_key_env = api_key_env
         self._max_concurrency = max_concurrency
-        self._max_answer_bytes = max_answer_bytes
+        self._max_response_bytes = max_response_bytes
         self._stream_idle_sec = stream_idle_sec
         self._connection: _Connection | None = None
         self._secret = ""
@@ -117,7 +117,7 @@ class Endpoint:
             base_url=base_url,
             api_key_env=self._api_key_env,
             max_concurrency=self._max_concurrency,
-            max_answer_bytes=self._max_answer_bytes,
+            max_response_bytes=self._max_response_bytes,
             stream_idle_sec=self._stream_idle_sec,
         )
 
@@ -141,21 +141,21 @@ class Endpoint:
             self._connection.slots.resize(max_concurrency)
 
     async def post(self, body: Mapping[str, Any], *, timeout_sec: float) -> Any:
-        """Tries to post a request once. Returns the parsed JSON body of the answer; of a streamed one, what it makes.
+        """Tries to post a request once. Returns the parsed JSON body of the response; of a streamed one, what it makes.
 
         Raises:
             EndpointError: There was no whole answer with a good status within `timeout_sec`.
-            MalformedAnswerError: The answer is not JSON (or events of the wire), or too large.
+            MalformedResponseError: The response is not JSON (or events of the wire), or too large.
             UnsendableRequestError: `body` cannot be sent.
             PreflightError: The client is not installed, or there is no key.
         """
         client = self._connect().client
         try:
             async with asyncio.timeout(timeout_sec):
-                answer = await self._read(client, body)
-            failure: PolicyError | None = self._failure_in(answer)
+                llm_response = await self._read(client, body)
+            failure: PolicyError | None = self._failure_in(llm_response)
             if failure is None:
-                return answer
+                return llm_response
         except Exception as error:
             failure = self._failure(error, "POST", self._wire.path, timeout_sec)
             if failure is None:
@@ -268,63 +268,63 @@ class Endpoint:
         try:
             if response.headers.get("content-type", "").lower().startswith("text/event-stream"):
                 return await self._assembled(response)
-            answer = bytearray()
+            llm_response = bytearray()
             async for part in response.iter_bytes():
-                answer += part
-                self._check_size(len(answer))
+                llm_response += part
+                self._check_size(len(llm_response))
         finally:
             await response.close()
         with suppress(ValueError, RecursionError):
-            return json.loads(answer)
-        shown = self._shown(answer[: 4 * SHOWN_CHARS].decode(errors="replace"))
-        raise MalformedAnswerError(f"Expected JSON from {self.base_url}/{self._wire.path}, got: {shown!r}")
+            return json.loads(llm_response)
+        shown = self._shown(llm_response[: 4 * SHOWN_CHARS].decode(errors="replace"))
+        raise MalformedResponseError(f"Expected JSON from {self.base_url}/{self._wire.path}, got: {shown!r}")
 
     async def _assembled(self, response: Any) -> Any:
-        """Puts a streamed answer together."""
+        """Puts a streamed response together."""
         request = f"POST {self.base_url}/{self._wire.path}"
-        answer, loop = self._wire.streamed(), asyncio.get_running_loop()
+        llm_response, loop = self._wire.streamed(), asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._stream_idle_sec) as idle:
-                async for _ in self._events(response, answer):
-                    wait_sec = DRAIN_SEC if answer.is_complete else self._stream_idle_sec
+                async for _ in self._events(response, llm_response):
+                    wait_sec = DRAIN_SEC if llm_response.is_complete else self._stream_idle_sec
                     idle.reschedule(loop.time() + wait_sec)
         except TimeoutError:
-            if not answer.is_complete:
+            if not llm_response.is_complete:
                 raise EndpointTimeoutError(
-                    f"{request} was silent for {self._stream_idle_sec:g} s in the middle of a streamed answer.",
+                    f"{request} was silent for {self._stream_idle_sec:g} s in the middle of a streamed response.",
                     retryable=True,
                 ) from None
         except WireFormatError as error:
-            raise MalformedAnswerError(self._shown(str(error))) from None
+            raise MalformedResponseError(self._shown(str(error))) from None
         except Exception:
-            if not answer.is_complete:
+            if not llm_response.is_complete:
                 raise
-        if not answer.may_end:
-            raise EndpointUnreachableError(f"{request} ended in the middle of a streamed answer.", retryable=True)
-        return answer.body()
+        if not llm_response.may_end:
+            raise EndpointUnreachableError(f"{request} ended in the middle of a streamed response.", retryable=True)
+        return llm_response.body()
 
-    async def _events(self, response: Any, answer: StreamedAnswer) -> AsyncIterator[None]:
+    async def _events(self, response: Any, llm_response: ResponseStream) -> AsyncIterator[None]:
         """Adds the events of a stream, until it ends. Yields after each part of it that came while there was none."""
         reader, size = EventReader(), 0
         async for part in response.iter_bytes():
-            if answer.is_complete:
+            if llm_response.is_complete:
                 continue
             size += len(part)
             self._check_size(size)
             for data in reader.feed(part):
-                if not answer.is_complete:
-                    answer.add(data)
+                if not llm_response.is_complete:
+                    llm_response.add(data)
             yield
 
     def _check_size(self, size: int) -> None:
-        if size > self._max_answer_bytes:
-            raise MalformedAnswerError(
-                f"Expected an answer of at most {self._max_answer_bytes} bytes from {self.base_url}, got more. "
-                "Raise policy.max_answer_bytes if it is a real one."
+        if size > self._max_response_bytes:
+            raise MalformedResponseError(
+                f"Expected a response of at most {self._max_response_bytes} bytes from {self.base_url}, got more. "
+                "Raise policy.max_response_bytes if it is a real one."
             )
 
     def _failure_in(self, body: Any) -> EndpointError | None:
-        """Returns the error that comes with status 200: after the headers were sent, or as the state of an answer."""
+        """Returns the error that comes with status 200: after the headers were sent, or as the state of a response."""
         if not isinstance(body, Mapping) or (self._wire.answered_in in body and body.get("status") != "failed"):
             return None
         error = body.get("error")
@@ -345,7 +345,7 @@ class Endpoint:
             reason = error.response.reason_phrase
             return self._refused(request, error.status_code, error.body or reason, error.response.headers)
         if isinstance(error, TimeoutError):
-            return EndpointTimeoutError(f"{request} gave no answer within {timeout_sec:g} s.", retryable=True)
+            return EndpointTimeoutError(f"{request} gave no response within {timeout_sec:g} s.", retryable=True)
         if isinstance(error, APIConnectionError | _http_library().HTTPError | ClientError | OSError):
             return EndpointUnreachableError(f"{request} failed: {self._shown(_innermost(error))}.", retryable=True)
         if isinstance(error, UnicodeEncodeError):

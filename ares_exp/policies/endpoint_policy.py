@@ -20,7 +20,7 @@ import pydantic
 from pydantic import AfterValidator, Field
 
 from ares_exp.backoff import backoff_sec
-from ares_exp.errors import ConfigError, EndpointError, MalformedAnswerError, PreflightError, RefusalError
+from ares_exp.errors import ConfigError, EndpointError, MalformedResponseError, PreflightError, RefusalError
 from ares_exp.llms.reasoning import KnownReasoning, reasoning_to_message
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, ThinkingData, Usage
@@ -43,7 +43,7 @@ SAMPLING_FIELDS = (
 _OWN_SAMPLING = ("temperature", "top_p", "max_output_tokens", "stop_sequences")
 
 REFUSED = ("refusal", "content_filter")
-"""Finish reasons of an answer that is a refusal: the model's own, and a content filter's."""
+"""Finish reasons of a response that is a refusal: the model's own, and a content filter's."""
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=pydantic.ConfigDict(extra="forbid"))
@@ -52,7 +52,7 @@ class ModelPrice:
 
     Attributes:
         input_per_million_usd: Of the prompt.
-        output_per_million_usd: Of the answer.
+        output_per_million_usd: Of the response.
         cached_per_million_usd: Of what of the prompt is read from the endpoint's cache. Default: as the prompt.
         cache_write_per_million_usd: Of what of it is written to that cache. Default: as the prompt.
     """
@@ -63,7 +63,7 @@ class ModelPrice:
     cache_write_per_million_usd: Annotated[float, Field(ge=0)] | None = None
 
     def cost(self, usage: Usage) -> float:
-        """Returns the US dollars of an answer."""
+        """Returns the US dollars of a response."""
         full = self.input_per_million_usd
         cached = full if self.cached_per_million_usd is None else self.cached_per_million_usd
         written = full if self.cache_write_per_million_usd is None else self.cache_write_per_million_usd
@@ -85,7 +85,7 @@ def _check_url(url: str) -> str:
 def _check_extra_body(extra_body: Mapping[str, Any]) -> Mapping[str, Any]:
     if own := sorted({"messages", "input", "model", "n", "stream", "stream_options"}.intersection(extra_body)):
         raise ValueError(
-            f"cannot set {', '.join(own)}: one answer of policy.model to the agent's messages (policy.stream)"
+            f"cannot set {', '.join(own)}: one response of policy.model to the agent's messages (policy.stream)"
         )
     return extra_body
 
@@ -107,9 +107,10 @@ class EndpointPolicy(Policy):
     """Answers requests by posting them to an endpoint.
 
     A sampling parameter of the policy's wins over the agent's; what the policy leaves `None` is the agent's, and what
-    both leave `None` is the engine's default. `extra_body` wins over all. Whether an answer comes whole or as a stream,
-    which gives the same response, is the policy's affair (`stream`), whatever the agent's request says. A field of an
-    answer that an `LLMResponse` cannot carry is a warning whatever `strict` says: the answer is paid for.
+    both leave `None` is the engine's default. `extra_body` wins over all. Whether a response comes whole or as a
+    stream, which gives the same response, is the policy's affair (`stream`), whatever the agent's request says. A
+    field of an response that an `LLMResponse` cannot carry is a warning whatever `strict` says: the response is paid
+    for.
 
     The key is read with the first request.
 
@@ -122,13 +123,13 @@ class EndpointPolicy(Policy):
         temperature: Sampling temperature. A value wins over the agent's; `None` keeps the agent's, or else the
             engine's default, here and in the next three.
         top_p: Nucleus sampling.
-        max_output_tokens: Bound on the generated tokens of one answer.
+        max_output_tokens: Bound on the generated tokens of one response.
         stop_sequences: Strings that end generation.
-        stream: Whether answers are asked for as streams, for endpoints (and proxies before them) that give up on
+        stream: Whether responses are asked for as streams, for endpoints (and proxies before them) that give up on
             long ones otherwise. The response is the same; an error in the middle of a stream is tried again as any
             other.
-        stream_idle_sec: Bound on the silence within a streamed answer in seconds.
-        timeout_sec: Bound on one try in seconds, the whole answer included.
+        stream_idle_sec: Bound on the silence within a streamed response in seconds.
+        timeout_sec: Bound on one try in seconds, the whole response included.
         max_retries: Further tries after 408, 409, 429, 5xx, a failed connection, a stream that breaks off, or a
             timeout.
         retry_base_sec: Wait before the first retry in seconds; doubled for each further one, with jitter.
@@ -136,15 +137,15 @@ class EndpointPolicy(Policy):
         max_concurrency: Bound on requests in progress at once. One that waits for a retry leaves its place to others,
             unless the endpoint said for how long (`Retry-After`): then all wait.
         max_concurrency_per_episode: Bound on requests of one episode in progress at once, where its agent waits for
-            several answers; 1 asks for one after the other.
-        max_answer_bytes: Bound on the size of an answer.
+            several responses; 1 asks for one after the other.
+        max_response_bytes: Bound on the size of a response.
         preflight_timeout_sec: Bound on the check before the run, in seconds.
         prices: US dollars per million tokens, by model name: `{gpt-x: {input_per_million_usd: 2.5,
             output_per_million_usd: 10}}`, and `cached_per_million_usd`, `cache_write_per_million_usd` where the
             endpoint's cache has prices of its own. Without one the cost is what the endpoint reports in
             `usage.cost`, else 0.0: a warning under a limit in US dollars.
         extra_body: Further fields of the request body: `{top_k: 20, logprobs: true, return_token_ids: true}`.
-        on_refusal: What an answer that is a refusal does: `"answer"`, the agent gets to see it; `"error"`, it ends
+        on_refusal: What a response that is a refusal does: `"answer"`, the agent gets to see it; `"error"`, it ends
             the episode. A request that is refused is an error in any case.
         strict: Whether a field of the agent's request that the wire format lacks is an error (or a warning).
     """
@@ -164,7 +165,7 @@ class EndpointPolicy(Policy):
     max_retry_wait_sec: Seconds = 60.0
     max_concurrency: Count = 64
     max_concurrency_per_episode: Count = 16
-    max_answer_bytes: Count = 64 * 2**20
+    max_response_bytes: Count = 64 * 2**20
     preflight_timeout_sec: Seconds = 30.0
     prices: Mapping[str, ModelPrice] | None = None
     extra_body: ExtraBody | None = None
@@ -183,7 +184,7 @@ class EndpointPolicy(Policy):
             base_url=self.base_url,
             api_key_env=self.api_key_env,
             max_concurrency=self.max_concurrency,
-            max_answer_bytes=self.max_answer_bytes,
+            max_response_bytes=self.max_response_bytes,
             stream_idle_sec=self.stream_idle_sec,
         )
 
@@ -228,8 +229,8 @@ class EndpointPolicy(Policy):
         if not self._sends_reasoning:
             return _Bound(self, episode, on_wait)
         reasoning = KnownReasoning()
-        for answer in episode.earlier:
-            reasoning.add(answer)
+        for llm_response in episode.earlier:
+            reasoning.add(llm_response)
         return _Bound(self, episode, on_wait, reasoning)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
@@ -238,9 +239,9 @@ class EndpointPolicy(Policy):
         Raises:
             EndpointError: The endpoint gave no usable answer; the class says why.
             UnsendableRequestError: The request has no place in the wire format.
-            MalformedAnswerError: What was answered is none of the wire's.
+            MalformedResponseError: What was answered is none of the wire's.
         """
-        return await self.answer(request)
+        return await self.respond(request)
 
     @abstractmethod
     def body_of(self, request: LLMRequest, model: str, episode: EpisodeSpec | None) -> dict[str, Any]:
@@ -251,15 +252,15 @@ class EndpointPolicy(Policy):
         """
 
     @abstractmethod
-    def read_answer(self, body: Any, report: Report) -> LLMResponse:
+    def read_response(self, body: Any, report: Report) -> LLMResponse:
         """Reads a parsed answer; `report` is told of what is left out.
 
         Raises:
-            MalformedAnswerError: It is none.
+            MalformedResponseError: It is none.
         """
 
     def with_reasoning(self, message: Mapping[str, Any], pieces: Sequence[ThinkingData]) -> Mapping[str, Any]:
-        """Returns a message of the request with the reasoning of the answer that it repeats.
+        """Returns a message of the request with the reasoning of the response that it repeats.
 
         Default: with what the endpoint has signed or sealed, which it wants back.
         """
@@ -271,7 +272,7 @@ class EndpointPolicy(Policy):
         """Whether reasoning is sent back. Default: yes."""
         return True
 
-    async def answer(
+    async def respond(
         self,
         request: LLMRequest,
         *,
@@ -285,7 +286,7 @@ class EndpointPolicy(Policy):
             request: The request.
             episode: The episode that it is of.
             on_wait: Gets the seconds that the request waits before a try: of a retry before they pass.
-            reasoning: That of earlier answers, to be sent back with them.
+            reasoning: That of earlier responses, to be sent back with them.
         """
         if reasoning is not None:
             request = replace(request, messages=reasoning.put_into(request.messages, self.with_reasoning))
@@ -293,22 +294,22 @@ class EndpointPolicy(Policy):
             raise PreflightError("preflight() comes first: it refuses a policy without a model.")
         body = self.body_of(self._with_own_settings(request), self.model, episode) | self._extra_body
         body |= self.wire.stream_fields if self.stream else {}
-        return await self.answer_to(body, episode=episode, on_wait=on_wait)
+        return await self.response_to(body, episode=episode, on_wait=on_wait)
 
-    async def answer_to(
+    async def response_to(
         self, body: Mapping[str, Any], *, episode: EpisodeSpec | None = None, on_wait: OnWait = nobody_waits
     ) -> LLMResponse:
         """Posts a body and reads what is answered. Raises what calling the policy does.
 
         Args:
             body: The whole of it.
-            episode: As in `answer`.
+            episode: As in `llm_response`.
             on_wait: Likewise.
         """
-        answer, latency_sec = await self._post(body, on_wait, episode.may_ask if episode is not None else None)
+        llm_response, latency_sec = await self._post(body, on_wait, episode.may_ask if episode is not None else None)
         try:
-            response = self.read_answer(answer, self._warn_once)
-        except MalformedAnswerError as error:
+            response = self.read_response(llm_response, self._warn_once)
+        except MalformedResponseError as error:
             malformed = self._endpoint.scrub(str(error))
         else:
             sampling = {name: body[name] for name in SAMPLING_FIELDS if name in body}
@@ -325,10 +326,10 @@ class EndpointPolicy(Policy):
                     "policy.on_refusal=answer lets the agent see that and go on.",
                     code=response.finish_reason,
                 )
-                refusal.answer = response
+                refusal.response = response
                 raise refusal
             return response
-        raise MalformedAnswerError(malformed)
+        raise MalformedResponseError(malformed)
 
     async def close(self) -> None:
         """Closes the connections. Idempotent."""
@@ -352,8 +353,8 @@ class EndpointPolicy(Policy):
                     if may_ask is not None:
                         await may_ask()
                     started = started or time.perf_counter()
-                    answer = await self._endpoint.post(body, timeout_sec=self.timeout_sec)
-                return answer, time.perf_counter() - started
+                    llm_response = await self._endpoint.post(body, timeout_sec=self.timeout_sec)
+                return llm_response, time.perf_counter() - started
             except EndpointError as error:
                 backoff = Backoff(
                     max_retries=self.max_retries, base_sec=self.retry_base_sec, max_wait_sec=self.max_retry_wait_sec
@@ -395,13 +396,15 @@ class _Bound:
         return self.policy.max_concurrency_per_episode
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        answer = await self.policy.answer(request, episode=self.episode, on_wait=self.on_wait, reasoning=self.reasoning)
-        self.advance(request, answer)
-        return answer
+        llm_response = await self.policy.respond(
+            request, episode=self.episode, on_wait=self.on_wait, reasoning=self.reasoning
+        )
+        self.advance(request, llm_response)
+        return llm_response
 
-    def advance(self, request: LLMRequest, answer: LLMResponse | None) -> None:
-        if self.reasoning is not None and answer is not None:
-            self.reasoning.add(answer)
+    def advance(self, request: LLMRequest, llm_response: LLMResponse | None) -> None:
+        if self.reasoning is not None and llm_response is not None:
+            self.reasoning.add(llm_response)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,12 +13,12 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import EpisodeUsage
 
 WaitsFor = Literal["start", "policy", "environment", "end"]
-"""`start`: container and agent; `policy`: an answer; `environment`: commands and, at the end, the verifier; `end`: that
+"""`start`: container and agent; `policy`: a response; `environment`: commands and, at the end, the verifier; `end`:
 everything is released."""
 
 
-class AnswerDeadline:
-    """Deadline for one answer: the earlier of the runner's limit and the end of the environment's time limit."""
+class ResponseDeadline:
+    """Deadline for one response: the earlier of the runner's limit and the end of the environment's time limit."""
 
     def __init__(self, limit_sec: float | None, left_sec: float | None) -> None:
         """Takes both limits in seconds from now; `None` is no limit."""
@@ -60,17 +60,17 @@ class AnswerDeadline:
 class EpisodeEvents:
     """State of a running episode, and the hooks that its loop and its policy call; kept by the caller of the loop.
 
-    Subclasses override the hooks, for example to record each paid answer, or the episode at its LAST step.
+    Subclasses override the hooks, for example to record each paid response, or the episode at its LAST step.
 
     Attributes:
-        usage: Tokens and cost of all answers that were paid for, and the number of those that the episode was given.
-        policy_sec: Seconds that the policy took for these answers.
+        usage: Tokens and cost of all responses that were paid for, and the number of those that the episode was given.
+        policy_sec: Seconds that the policy took for these responses.
         waited_sec: Seconds of these in which the policy waited for its endpoint's rate limit.
         held_sec: Seconds of these in which the run was held, and the policy not asked.
         waits_for: What the episode waits for now.
         since: Start of that wait, in seconds of the monotonic clock.
         last: The LAST step, once it was reached.
-        deadline: Deadline of the pending answer; `None` while no answer is pending.
+        deadline: Deadline of the pending answer; `None` while no response is pending.
         is_cut_short: Whether the policy is not to be asked any more.
     """
 
@@ -81,7 +81,7 @@ class EpisodeEvents:
     waits_for: WaitsFor = "start"
     since: float = field(default_factory=time.monotonic)
     last: TimeStep[Any] | None = None
-    deadline: AnswerDeadline | None = field(default=None, repr=False)
+    deadline: ResponseDeadline | None = field(default=None, repr=False)
     is_cut_short: bool = False
 
     def wait_for(self, what: WaitsFor) -> None:
@@ -89,7 +89,7 @@ class EpisodeEvents:
         self.waits_for, self.since = what, time.monotonic()
 
     def waited(self, seconds: float) -> None:
-        """Adds seconds that the policy waited for its endpoint, and moves the pending answer's deadline by as much."""
+        """Adds seconds that the policy waited for its endpoint, and moves the response's deadline by as much."""
         self.waited_sec += seconds
         if self.deadline is not None:
             self.deadline.extend(seconds)
@@ -109,7 +109,7 @@ class EpisodeEvents:
 
     @property
     def is_time_up(self) -> bool:
-        """Whether the environment's time limit passed while the answer was awaited."""
+        """Whether the environment's time limit passed while the response was awaited."""
         return self.deadline is not None and self.deadline.is_time_up
 
     @property
@@ -117,13 +117,13 @@ class EpisodeEvents:
         """Number of finished stages of the task."""
         return 0
 
-    def has_room(self, answers: int) -> bool:
-        """Whether the limits of the episode let so many answers be applied, and another one after them."""
+    def has_room(self, responses: int) -> bool:
+        """Whether the limits of the episode let so many responses be applied, and another one after them."""
         return True
 
-    def pay(self, answer: LLMResponse) -> None:
+    def pay(self, response: LLMResponse) -> None:
         """Counts a response that has to be paid for, whether or not the episode receives it."""
-        self.usage.pay(answer)
+        self.usage.pay(response)
 
     async def ended(self) -> None:
         """Called at LAST, before anything is released."""

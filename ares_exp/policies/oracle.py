@@ -1,4 +1,4 @@
-"""The oracle policy: plays the task's own solution, through the agent, as an LLM would."""
+"""The oracle policy: runs the task's own solution, through the agent, as an LLM would."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class OraclePolicy(Policy):
 
     The environment puts the solution into the container (`needs_solution`), so a task that its oracle does not solve is
     a broken task, or a broken part of this package: every part of the path is exercised. An environment without a
-    container puts the reply that solves the task into the request, as `metadata["solution"]`: that is the answer then.
-    It is refused where a source has no solutions (`SourceBase.has_solutions`).
+    container puts the reply that solves the task into the request, as `metadata["solution"]`: that is the response
+    then. It is refused where a source has no solutions (`SourceBase.has_solutions`).
     """
 
     needs_solution = True

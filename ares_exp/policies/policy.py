@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 from dataclasses import is_dataclass
 
-from ares_exp.errors import MalformedAnswerError, PolicyError
+from ares_exp.errors import MalformedResponseError, PolicyError
 from ares_exp.records.recorded_results import MAX_COUNT, MAX_NUMBER, is_countable
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSpec:
-    """Which episode is played.
+    """Which episode is run.
 
     Attributes:
         task_name: Name of the task.
-        attempt: Number of this playing of the task, from 0.
+        attempt: Number of this running of the task, from 0.
         seed: Seed of this episode, derived from the run's seed, the task's name, the attempt and the try.
         retry: How many tries of the attempt came before.
-        on_wait: Is to be told of the seconds that a request waits for something else than its answer (before a retry,
+        on_wait: Is to be told of the seconds that a request waits for something else than its response (before a retry,
             for a place): before they pass where that is known, so that no time limit of the episode runs out meanwhile.
         may_ask: Is to be awaited before each try of a request, by a policy that tries several times: while the run is
             held (`ares-exp ctl RUN pause --now`) it does not return.
-        normalisers: What of the agent's requests differs whenever it is played again: name → pattern and replacement.
+        normalisers: What of the agent's requests differs whenever it is run again: name → pattern and replacement.
         earlier: Responses that a branch has from the episode that it branches off, in order.
     """
 
@@ -58,11 +58,11 @@ class Policy(LLMClient):
     Attributes:
         needs_solution: Whether the environment must put the task's solution into the container (the oracle); known
             after `preflight`.
-        model_name: Name of the model that answers, for the records; `None` where it is not known, or differs.
+        model_name: Name of the model that responses, for the records; `None` where it is not known, or differs.
         unpriced: Names of models that have answered and whose price is not known: their cost counts as 0.0.
-        recorded_tasks: The only tasks that it has answers for, of a policy that plays recorded episodes; known after
+        recorded_tasks: The only tasks that it has responses for, of a policy that runs recorded episodes; known after
             `preflight`. `None`: any.
-        knows_prices: Whether it was told what its answers cost, so that limits on cost can be set.
+        knows_prices: Whether it was told what its responses cost, so that limits on cost can be set.
         must_pass: Whether an attempt below the reward threshold means that something is broken, not that the policy is
             weak (the oracle): the command then fails.
     """
@@ -94,11 +94,11 @@ class Policy(LLMClient):
         return self
 
     def seed_of(self, task_name: str, attempt: int) -> int | None:
-        """Returns the seed that an episode must be played with, of a policy that plays recorded ones. Default: any."""
+        """Returns the seed that an episode must be run with, of a policy that runs recorded ones. Default: any."""
         return None
 
     def recorded_files(self, task_name: str, attempt: int) -> Path | None:
-        """Returns the directory of the files of the recorded episode that an attempt plays again. Default: `None`.
+        """Returns the directory of the files of the recorded episode that an attempt runs again. Default: `None`.
 
         The grades of judges in it are given again, where a judge asks the same.
         """
@@ -124,14 +124,14 @@ class Policy(LLMClient):
 class AdvancingClient(LLMClient, Protocol):
     """A client of one episode, from `Policy.for_episode`, that has a position (in a script, in a recording)."""
 
-    def advance(self, request: LLMRequest, answer: LLMResponse | None) -> None:
+    def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
         """Goes past a request that was answered in the client's stead, as if it had answered it. Raises nothing.
 
         Called in order when an episode is resumed.
 
         Args:
             request: What was asked.
-            answer: What was answered; `None`: there was no answer in time.
+            response: What was answered; `None`: there was no response in time.
         """
         ...
 
@@ -144,11 +144,11 @@ Weights = Mapping[str, Any] | Path | Callable[[], None]
 class UpdatablePolicy(Protocol):
     """A policy whose weights a trainer changes while episodes go on.
 
-    Every answer is of one version, which its `LLMResponse.policy_version` says: no token of an answer is sampled from
-    other weights than the rest of it.
+    Every response is of one version, which its `LLMResponse.policy_version` says: no token of a response is sampled
+    from other weights than the rest of it.
 
     Attributes:
-        policy_version: Of the weights that answer now; `None` where nobody gave them one.
+        policy_version: Of the weights that response now; `None` where nobody gave them one.
     """
 
     policy_version: str | None
@@ -160,8 +160,8 @@ class UpdatablePolicy(Protocol):
         new ones. Updates are taken one after the other, in the order of the calls.
 
         Args:
-            version: Name of the new weights, in answers from now on.
-            weights: The weights. `None`: they are in place already, and no answer was running when they came there
+            version: Name of the new weights, in responses from now on.
+            weights: The weights. `None`: they are in place already, and no response was running when they came there
                 (a trainer that owns the module has stepped between two rollouts; an engine was sent them by its own
                 way).
 
@@ -183,26 +183,26 @@ def as_policy(client: LLMClient) -> Policy:
     return completed(client, Policy)
 
 
-def checked_answer(answer: object) -> LLMResponse:
-    """Returns what a policy answered, if that is an answer.
+def checked_response(response: object) -> LLMResponse:
+    """Returns what a policy answered, if that is a response.
 
     Raises:
         PolicyError: It is none.
-        MalformedAnswerError: Its cost or its usage cannot be counted.
+        MalformedResponseError: Its cost or its usage cannot be counted.
     """
-    if not isinstance(answer, LLMResponse):
+    if not isinstance(response, LLMResponse):
         raise PolicyError(
-            f"Expected the policy to answer with an LLMResponse, got {type(answer).__name__}. Of a text it is made by "
+            f"Expected the policy to answer with an LLMResponse, got {type(response).__name__}. Make it from a text by "
             "LLMResponse.from_text(text)."
         )
-    if not isinstance(answer.data, tuple) or not all(map(is_dataclass, answer.data)):
+    if not isinstance(response.data, tuple) or not all(map(is_dataclass, response.data)):
         raise PolicyError(
             "Expected the `data` of the policy's LLMResponse to be a list of pieces such as TextData(text), got "
-            f"{answer.data!r:.80}. Of a text it is made by LLMResponse.from_text(text)."
+            f"{response.data!r:.80}. Of a text it is made by LLMResponse.from_text(text)."
         )
-    if not is_countable(answer):
-        raise MalformedAnswerError(
-            f"Expected the policy's answer to cost 0 or more US dollars, below {MAX_NUMBER:g}, and to have used "
-            f"0 or more tokens, below {MAX_COUNT:,}, got cost={answer.cost!r:.80}, usage={answer.usage!r:.200}."
+    if not is_countable(response):
+        raise MalformedResponseError(
+            f"Expected the policy's response to cost 0 or more US dollars, below {MAX_NUMBER:g}, and to have used "
+            f"0 or more tokens, below {MAX_COUNT:,}, got cost={response.cost!r:.80}, usage={response.usage!r:.200}."
         )
-    return answer
+    return response

@@ -52,7 +52,7 @@ def _check_names(declared: Declared) -> Declared:
 
 
 class ReplayPolicy(Policy):
-    """Plays recorded episodes again, each request compared with the recorded one before it is answered."""
+    """Runs recorded episodes again, each request compared with the recorded one before it is answered."""
 
     @validate_call
     def __init__(
@@ -79,7 +79,7 @@ class ReplayPolicy(Policy):
         self._strict: Strict = strict
         self._normalisers = make_normalisers(normalise)
         self._episodes: dict[str, list[EpisodeTrajectory]] = {}
-        self._played: dict[tuple[str, int], _Replayed] = {}
+        self._ran: dict[tuple[str, int], _Replayed] = {}
 
     async def preflight(self) -> None:
         """Reads the recording. Raises `PreflightError` when there is none, or when it cannot be read."""
@@ -113,9 +113,9 @@ class ReplayPolicy(Policy):
                 "Select those with `env.tasks=…`."
             )
         own = compiled(episode.normalisers) if self._normalisers else ()
-        played = _Replayed(recorded, strict=self._strict, normalisers=(*own, *self._normalisers))
-        self._played[episode.task_name, episode.attempt] = played
-        return played
+        ran = _Replayed(recorded, strict=self._strict, normalisers=(*own, *self._normalisers))
+        self._ran[episode.task_name, episode.attempt] = ran
+        return ran
 
     def seed_of(self, task_name: str, attempt: int) -> int | None:
         """Returns the recorded seed, which an agent may draw from; `None` if it is not recorded."""
@@ -131,7 +131,7 @@ class ReplayPolicy(Policy):
         return RunDir(self._path).files / recorded.episode_id
 
     def report(self, results: Sequence[EpisodeResult]) -> ReplayReport | None:
-        """Returns the comparison of the played episodes with the recorded ones, after the run.
+        """Returns the comparison of the run episodes with the recorded ones, after the run.
 
         Of a resumed run, what ended in an earlier session is left out: its requests were compared there. Where that is
         everything, there is no report.
@@ -140,12 +140,12 @@ class ReplayPolicy(Policy):
         final = final_results(results)
         for result in final:
             recorded = self._recorded(result.task_name, result.attempt)
-            played = self._played.get((result.task_name, result.attempt))
-            if recorded is not None and (played is not None or result.outcome not in ENDED_BY_ITSELF):
-                episodes.append(ReplayedEpisode.of(recorded, result, played.steps if played is not None else ()))
+            ran = self._ran.get((result.task_name, result.attempt))
+            if recorded is not None and (ran is not None or result.outcome not in ENDED_BY_ITSELF):
+                episodes.append(ReplayedEpisode.of(recorded, result, ran.steps if ran is not None else ()))
         if not episodes and all(result.outcome in ENDED_BY_ITSELF for result in final):
             return None
-        used = [*self._normalisers, *(one for played in self._played.values() for one in played.normalisers)]
+        used = [*self._normalisers, *(one for ran in self._ran.values() for one in ran.normalisers)]
         return ReplayReport(self._path, tuple(dict.fromkeys(one.name for one in used)), tuple(episodes))
 
     def _recorded(self, task_name: str, attempt: int) -> EpisodeTrajectory | None:
@@ -176,7 +176,7 @@ def _is_background_request(request: LLMRequest) -> bool:
 
 
 class _Replayed:
-    """One recorded episode, played from its first action; the conversations of its agent each in their own order.
+    """One recorded episode, run from its first action; the conversations of its agent each in their own order.
 
     Attributes:
         steps: How the requests so far compare with the recorded ones.
@@ -207,11 +207,11 @@ class _Replayed:
         is_tolerated = step.is_same if self._strict == "normalised" else step.match is Match.EXACT
         if self._strict and not is_tolerated:
             self._refuse(recorded.request, asked)
-        if recorded.answer is None:
-            raise UnansweredError(f"Recorded episode {self._episode.episode_id} has no answer in time at this step.")
-        return recorded.answer
+        if recorded.response is None:
+            raise UnansweredError(f"Recorded episode {self._episode.episode_id} has no response in time at this step.")
+        return recorded.response
 
-    def advance(self, request: LLMRequest, answer: LLMResponse | None) -> None:
+    def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
         """Compares a request that was answered in its stead, and goes past it."""
         if _is_background_request(request):
             self._next_background_request(serialize_llm_request(request))
@@ -219,12 +219,12 @@ class _Replayed:
             self._compare(request)
 
     def _respond_in_background(self, request: LLMRequest) -> LLMResponse:
-        """Gives the recorded answer to a call that takes no step, whatever `strict` says: it is no observation."""
+        """Gives the recorded response to a call that takes no step, whatever `strict` says: it is no observation."""
         asked = serialize_llm_request(request)
         if (recorded := self._next_background_request(asked)) is None:
             raise ReplayDivergenceError(
-                f"Recorded episode {self._episode.episode_id} has no answer for what the agent asks beside its work "
-                f"({conversation_of(asked)}). Play it with `agent.background_requests=observe`.",
+                f"Recorded episode {self._episode.episode_id} has no response for what the agent asks beside its work "
+                f"({conversation_of(asked)}). Run it with `agent.background_requests=observe`.",
                 step=len(self.steps),
                 why="the agent asks for more beside its work than recorded",
             )
@@ -234,7 +234,7 @@ class _Replayed:
         """Takes the response to the next recorded background request of a conversation."""
         if (recorded := self._background.next_for(asked)) is not None:
             self._background.use(asked)
-        return None if recorded is None else recorded.answer
+        return None if recorded is None else recorded.response
 
     def _compare(self, request: LLMRequest) -> tuple[Exchange | None, Mapping[str, Any]]:
         """Notes how the next request compares; returns the recorded one, if there is one, and what is asked now."""

@@ -57,7 +57,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedEpisode:
-    """One episode: as it was recorded, and as it was played now.
+    """One episode: as it was recorded, and as it was run now.
 
     Attributes:
         task_name, attempt: Which it is now.
@@ -129,9 +129,9 @@ class ReplayReport:
     """What came of a run of the replay policy.
 
     Attributes:
-        recording: What was played again.
+        recording: What was run again.
         normalisers: Names of the normalisers in force, in order.
-        episodes: The episodes that were played, in the order in which they ended.
+        episodes: The episodes that were run, in the order in which they ended.
     """
 
     recording: Path

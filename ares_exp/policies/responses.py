@@ -20,7 +20,7 @@ from ares_exp.policies.policy import EpisodeSpec
 class OpenAIResponsesPolicy(EndpointPolicy):
     """Answers requests by `POST {base_url}/responses`. Nothing is stored at the endpoint: each request is whole.
 
-    Reasoning comes back sealed, and is sent again with the messages that repeat the answers.
+    Reasoning comes back sealed, and is sent again with the messages that repeat the responses.
 
     Attributes:
         stop_sequences: Not part of this wire: refused, or with `strict=False` left out with a warning.
@@ -38,6 +38,6 @@ class OpenAIResponsesPolicy(EndpointPolicy):
         body = request_to_body(request, model=model, strict=self.strict, report=self._warn_once)
         return body if self.reasoning_effort is None else {**body, "reasoning": {"effort": self.reasoning_effort}}
 
-    def read_answer(self, body: Any, report: Report) -> LLMResponse:
-        """As `EndpointPolicy.read_answer`."""
+    def read_response(self, body: Any, report: Report) -> LLMResponse:
+        """As `EndpointPolicy.read_response`."""
         return response_from_body(body, strict=False, report=report)

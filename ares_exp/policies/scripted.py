@@ -1,4 +1,4 @@
-"""The scripted policy: fixed replies, given in order. Plays whole episodes without a model."""
+"""The scripted policy: fixed replies, given in order. Runs whole episodes without a model."""
 
 from __future__ import annotations
 
@@ -130,6 +130,6 @@ class _Script:
             return LLMResponse.from_text(reply, model=SCRIPTED_MODEL, finish_reason="stop")
         return LLMResponse(reply.pieces(request), model=SCRIPTED_MODEL, finish_reason="tool_calls")
 
-    def advance(self, request: LLMRequest, answer: LLMResponse | None) -> None:
+    def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
         """Goes past a reply that was given in its stead; a script always has one in time."""
-        self._position += answer is not None
+        self._position += response is not None

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import pydantic
 
 from ares_exp.cancellation import in_thread
-from ares_exp.errors import ConfigError, MalformedAnswerError, PreflightError, UnsendableRequestError, WireFormatError
+from ares_exp.errors import ConfigError, MalformedResponseError, PreflightError, UnsendableRequestError, WireFormatError
 from ares_exp.llms.openai_chat import MaxTokensField
 from ares_exp.llms.openai_chat_stream import StreamedCompletion
 from ares_exp.llms.reasoning import ReasoningField
@@ -24,17 +24,17 @@ from ares_exp.policies.endpoint_policy import ModelName, Seconds, Temperature, T
 from ares_exp.policies.in_process.chat_template import (
     ChatTemplate,
     Conversations,
-    answer_pieces,
     digest_of,
     load_tokenizer,
     prompt_of,
+    response_pieces,
 )
 from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS, NEUTRAL_SAMPLING
 from ares_exp.policies.policy import EpisodeSpec, Weights
 from ares_exp.policies.waiting import OnWait, nobody_waits
 
 ENGINE_KEYS = ("kv_transfer_params", "ec_transfer_params", "prompt_logprobs", "metrics", "sglext", "metadata")
-"""What engines tell of an answer beside it."""
+"""What engines tell of a response beside it."""
 CHOICE_KEYS = ("stop_reason", "matched_stop", "hidden_states", "routed_experts", "prompt_token_ids")
 
 
@@ -51,14 +51,14 @@ class TokenEndpointPolicy(OpenAIPolicy):
             one, 1 is sent.
         top_p: Nucleus sampling. A value wins over the agent's; `None` keeps the agent's value; without one, 1 is sent.
             Set the other sampling parameters in `extra_body`.
-        continue_tokens: Whether prompts are rendered and tokenised here, and a request that goes on from an answer goes
-            on from its token ids: the row of the conversation grows and never forks. If not, the engine makes the
+        continue_tokens: Whether prompts are rendered and tokenised here, and a request that goes on from a response
+            goes on from its token ids: the row of the conversation grows and never forks. If not, the engine makes the
             prompt of each request, and says of which tokens. Needs transformers, for the tokenizer alone.
         tokenizer: Directory or hub name of the tokenizer, for `continue_tokens`; `None`: it is that of the model.
         chat_template: File of a chat template, in the place of the tokenizer's own.
         trust_remote_code: Whether code that comes with the tokenizer may run here.
         policy_version: Name of the weights that the engine has, for the records. What the engine itself says of an
-            answer comes first.
+            response comes first.
     """
 
     option: ClassVar[str] = ""
@@ -73,7 +73,7 @@ class TokenEndpointPolicy(OpenAIPolicy):
     chat_template: Path | None = None
     trust_remote_code: bool = False
     policy_version: str | None = None
-    # no options here: answers come whole, and engines know these fields
+    # no options here: responses come whole, and engines know these fields
     stream: bool = field(init=False, default=False)
     stream_idle_sec: Seconds = field(init=False, default=120.0)
     max_tokens_field: MaxTokensField = field(init=False, default="max_tokens")
@@ -126,32 +126,32 @@ class TokenEndpointPolicy(OpenAIPolicy):
             f"answer is running, and call update({version!r}) then."
         )
 
-    async def answer_to(
+    async def response_to(
         self, body: Mapping[str, Any], *, episode: EpisodeSpec | None = None, on_wait: OnWait = nobody_waits
     ) -> LLMResponse:
-        """As `EndpointPolicy.answer_to`; the answer is of the version that was there when it was asked for."""
+        """As `EndpointPolicy.response_to`; the response is of the version that was there when it was asked for."""
         version = self.policy_version
-        answer = await super().answer_to(body, episode=episode, on_wait=on_wait)
-        if answer.completion_token_ids is None or answer.prompt_token_ids is None or answer.logprobs is None:
+        response = await super().response_to(body, episode=episode, on_wait=on_wait)
+        if response.completion_token_ids is None or response.prompt_token_ids is None or response.logprobs is None:
             self._warn_once(
                 f"{self._endpoint.base_url} gives no token ids or no logprobs, although it was asked for them "
                 "(`return_token_ids`, `logprobs`): no tokens to train on. Is it an older version of the engine?"
             )
-        return replace(answer, policy_version=answer.policy_version or version)
+        return replace(response, policy_version=response.policy_version or version)
 
     def body_of(self, request: LLMRequest, model: str, episode: EpisodeSpec | None) -> dict[str, Any]:
         """As `EndpointPolicy.body_of`, with explicit sampling; asks for tokens."""
         body = super().body_of(replace(request, top_k=None), model, episode)
         return {**body, **_sampling_of(request), "return_token_ids": True, "logprobs": True}
 
-    def read_answer(self, body: Any, report: Report) -> LLMResponse:
-        """As `EndpointPolicy.read_answer`."""
+    def read_response(self, body: Any, report: Report) -> LLMResponse:
+        """As `EndpointPolicy.read_response`."""
         try:
             if self.continue_tokens:
                 return _completion(body)
-            return replace(super().read_answer(_as_chat(body), report), policy_version=_version_of(body))
+            return replace(super().read_response(_as_chat(body), report), policy_version=_version_of(body))
         except WireFormatError as error:
-            raise MalformedAnswerError(str(error)) from None
+            raise MalformedResponseError(str(error)) from None
 
     async def go_on(self, request: LLMRequest, episode: _ContinuingEpisode) -> LLMResponse:
         """Answers one request from the ids of its conversation. Raises what calling the policy does."""
@@ -178,23 +178,25 @@ class TokenEndpointPolicy(OpenAIPolicy):
             **({} if seed is None else {"seed": seed}),
             **self._extra_body,
         }
-        answer = await self.answer_to(body, episode=episode.spec, on_wait=episode.on_wait)
-        if answer.prompt_token_ids is not None and list(answer.prompt_token_ids) != prompt:
-            raise MalformedAnswerError(
+        response = await self.response_to(body, episode=episode.spec, on_wait=episode.on_wait)
+        if response.prompt_token_ids is not None and list(response.prompt_token_ids) != prompt:
+            raise MalformedResponseError(
                 f"{self._endpoint.base_url} was sent {len(prompt)} token ids and says that it read others "
-                f"({len(answer.prompt_token_ids)}): nothing can be gone on from."
+                f"({len(response.prompt_token_ids)}): nothing can be gone on from."
             )
-        pieces = answer_pieces(
+        pieces = response_pieces(
             template,
             request,
             prompt=prompt,
-            text=answer.text,
+            text=response.text,
             call_id=f"call_{digest_of(prompt)[:8]}_{episode.count()}",
         )
         has_calls = any(isinstance(one, ToolCallData) for one in pieces)
-        answer = replace(answer, data=tuple(pieces), finish_reason="tool_calls" if has_calls else answer.finish_reason)
-        episode.conversations.add(request, answer)
-        return answer
+        response = replace(
+            response, data=tuple(pieces), finish_reason="tool_calls" if has_calls else response.finish_reason
+        )
+        episode.conversations.add(request, response)
+        return response
 
     async def _chat(self) -> ChatTemplate:
         """Returns the chat template, which is loaded once."""
@@ -229,11 +231,11 @@ class _ContinuingEpisode:
         self._calls += 1
         return self._calls
 
-    def advance(self, request: LLMRequest, answer: LLMResponse | None) -> None:
-        """Goes past an answer that was given in its stead: its ids are gone on from."""
-        if answer is not None:
+    def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
+        """Goes past a response that was given in its stead: its ids are gone on from."""
+        if response is not None:
             self.count()
-            self.conversations.add(request, answer)
+            self.conversations.add(request, response)
 
 
 def _sampling_of(request: LLMRequest) -> dict[str, Any]:
@@ -269,7 +271,7 @@ def _completion(body: Any) -> LLMResponse:
     Raises:
         WireFormatError: It is none.
     """
-    choices = required(typed(body, "the answer", Mapping), "choices", list)
+    choices = required(typed(body, "the response", Mapping), "choices", list)
     choice = typed(choices[0] if choices else None, "choices[0]", Mapping)
     usage = optional(body, "usage", Mapping) or {}
     values: list[Any] | None = optional(optional(choice, "logprobs", Mapping) or {}, "token_logprobs", list)

@@ -24,9 +24,9 @@ from ares_exp.policies.in_process.batch_engine import ModelThread
 from ares_exp.policies.in_process.chat_template import (
     ChatTemplate,
     Conversations,
-    answer_pieces,
     digest_of,
     prompt_of,
+    response_pieces,
     with_template,
 )
 from ares_exp.policies.in_process.generation import LoadedModel
@@ -42,7 +42,7 @@ class TransformersPolicy(Policy):
 
     The requests of all episodes that wait at the same time are one batch. Sampling is the policy's, or else the
     agent's, or else at temperature 1 without any truncation; defaults of the model's generation config do not count.
-    Log-probabilities are those of the whole vocabulary at the temperature of the answer.
+    Log-probabilities are those of the whole vocabulary at the temperature of the response.
 
     Attributes:
         max_concurrency_per_episode: How many requests of one episode may be asked at once.
@@ -90,25 +90,25 @@ class TransformersPolicy(Policy):
             top_p: Nucleus sampling; `None` keeps the agent's, or else everything. Likewise `top_k`. Neither is for
                 training: log-probabilities are not those of what is left.
             top_k: So many likeliest tokens.
-            max_output_tokens: Bound on the generated tokens of one answer; `None` keeps the agent's, or else 2048. What
-                the model's context leaves is a bound, too.
-            stop_sequences: Strings that end generation; they are no part of the answer's text.
+            max_output_tokens: Bound on the generated tokens of one response; `None` keeps the agent's, or else 2048.
+                What the model's context leaves is a bound, too.
+            stop_sequences: Strings that end generation; they are no part of the response's text.
             seed: Seed of the sampling; `"episode"` for the episode's own, `None` for another one each time. What is
                 drawn depends on the seed and the prompt, not on what else is generated at the same time.
-            continue_tokens: Whether a request that goes on from an answer goes on from its token ids: the row of the
+            continue_tokens: Whether a request that goes on from a response goes on from its token ids: the row of the
                 conversation grows and never forks. If not, each request is rendered and tokenised whole.
-            max_batch_size: Bound on the answers that are generated at once.
+            max_batch_size: Bound on the responses that are generated at once.
             batch_wait_sec: How long the first request of a batch waits for others, in seconds.
             max_concurrency_per_episode: Bound on the requests of one episode at once, where its agent waits for several
-                answers.
-            timeout_sec: Bound on one answer in seconds, the wait for a batch included.
+                responses.
+            timeout_sec: Bound on one response in seconds, the wait for a batch included.
             policy_version: Name of the weights that are loaded, for the records.
             strict: Whether what the agent asks for and cannot be had (a tool that must be called) is an error (or a
                 warning).
-            activations: Hidden states that are kept of each answer: numbers of layers, of whose outputs those are kept
-                from which the tokens were sampled, or `{layer: -1, positions: all}`, `{module: model.layers.0.mlp,
+            activations: Hidden states that are kept of each response: numbers of layers, of whose outputs those are
+                kept from which the tokens were sampled, or `{layer: -1, positions: all}`, `{module: model.layers.0.mlp,
                 positions: [0, 1]}`.
-            activations_max_bytes: Bound on all of them; an answer that does not fit is without.
+            activations_max_bytes: Bound on all of them; a response that does not fit is without.
             hooks: Functions that see states in every forward pass, and may return others in their place:
                 `{layer: 3, function: my_module.steer}`.
             output_dir: Directory of the run: states are kept in `activations` below it.
@@ -145,7 +145,7 @@ class TransformersPolicy(Policy):
     def of(cls, model: Any, tokenizer: Any, *, name: str = "in memory", **settings: Any) -> Self:
         """Makes the policy of a module in memory, which stays the caller's: `close` does not touch it.
 
-        While answers are running, the module is in evaluation mode, and nobody else may change it: hand changes to
+        While responses are running, the module is in evaluation mode, and nobody else may change it: hand changes to
         `update`.
 
         Args:
@@ -160,7 +160,7 @@ class TransformersPolicy(Policy):
 
     @property
     def policy_version(self) -> str | None:
-        """Version of the weights that answer now."""
+        """Version of the weights that response now."""
         return self._version if self._thread is None else self._thread.version
 
     async def preflight(self) -> None:
@@ -183,7 +183,7 @@ class TransformersPolicy(Policy):
     async def in_memory(self) -> tuple[Any, Any]:
         """Returns the module and its tokenizer, for a trainer in this process.
 
-        It may change the weights while no answer is running, and tells of it by `update`, without weights.
+        It may change the weights while no response is running, and tells of it by `update`, without weights.
         """
         _, loaded = await self._running()
         return loaded.model, loaded.tokenizer
@@ -202,7 +202,7 @@ class TransformersPolicy(Policy):
                 self._version = thread.version
             await thread.close()
 
-    async def answer(self, request: LLMRequest, episode: _Episode) -> LLMResponse:
+    async def respond(self, request: LLMRequest, episode: _Episode) -> LLMResponse:
         """Answers one request of an episode. Raises what calling the policy does."""
         started = time.perf_counter()
         thread, loaded = await self._running()
@@ -221,8 +221,8 @@ class TransformersPolicy(Policy):
         said = row.ids[:-1] if row.ids[-1] in loaded.ends else row.ids
         text = cut_at_stop(template.decode(said), sampling.stop)
         call_id = f"call_{digest[:8]}_{occurrence}"
-        pieces = answer_pieces(template, request, prompt=prompt, text=text, call_id=call_id)
-        answer = LLMResponse(
+        pieces = response_pieces(template, request, prompt=prompt, text=text, call_id=call_id)
+        response = LLMResponse(
             pieces,
             usage=Usage(len(prompt), len(row.ids)),
             prompt_token_ids=prompt,
@@ -235,8 +235,8 @@ class TransformersPolicy(Policy):
             policy_version=ended.version,
             activations=ended.kept,
         )
-        episode.conversations.add(request, answer)
-        return answer
+        episode.conversations.add(request, response)
+        return response
 
     async def _running(self) -> tuple[ModelThread, LoadedModel]:
         """Returns the thread of the model, which is started where there is none, and the model when it is there."""
@@ -260,7 +260,7 @@ class TransformersPolicy(Policy):
         )
         tokenizer = with_template(tokenizer, self.model_name, self._chat_template)
         self._watcher.check(model)
-        ends = {tokenizer.eos_token_id, ChatTemplate(tokenizer).end_of_answer()}
+        ends = {tokenizer.eos_token_id, ChatTemplate(tokenizer).end_of_response()}
         own = model.generation_config.eos_token_id
         ends |= set(own) if isinstance(own, list | tuple) else {own}
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
@@ -319,13 +319,13 @@ class _Episode:
         return self.policy.max_concurrency_per_episode
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        return await self.policy.answer(request, self)
+        return await self.policy.respond(request, self)
 
-    def advance(self, request: LLMRequest, answer: LLMResponse | None) -> None:
-        """Goes past an answer that was given in its stead, as if it had sampled it."""
-        if answer is not None and answer.prompt_token_ids is not None:
-            self.occurrences[digest_of(answer.prompt_token_ids)] += 1
-            self.conversations.add(request, answer)
+    def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
+        """Goes past a response that was given in its stead, as if it had sampled it."""
+        if response is not None and response.prompt_token_ids is not None:
+            self.occurrences[digest_of(response.prompt_token_ids)] += 1
+            self.conversations.add(request, response)
 
 
 def _from_disk(model: str | None, tokenizer: str | None, device: str, dtype: str, trusted: bool) -> tuple[Any, Any]:

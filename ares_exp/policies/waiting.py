@@ -1,4 +1,4 @@
-"""Seconds that a request waits for something other than its answer, reported as they pass."""
+"""Seconds that a request waits for something other than its response, reported as they pass."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 OnWait = Callable[[float], None]
-"""Gets the seconds that a request waits for something other than its answer."""
+"""Gets the seconds that a request waits for something other than its response."""
 
 
 def nobody_waits(_: float) -> None:

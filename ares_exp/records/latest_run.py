@@ -3,7 +3,7 @@
 It is the run or the sweep below `outputs/` of the current directory that was started last: by the first `started` in
 its `sessions.jsonl`, so that a resume, a look or a copy makes none newer. A sweep counts as one, its folder, started
 when the first of its jobs was. What was never started here, as a merged run, does not count, nor does what `ares-exp
-task check` played.
+task check` run.
 """
 
 from __future__ import annotations

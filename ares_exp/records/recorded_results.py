@@ -68,13 +68,13 @@ def read_results(path: Path) -> RecordedResults:
 _COUNTS = tuple(field.name for field in fields(Usage))
 
 
-def is_countable(answer: LLMResponse) -> bool:
-    """Whether cost and usage of an answer can be summed, and the sums read back. The answer is untrusted."""
+def is_countable(response: LLMResponse) -> bool:
+    """Whether cost and usage of a response can be summed, and the sums read back. The response is untrusted."""
     for name in _COUNTS:
-        count = getattr(answer.usage, name)
+        count = getattr(response.usage, name)
         if not isinstance(count, int) or not 0 <= count < MAX_COUNT:
             return False
-    return isinstance(answer.cost, int | float) and 0 <= answer.cost < MAX_NUMBER
+    return isinstance(response.cost, int | float) and 0 <= response.cost < MAX_NUMBER
 
 
 def checked_result(data: Any) -> EpisodeResult:

@@ -27,11 +27,11 @@ class EpisodeUsage:
     """Totals over the steps of an episode, so far.
 
     Attributes:
-        num_steps: Answers that were given.
-        unanswered: Steps without an answer, because the time was up before.
-        prompt_tokens, generated_tokens: Of the answers.
-        cost: Of the answers, in US dollars.
-        length_stops: Answers that ended at the bound on generated tokens.
+        num_steps: Responses that were given.
+        unanswered: Steps without a response, because the time was up before.
+        prompt_tokens, generated_tokens: Of the responses.
+        cost: Of the responses, in US dollars.
+        length_stops: Responses that ended at the bound on generated tokens.
     """
 
     num_steps: int = 0
@@ -60,12 +60,12 @@ class EpisodeUsage:
         if isinstance(action, LLMResponse):
             self.pay(action)
 
-    def pay(self, answer: LLMResponse) -> None:
-        """Counts what an answer costs, also if the episode does not get it."""
-        self.prompt_tokens += answer.usage.prompt_tokens
-        self.generated_tokens += answer.usage.generated_tokens
-        self.cost += answer.cost
-        self.length_stops += answer.finish_reason == "length"
+    def pay(self, response: LLMResponse) -> None:
+        """Counts what a response costs, also if the episode does not get it."""
+        self.prompt_tokens += response.usage.prompt_tokens
+        self.generated_tokens += response.usage.generated_tokens
+        self.cost += response.cost
+        self.length_stops += response.finish_reason == "length"
 
 
 class Outcome(StrEnum):
@@ -103,8 +103,8 @@ class Outcome(StrEnum):
 UNFINISHED = frozenset({Outcome.CANCELLED, Outcome.LOST, Outcome.ABANDONED, Outcome.CLOSED})
 """Outcomes that say nothing about the attempt."""
 
-ANSWERS_USED_UP = frozenset({Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.ABANDONED})
-"""Outcomes after which the answer log may be deleted: the attempt has a result, or starts from the start."""
+RESPONSES_USED_UP = frozenset({Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.ABANDONED})
+"""Outcomes after which the response log may be deleted: the attempt has a result, or starts from the start."""
 
 
 HOST_IMAGE = "host"
@@ -154,13 +154,13 @@ def _bounded(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Recorded answers of an earlier episode that were given again instead of asking the policy.
+    """Recorded responses of an earlier episode that were given again instead of asking the policy.
 
     Attributes:
         episode_id: The earlier one, of the same attempt.
-        steps: How many of its answers were given again; those before a snapshot that was restored included.
-        prompt_tokens, generated_tokens, cost: Sums over those answers: they are in the earlier episode's totals, too.
-        from_snapshot: The step at which a snapshot was restored; `None`: it was played again from the start.
+        steps: How many of its responses were given again; those before a snapshot that was restored included.
+        prompt_tokens, generated_tokens, cost: Sums over those responses: they are in the earlier episode's totals, too.
+        from_snapshot: The step at which a snapshot was restored; `None`: it was run again from the start.
         diverged_at: The first step whose request differs from the recorded one; `None`: all are the same.
     """
 
@@ -173,14 +173,14 @@ class Replayed:
     diverged_at: int | None = None
 
     @classmethod
-    def of(cls, episode_id: str, answers: Sequence[LLMResponse]) -> Self:
-        """Makes the record of these answers, taken over from an earlier episode."""
+    def of(cls, episode_id: str, responses: Sequence[LLMResponse]) -> Self:
+        """Makes the record of these responses, taken over from an earlier episode."""
         return cls(
             episode_id,
-            len(answers),
-            prompt_tokens=sum(answer.usage.prompt_tokens for answer in answers),
-            generated_tokens=sum(answer.usage.generated_tokens for answer in answers),
-            cost=sum(answer.cost for answer in answers),
+            len(responses),
+            prompt_tokens=sum(response.usage.prompt_tokens for response in responses),
+            generated_tokens=sum(response.usage.generated_tokens for response in responses),
+            cost=sum(response.cost for response in responses),
         )
 
 
@@ -217,8 +217,8 @@ class AgentFacts:
     Attributes:
         name: Its name.
         version: Its version, where it is pinned; of `agent=command` the digest of the files that the container gets.
-        requests: HTTP requests for an answer, retries included.
-        retries: Those of them that asked for an answer once more; they cost none.
+        requests: HTTP requests for a response, retries included.
+        retries: Those of them that asked for a response once more; they cost none.
         conversations: Names of its conversations, in the order in which they started.
         dropped: What its requests had that could not be carried.
         background requests: Calls beside its work that the policy answered without a step.
@@ -273,7 +273,7 @@ class EpisodeResult:
     Attributes:
         episode_id: Unique; also names the trajectory file.
         task_name: The task.
-        attempt: Number of this playing of the task, from 0.
+        attempt: Number of this running of the task, from 0.
         seed: Seed of this episode.
         outcome: Its outcome.
         reward: The episode's reward: the verifier's, or with scorers the weighted sum of it and theirs; `None` when
@@ -297,7 +297,7 @@ class EpisodeResult:
         snapshots: Number of its snapshots that are kept.
         snapshot_failures: Number of snapshots that could not be taken or deleted.
         retry: Number of earlier tries of this attempt.
-        replayed: Answers that it took over from an earlier try, if it did.
+        replayed: Responses that it took over from an earlier try, if it did.
         stages: Results of its stages; empty for a single-stage task.
         environment_usage: Spending of its environment in this try, beside the policy's; `None` for an environment that
             makes no model calls. Answers taken over from an earlier try are counted in that try alone.

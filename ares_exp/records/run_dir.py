@@ -316,7 +316,7 @@ def lock(descriptor: int, path: Path, *, what: str = "run") -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise ConfigError(
-            f"The {what} in {path} is running: another process plays it. Wait until it has ended."
+            f"The {what} in {path} is running: another process runs it. Wait until it has ended."
         ) from None
     except OSError:  # a file system without such locks
         return
@@ -339,7 +339,7 @@ class RunDir:
         self.results = path / "results.json"
         self.trajectories = path / "trajectories"
         self.files = path / "files"
-        self.answers = path / "answers"
+        self.responses = path / "responses"
         self.sessions = path / "sessions.jsonl"
         self.snapshots = path / "snapshots"
         self.branch_point = path / "branch_point"
@@ -388,7 +388,7 @@ class RunDir:
     def _refuse_links(self) -> None:
         """Refuses links in place of the run's folders: a run deletes files there, and the directory is untrusted."""
         folders = (
-            *(self.trajectories, self.files, self.answers, self.snapshots, self.branch_point, self.tensorboard),
+            *(self.trajectories, self.files, self.responses, self.snapshots, self.branch_point, self.tensorboard),
             self.checkpoints,
             self.control,
         )

@@ -26,7 +26,7 @@ class RunSummary:
         max_loop_lag_sec: The longest time for which the event loop was held up.
         threshold: The reward from which on an attempt has passed.
         must_pass: Whether an attempt that has not passed means that something is broken: the tasks' own solutions were
-            played.
+            run.
         spenders: What made the model calls of `environment_usage`, in words; empty where that is not known.
     """
 
@@ -77,7 +77,7 @@ class RunSummary:
 
     @property
     def exit_code(self) -> int:
-        """Exit code of a command that played the run."""
+        """Exit code of a command that ran the run."""
         if self.interrupted:
             return exit_codes.INTERRUPTED
         return exit_codes.COMPLETE if self.complete and not self.broken else exit_codes.INCOMPLETE
@@ -87,7 +87,7 @@ class RunSummary:
         return count_outcomes(self.final)
 
     def paid(self) -> dict[str, float]:
-        """Sums the policy's tokens and US dollars over all tries; an answer that a try took over counts once."""
+        """Sums the policy's tokens and US dollars over all tries; a response that a try took over counts once."""
         names = ("prompt_tokens", "generated_tokens", "cost")
         known = {result.episode_id for result in self.results}
         taken_over = [

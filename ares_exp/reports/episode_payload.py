@@ -29,7 +29,7 @@ TOLD_OF_REPLIES = ("finish_reason", "model", "policy_version", "cost", "latency_
 def episode_payload(
     trajectory: EpisodeTrajectory,
     *,
-    is_played: bool = False,
+    is_running: bool = False,
     files: Sequence[Mapping[str, Any]] = (),
     changes: Mapping[int, Any] | None = None,
 ) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def episode_payload(
 
     Args:
         trajectory: The episode.
-        is_played: Whether it has not ended yet.
+        is_running: Whether it has not ended yet.
         files: What its verifier and its container left, as `episode_files` gives it.
         changes: Files that changed, by step, as `file_changes` gives them.
     """
@@ -46,10 +46,10 @@ def episode_payload(
     return {
         "id": trajectory.episode_id,
         "task": trajectory.task_name,
-        "outcome": None if is_played else trajectory.outcome.value,
+        "outcome": None if is_running else trajectory.outcome.value,
         "reward": trajectory.total_reward,
         "rewards": trajectory.rewards,
-        "error": trajectory.error.to_dict() if trajectory.error is not None and not is_played else None,
+        "error": trajectory.error.to_dict() if trajectory.error is not None and not is_running else None,
         "started": trajectory.start_time,
         "seconds": trajectory.end_time - trajectory.start_time,
         "metadata": {key: as_text(value) for key, value in trajectory.metadata.items()},
@@ -103,7 +103,7 @@ class _Steps:
             data["commands"] = [command_to_dict(command) for command in step.commands]
         if step.background_requests:
             data["background_requests"] = [
-                {"conversation": conversation_of(one.request), "asked": asked_in(one), "reply": _reply(one.answer)}
+                {"conversation": conversation_of(one.request), "asked": asked_in(one), "reply": _reply(one.response)}
                 for one in step.background_requests
             ]
         return data

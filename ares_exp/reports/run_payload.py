@@ -48,9 +48,9 @@ class RunState:
     """How far a run is.
 
     Attributes:
-        name: `finished`, `incomplete` (it ended before all was played), `interrupted`, `killed` or `running`.
+        name: `finished`, `incomplete` (it ended before all was run), `interrupted`, `killed` or `running`.
         started, ended: Epoch seconds; `None` where not recorded.
-        sessions: How many processes played it.
+        sessions: How many processes run it.
     """
 
     name: str
@@ -117,7 +117,7 @@ class ShownRun:
 
     @property
     def is_written(self) -> bool:
-        """Whether a process plays the run: it holds a lock; on another machine it wrote something lately."""
+        """Whether a process runs the run: it holds a lock; on another machine it wrote something lately."""
         try:
             if has_writer(self.dir.episodes):
                 return True
@@ -164,7 +164,7 @@ class ShownRun:
         return {
             **episode_payload(
                 stored.load(),
-                is_played=stored.outcome is None,
+                is_running=stored.outcome is None,
                 files=episode_files(self.path, episode_id),
                 changes=file_changes(self.path, episode_id),
             ),

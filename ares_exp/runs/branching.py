@@ -1,8 +1,8 @@
 """`branch_from=<run>/<episode>@<step>`: several episodes that continue from one step of a recorded one.
 
-If the recorded run has a snapshot of that step, the branches start from it. Otherwise the episode is played again up to
-that step, from its last earlier snapshot or from its start, with the recorded answers; then a snapshot is taken, so
-that all branches start from the same state. Where the agent cannot go on from a snapshot, each branch is played again
+If the recorded run has a snapshot of that step, the branches start from it. Otherwise the episode is run again up to
+that step, from its last earlier snapshot or from its start, with the recorded responses; then a snapshot is taken, so
+that all branches start from the same state. Where the agent cannot go on from a snapshot, each branch is run again
 by itself, in a container of its own.
 """
 
@@ -18,7 +18,7 @@ from ares_exp.agents.code_agent import AgentFactoryBase
 from ares_exp.agents.runtime.encoding import decode_journal
 from ares_exp.agents.runtime.journal import DoneEntry
 from ares_exp.environment import MinimalEnvironment, complete
-from ares_exp.environments.restoring import Continuation, EpisodeStart, PlayedAgain
+from ares_exp.environments.restoring import Continuation, EpisodeStart, Rerun
 from ares_exp.errors import (
     ConfigError,
     EpisodeError,
@@ -34,7 +34,7 @@ from ares_exp.policies.policy import AdvancingClient, EpisodeSpec, Policy
 from ares_exp.records.run_dir import RunDir
 from ares_exp.runs.resume.recorded_run import EpisodeRef
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
-from ares_exp.trajectories.recorded_responses import answers, recorded_exchanges
+from ares_exp.trajectories.recorded_responses import recorded_exchanges, responses
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Branching:
         self._start: Callable[[Mapping[str, Any], tuple[MessageEdit, ...]], EpisodeStart] | None = None
         self._origin: Mapping[str, Any] = {}
         self._edits: tuple[MessageEdit, ...] = ()
-        self._earlier_answers: tuple[LLMResponse, ...] = ()
+        self._earlier_responses: tuple[LLMResponse, ...] = ()
 
     async def prepare(
         self,
@@ -141,7 +141,7 @@ class Branching:
     def _start_from_snapshot(self, snapshot: EnvironmentSnapshot) -> None:
         self._edits = self._options.edits(len(snapshot.agent_messages), self.step)
         self._origin = {**snapshot.lineage, "snapshot": snapshot.snapshot_id}
-        self._earlier_answers = _answers_in(snapshot)
+        self._earlier_responses = _responses_in(snapshot)
         self._start = lambda lineage, edits: Continuation(snapshot, lineage=lineage, edits=edits)
 
     def _start_from_start(self, recorded: EpisodeTrajectory, report: Report) -> None:
@@ -149,7 +149,7 @@ class Branching:
         new = self._options.edits(len(pending.get("messages", ())), self.step)
         self._edits = (*recorded_edits(recorded.metadata), *new)
         self._origin = _origin(recorded)
-        self._earlier_answers = tuple(answers(recorded_exchanges(recorded)[: self.step]))
+        self._earlier_responses = tuple(responses(recorded_exchanges(recorded)[: self.step]))
         self._start = lambda lineage, edits: self._repetition(recorded, lineage, edits, report)
 
     def _repetition(
@@ -159,9 +159,9 @@ class Branching:
         edits: tuple[MessageEdit, ...],
         report: Report,
         snapshot: EnvironmentSnapshot | None = None,
-    ) -> PlayedAgain:
+    ) -> Rerun:
         seed = recorded.metadata.get("seed", 0)
-        return PlayedAgain(
+        return Rerun(
             self.task_name,
             recorded_exchanges(recorded),
             self.step,
@@ -188,8 +188,8 @@ class Branching:
 
     def policy(self, policy: Policy, episode: EpisodeSpec) -> LLMClient:
         """Returns the policy of a branch: it knows the earlier responses, and a fixed first response is given first."""
-        client = policy.for_episode(replace(episode, earlier=self._earlier_answers))
-        return client if self._options.response is None else _FirstAnswer(self._options.response, client)
+        client = policy.for_episode(replace(episode, earlier=self._earlier_responses))
+        return client if self._options.response is None else _FirstResponse(self._options.response, client)
 
     def _nearest(self, made: Path) -> EnvironmentSnapshot | None:
         """Returns the recorded snapshot of the step, one made from it, or the last earlier one. Blocking."""
@@ -210,16 +210,16 @@ class Branching:
         else:
             raise SnapshotError(
                 f"the run has neither a snapshot of step {self.step} nor a trajectory of the episode, with which it "
-                "could be played again. Use `snapshot=every_step`, or a collector, in the run to be branched."
+                "could be run again. Use `snapshot=every_step`, or a collector, in the run to be branched."
             )
         if (was := recorded.metadata.get("agent")) not in (None, agents.name):
             raise SnapshotMismatchError(
-                f"its agent was {was!r:.100}, whose answers cannot be given to agent={agents.name} up to that step."
+                f"its agent was {was!r:.100}, whose responses cannot be given to agent={agents.name} up to that step."
             )
         return recorded
 
 
-class _FirstAnswer:
+class _FirstResponse:
     def __init__(self, text: str, client: LLMClient) -> None:
         self._text: str | None = text
         self._client = client
@@ -233,15 +233,15 @@ class _FirstAnswer:
         text, self._text = self._text, None
         return LLMResponse.from_text(text) if text is not None else await self._client(request)
 
-    def advance(self, request: LLMRequest, answer: LLMResponse | None) -> None:
-        """Skips an answer that was given instead of this client's."""
+    def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
+        """Skips a response that was given instead of this client's."""
         text, self._text = self._text, None
         if text is None and isinstance(self._client, AdvancingClient):
-            self._client.advance(request, answer)
+            self._client.advance(request, response)
 
 
-def _answers_in(snapshot: EnvironmentSnapshot) -> tuple[LLMResponse, ...]:
-    """Returns the answers that the agent had got, as far as the snapshot has them: in its journals. Blocking."""
+def _responses_in(snapshot: EnvironmentSnapshot) -> tuple[LLMResponse, ...]:
+    """Returns the responses that the agent had got, as far as the snapshot has them: in its journals. Blocking."""
     objects, where = snapshot.object_store, str(snapshot.snapshot_dir)
     journals = (
         decode_journal(objects.get_lines(lines), started_at=0.0, seed=0, where=where)

@@ -166,14 +166,14 @@ class BudgetMeter:
         self._budget = budget
         self._is_unlimited = budget == Budget()
 
-    def add_answer(self, episode_id: str, answer: LLMResponse) -> None:
-        """Counts a paid answer of a running episode.
+    def add_response(self, episode_id: str, response: LLMResponse) -> None:
+        """Counts a paid response of a running episode.
 
-        Skips an answer whose numbers are unusable: it ends the episode.
+        Skips a response whose numbers are unusable: it ends the episode.
         """
-        if not is_countable(answer):
+        if not is_countable(response):
             return
-        self._add(episode_id, answer.usage.total_tokens, answer.cost)
+        self._add(episode_id, response.usage.total_tokens, response.cost)
 
     def add_environment(self, episode_id: str, used: EnvironmentUsage | None) -> None:
         """Counts the environment's spending so far, for a running episode."""
@@ -394,7 +394,7 @@ class Spending:
 
     def pay(self, episode: RunningEpisode, response: LLMResponse) -> None:
         """Counts a response of the policy, and what models of the environment have cost meanwhile."""
-        self._meter.add_answer(episode.planned.episode_id, response)
+        self._meter.add_response(episode.planned.episode_id, response)
         if self._limits_cost:
             for model in tuple(self._parts.policy.unpriced):
                 self._warn(

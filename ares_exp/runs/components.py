@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from ares_exp.agents.code_agent import AgentFactoryBase, as_agent_factory, playing_agent
+from ares_exp.agents.code_agent import AgentFactoryBase, as_agent_factory, effective_agent
 from ares_exp.config.targets import instantiate_group, instantiate_node, instantiate_several
 from ares_exp.containers.container import ContainerFactoryBase, as_container_factory
 from ares_exp.environment import MinimalEnvironment
@@ -55,9 +55,9 @@ class Components:
     trainer: Trainer | None = None
 
     @property
-    def playing_agent(self) -> AgentFactoryBase:
-        """Who plays: the solutions of tasks need no program of others, and the shell agent carries them out."""
-        return playing_agent(self.agent_factory, plays_solutions=self.policy.needs_solution)
+    def effective_agent(self) -> AgentFactoryBase:
+        """Who runs: the solutions of tasks need no program of others, and the shell agent carries them out."""
+        return effective_agent(self.agent_factory, runs_solutions=self.policy.needs_solution)
 
     @classmethod
     def of(cls, config: DictConfig, given: Mapping[str, Any] | None = None) -> Self:

@@ -29,7 +29,7 @@ _HYDRAS_SWEEP = "To sweep over it, add --multirun to your command line"
 
 @dataclass(frozen=True, slots=True)
 class ComposedJob:
-    """A run that is ready to be played.
+    """A run that is ready to be run.
 
     Attributes:
         run: The run.
@@ -96,7 +96,7 @@ def _compose(overrides: Sequence[str], config_dirs: Sequence[Path], make_run: Ca
         return _run_hydra(root_config, lines, make_run)
     except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
         taken = f" (The overrides that {source} recorded are in force, too.)" if source is not None else ""
-        said = explain(error, overrides, root_config).replace(_HYDRAS_SWEEP, "To play each of them, loop over runs")
+        said = explain(error, overrides, root_config).replace(_HYDRAS_SWEEP, "To run each of them, loop over runs")
         raise ConfigError(f"{said}{taken}") from error
 
 

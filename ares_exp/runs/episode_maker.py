@@ -20,7 +20,7 @@ from ares_exp.llms.request import LLMClient
 from ares_exp.policies.asked_ahead import BackgroundClient, PaidBackgroundRequests, counted_when_awaited
 from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.policies.waiting import Gate
-from ares_exp.records.environment_answers import copy_answers
+from ares_exp.records.environment_responses import copy_responses
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_storage import RunStorage
 from ares_exp.rollout import run_episode
@@ -28,10 +28,10 @@ from ares_exp.runs.components import Components, Settings
 from ares_exp.runs.resume.resumable_policy import ResumablePolicy
 from ares_exp.runs.running_episode import RunningEpisode
 from ares_exp.runs.scheduler import PlannedEpisode
-from ares_exp.trajectories.answer_log import AnswerLog, LoggedEpisode
 from ares_exp.trajectories.collecting_environment import EpisodeEnds, TrajectoryCollectingEnvironment
-from ares_exp.trajectories.recorded_responses import answers
+from ares_exp.trajectories.recorded_responses import responses
 from ares_exp.trajectories.request_diff import Normaliser, with_own
+from ares_exp.trajectories.response_log import LoggedEpisode, ResponseLog
 
 if TYPE_CHECKING:
     from ares_exp.environments.restoring import EpisodeStart
@@ -101,7 +101,7 @@ class EpisodeMaker:
         """Returns the parts that an environment of this run is made from."""
         return EpisodeParts(
             container_factory=self._parts.container_factory,
-            code_agent_factory=self._parts.playing_agent,
+            code_agent_factory=self._parts.effective_agent,
             limits=self._settings.limits,
             seed=seed,
             provide_solution=self._parts.policy.needs_solution,
@@ -113,7 +113,7 @@ class EpisodeMaker:
         )
 
     def _background_client(self) -> BackgroundClient | None:
-        is_asked = self._parts.source.needs_container and self._parts.playing_agent.answers_background_requests
+        is_asked = self._parts.source.needs_container and self._parts.effective_agent.responds_in_background
         return BackgroundClient(self._settings.policy_timeout_sec) if is_asked else None
 
     def _make_environment(
@@ -137,7 +137,7 @@ class EpisodeMaker:
         metadata = {
             "attempt": planned.attempt,
             "seed": planned.seed,
-            **({"agent": self._parts.playing_agent.name} if self._parts.source.needs_container else {}),
+            **({"agent": self._parts.effective_agent.name} if self._parts.source.needs_container else {}),
             "policy": name_of(self._parts.policy),
             **({"model": str(model)} if (model := self._parts.policy.model_name) is not None else {}),
             "ares_exp_version": __version__,
@@ -165,7 +165,7 @@ class EpisodeMaker:
             retry=planned.retry,
             on_wait=counted_when_awaited(episode.waited),
             may_ask=self._may_ask(episode),
-            normalisers=self._parts.playing_agent.normalisers,
+            normalisers=self._parts.effective_agent.normalisers,
         )
         if (branching := self._parts.branching) is not None:
             return branching.policy(self._parts.policy, spec)
@@ -177,7 +177,7 @@ class EpisodeMaker:
 
 
 class ResumableEpisodeMaker(EpisodeMaker):
-    """Makes the planned episodes of a run that can be resumed: their answers are logged, and given again."""
+    """Makes the planned episodes of a run that can be resumed: their responses are logged, and given again."""
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
         if episode.planned.earlier is not None or self._parts.branching is not None:
             start_from = await asyncio.to_thread(self._start, episode)
         output_dir = self._run_dir.files / episode.planned.episode_id
-        await self._take_over_answers(episode.planned, output_dir)
+        await self._take_over_responses(episode.planned, output_dir)
         background_client = self._background_client()
         environment = self._make_environment(
             episode, start_from, output_dir=output_dir, background_client=background_client
@@ -214,13 +214,13 @@ class ResumableEpisodeMaker(EpisodeMaker):
             background_client.answered_by(policy.respond_in_background)
         return self._parts.wrapper(environment), policy
 
-    async def _take_over_answers(self, planned: PlannedEpisode, own: Path) -> None:
-        """Starts the record of the environment's own model calls with the answers that are paid for already."""
+    async def _take_over_responses(self, planned: PlannedEpisode, own: Path) -> None:
+        """Starts the record of the environment's own model calls with the responses that are paid for already."""
         recorded = self._parts.policy.recorded_files(planned.task_name, planned.attempt)
         if (earlier := planned.earlier) is not None:  # before that try's log is deleted
-            await in_thread(lambda: copy_answers(self._run_dir.files / earlier.episode_id, own))
+            await in_thread(lambda: copy_responses(self._run_dir.files / earlier.episode_id, own))
         elif recorded is not None:
-            await in_thread(lambda: copy_answers(recorded, own, of_scorers=True))
+            await in_thread(lambda: copy_responses(recorded, own, of_scorers=True))
 
     def _start(self, episode: RunningEpisode) -> EpisodeStart | None:
         """Returns the start: a snapshot of the earlier try, or the branching point; `None` for the start."""
@@ -235,12 +235,12 @@ class ResumableEpisodeMaker(EpisodeMaker):
             try:
                 found = SnapshotStore(store).nearest(planned.earlier.episode_id, last)
             except SnapshotError as error:
-                logger.warning("Episode %s is played again from its start: %s", planned.episode_id, error)
+                logger.warning("Episode %s is run again from its start: %s", planned.episode_id, error)
                 found = None
             if found is not None:
                 episode.from_snapshot = max(0, found.step_count - first)
-                for answer in answers(exchanges[: episode.from_snapshot]):
-                    episode.usage.add(answer)
+                for response in responses(exchanges[: episode.from_snapshot]):
+                    episode.usage.add(response)
                 return Continuation(found)
         return start
 
@@ -273,10 +273,10 @@ class ResumableEpisodeMaker(EpisodeMaker):
 
     @functools.cached_property
     def _normalisers(self) -> Sequence[Normaliser]:
-        return with_own(self._parts.playing_agent.normalisers)
+        return with_own(self._parts.effective_agent.normalisers)
 
-    def start_log(self, planned: PlannedEpisode, *, started_at: float = 0.0) -> AnswerLog:
-        """Creates the answer log of an episode, in place of the log of the try that it continues. Blocking.
+    def start_log(self, planned: PlannedEpisode, *, started_at: float = 0.0) -> ResponseLog:
+        """Creates the response log of an episode, in place of the log of the try that it continues. Blocking.
 
         Raises:
             StorageError: The new log could not be written. The log of the earlier try is kept.
@@ -291,10 +291,10 @@ class ResumableEpisodeMaker(EpisodeMaker):
             started_at=started_at,
             parent=earlier.episode_id if earlier is not None else None,
         )
-        log = AnswerLog(self._run_dir.answers, started, self._storage)
+        log = ResponseLog(self._run_dir.responses, started, self._storage)
         if earlier is None:
             log.start(())
         else:
             log.start(earlier.exchanges, earlier.ahead)
-            AnswerLog(self._run_dir.answers, earlier, self._storage).discard()
+            ResponseLog(self._run_dir.responses, earlier, self._storage).discard()
         return log

@@ -42,13 +42,13 @@ from ares_exp.runs.recorder import Recorder
 from ares_exp.runs.resume.session import PreviousSessions
 from ares_exp.runs.running_episode import RunningEpisode
 from ares_exp.runs.scheduler import PlannedEpisode, Retry, Scheduler, episode_seed
-from ares_exp.runs.trainer import PlayedOnRequest, Trainer
+from ares_exp.runs.trainer import RunOnRequest, Trainer
 from ares_exp.trackers.tracker import RunInfo
 
 if TYPE_CHECKING:
     from ares_exp.environments.code_environment import CodeEnvironment
     from ares_exp.environments.restoring import EpisodeStart
-    from ares_exp.runs.trainer import PlayedOnRequest, Trainer
+    from ares_exp.runs.trainer import RunOnRequest, Trainer
 
 TRAINER_GRACE_SEC = 60.0
 """Seconds that an interrupted trainer has to finish the step that it is in."""
@@ -102,9 +102,9 @@ class Experiment:
         self.spending = Spending(
             components, settings, running=lambda: list(self._running.values()), end=self._end, warn=self._warn
         )
-        self._scheduler = Scheduler(settings.concurrency, self._play)
+        self._scheduler = Scheduler(settings.concurrency, self._execute)
         self._live = LiveStatus(lambda: list(self._running.values()), self._scheduler)
-        self._trained: PlayedOnRequest | None = None
+        self._trained: RunOnRequest | None = None
         self._interrupted = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended_by: BudgetExhaustedError | StorageError | None = None
@@ -140,7 +140,7 @@ class Experiment:
         earlier: PreviousSessions | None = None,
         redo: Sequence[str] = (),
     ) -> RunSummary:
-        """Plays all episodes that are still due, or those that the trainer asks for.
+        """Runs all episodes that are still due, or those that the trainer asks for.
 
         A failed episode is a normal result; `interrupt` ends the run early.
 
@@ -192,9 +192,9 @@ class Experiment:
         return summary
 
     async def _train(self, trainer: Trainer, task_names: Sequence[str], earlier: PreviousSessions) -> None:
-        from ares_exp.runs.trainer import PlayedOnRequest, train
+        from ares_exp.runs.trainer import RunOnRequest, train
 
-        self._trained = PlayedOnRequest(
+        self._trained = RunOnRequest(
             self._parts,
             self._settings,
             self._run_dir,
@@ -356,13 +356,13 @@ class Experiment:
             if isinstance(episode.environment, SnapshottingEnvironment):
                 episode.environment.request_snapshot()
 
-    async def _play(self, planned: PlannedEpisode) -> Retry | None:
+    async def _execute(self, planned: PlannedEpisode) -> Retry | None:
         """Runs one try of an attempt, once there is room for it. Returns the retry that follows, if any."""
         if self._trained is None:
-            return await self._play_try(planned)
-        return await self._trained.play_try(planned, self._play_try)
+            return await self._execute_try(planned)
+        return await self._trained.execute_try(planned, self._execute_try)
 
-    async def _play_try(self, planned: PlannedEpisode) -> Retry | None:
+    async def _execute_try(self, planned: PlannedEpisode) -> Retry | None:
         losses = self._losses.get(planned.slot, 0)
         async with self._parts.executor.room(planned.task_name, losses=losses) as place:
             await self._scheduler.starts(planned)
@@ -394,7 +394,7 @@ class Experiment:
             self._losses[planned.slot] = self._losses.get(planned.slot, 0) + 1
             return Retry(self._gone_on(episode, retry), 0.0, is_first=True)
         if isinstance(failure, SnapshotError) and episode.from_snapshot is not None and planned.earlier is not None:
-            self._warn(f"An episode could not go on with its snapshot, and is played again from its start: {failure}")
+            self._warn(f"An episode could not go on with its snapshot, and is run again from its start: {failure}")
             earlier = replace(planned.earlier, episode_id=planned.episode_id)  # its log has replaced the earlier one
             return Retry(planned.going_on(earlier, retry=retry, use_snapshots=False), 0.0)
         tries = self._tries[planned.slot] = self._tries.get(planned.slot, 0) + 1
@@ -405,7 +405,7 @@ class Experiment:
         return Retry(planned.anew(retry=retry, seed=seed), wait_sec)
 
     def _gone_on(self, episode: RunningEpisode, retry: int) -> PlannedEpisode:
-        """Plans the try that goes on with the answers of one that was lost; without any, it starts again."""
+        """Plans the try that goes on with the responses of one that was lost; without any, it starts again."""
         planned = episode.planned
         earlier = episode.log.read() if episode.log is not None else planned.earlier
         if earlier is None:
@@ -467,7 +467,7 @@ class Experiment:
         def check(start_from: EpisodeStart) -> None:
             cast("CodeEnvironment", make(LocalExecutor(), start_from)).check_start()
 
-        agents = self._parts.playing_agent
+        agents = self._parts.effective_agent
         if agents.can_be_restored:
             self._parts.container_factory.check_snapshots()  # a snapshot may have to be made
         async with self._parts.executor.room(branching.task_name) as place:

@@ -1,4 +1,4 @@
-"""`run` and `arun`: a run as the command plays it, from a script or a notebook."""
+"""`run` and `arun`: a run as the command runs it, from a script or a notebook."""
 
 from __future__ import annotations
 
@@ -109,10 +109,10 @@ _in_progress = threading.Lock()
 
 
 def run(overrides: Sequence[str] = (), *, config_dirs: Sequence[str | Path] = (), quiet: bool = False) -> RunResults:
-    """Plays a run as `python -m ares_exp` does with these overrides, and returns its results.
+    """Runs a run as `python -m ares_exp` does with these overrides, and returns its results.
 
     The run has the same directory, records, checks, retries and budgets as that of the command, and either can resume
-    the other's (`resume=outputs/first`). It is played on an event loop in a thread of its own while the caller waits:
+    the other's (`resume=outputs/first`). It is run on an event loop in a thread of its own while the caller waits:
     in scripts, in threads, and in notebooks, whose loop is then blocked. To await it, use `arun`.
 
     An attempt that fails is a row, not an exception: `results.exit_code` is what the command would exit with. Ctrl-C
@@ -131,20 +131,20 @@ def run(overrides: Sequence[str] = (), *, config_dirs: Sequence[str | Path] = ()
             process is running.
         KeyboardInterrupt: Ctrl-C. Its episodes have ended, and the rows of those that had a result are kept.
     """
-    playing = _Playing(overrides, config_dirs, quiet=quiet)
+    running = _Running(overrides, config_dirs, quiet=quiet)
     try:
-        return playing.results.result()
+        return running.results.result()
     except KeyboardInterrupt:
-        playing.interrupt()
+        running.interrupt()
         with suppress(Exception):
-            playing.results.exception(INTERRUPT_LIMIT_SEC)
+            running.results.exception(INTERRUPT_LIMIT_SEC)
         raise
 
 
 async def arun(
     overrides: Sequence[str] = (), *, config_dirs: Sequence[str | Path] = (), quiet: bool = False
 ) -> RunResults:
-    """Plays a run like `run`, without blocking the event loop of the caller.
+    """Runs a run like `run`, without blocking the event loop of the caller.
 
     Cancelling the awaiting task ends running episodes and closes the run, which can be resumed.
 
@@ -156,20 +156,20 @@ async def arun(
     Raises:
         UserError: As `run`.
     """
-    playing = _Playing(overrides, config_dirs, quiet=quiet)
-    results = asyncio.wrap_future(playing.results)
+    running = _Running(overrides, config_dirs, quiet=quiet)
+    results = asyncio.wrap_future(running.results)
     try:
         return await asyncio.shield(results)
     except asyncio.CancelledError:
-        playing.interrupt()
+        running.interrupt()
         await asyncio.wait({results}, timeout=INTERRUPT_LIMIT_SEC)
         if results.done():
             results.exception()  # it is interrupted, which is no news
         raise
 
 
-class _Playing:
-    """A run that a thread plays.
+class _Running:
+    """A run that a thread runs.
 
     Attributes:
         results: Its results, or what it raised.
@@ -186,7 +186,7 @@ class _Playing:
         self._interrupted = False
         _claim()
         context = contextvars.copy_context()
-        threading.Thread(target=context.run, args=(self._play,), name="ares_exp run", daemon=True).start()
+        threading.Thread(target=context.run, args=(self._execute,), name="ares_exp run", daemon=True).start()
 
     def interrupt(self) -> None:
         """Ends the run early. May be called from any thread, at any time."""
@@ -199,16 +199,16 @@ class _Playing:
         if self._run is not None:
             self._run.interrupt()
 
-    def _play(self) -> None:
+    def _execute(self) -> None:
         settle: Callable[[], None]
         try:
-            settle = partial(self.results.set_result, asyncio.run(self._play_run()))
+            settle = partial(self.results.set_result, asyncio.run(self._execute_run()))
         except BaseException as error:
             settle = partial(self.results.set_exception, error)
         _in_progress.release()
         settle()
 
-    async def _play_run(self) -> RunResults:
+    async def _execute_run(self) -> RunResults:
         from ares_exp.runs.composing import compose_job, run_log
 
         self._loop = asyncio.get_running_loop()
@@ -218,7 +218,7 @@ class _Playing:
             with run_log(job.logging, self._overrides):
                 if self._interrupted:
                     run.interrupt()
-                summary = await run.play()
+                summary = await run.execute()
         except UserError:
             run.run_dir.discard()
             raise
@@ -238,7 +238,7 @@ def only_run() -> Iterator[None]:
 def _claim() -> None:
     if not _in_progress.acquire(blocking=False):
         raise ConfigError(
-            "Expected one run at a time in a process, and another one is running: wait for it first, or play "
+            "Expected one run at a time in a process, and another one is running: wait for it first, or run "
             "several at once as a sweep, `python -m ares_exp -m hydra/launcher=joblib …`."
         )
 
@@ -257,7 +257,7 @@ def checked_overrides(overrides: Sequence[str]) -> list[str]:
     for one in overrides:
         if one in ("-m", "--multirun"):
             raise ConfigError(
-                "A sweep (`-m`) is played by the command. In Python, loop over runs: "
+                "A sweep (`-m`) is run by the command. In Python, loop over runs: "
                 '`[ares_exp.run([f"seed={seed}"]) for seed in range(3)]`.'
             )
         if one.startswith("-") or not (one.startswith("~") or "=" in one):

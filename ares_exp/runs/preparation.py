@@ -13,7 +13,7 @@ from ares_exp.environments.source import SourceBase
 from ares_exp.errors import ConfigError, UserError
 from ares_exp.runs.components import Components, Settings
 from ares_exp.runs.episode_maker import EpisodeMaker
-from ares_exp.runs.executors.executor import Played
+from ares_exp.runs.executors.executor import RunPlan
 from ares_exp.runs.scheduler import PlannedEpisode, plan_episodes
 from ares_exp.trajectories.collector import CollectorBase
 
@@ -40,7 +40,7 @@ async def prepare(
     if parts.branching is not None and not parts.source.exports_state:
         raise ConfigError(
             f"Expected environments that can be branched, and those of {name_of(parts.source)} have no "
-            "`export_state`. Play the task anew, or its recorded answers again with `replay=<run>/<episode>`."
+            "`export_state`. Run the task anew, or its recorded responses again with `replay=<run>/<episode>`."
         )
     _check_agent(parts)
     check_snapshots(parts)
@@ -50,12 +50,12 @@ async def prepare(
     _raise_all(outcomes)
     if parts.policy.needs_solution and not parts.source.has_solutions:
         raise ConfigError(
-            f"policy=oracle, or a recording of it, plays the solutions of tasks, and {name_of(parts.source)} has "
+            f"policy=oracle, or a recording of it, runs the solutions of tasks, and {name_of(parts.source)} has "
             "none. Choose another policy: `policy=openai policy.model=…`, `policy=scripted "
             "policy.replies=[…]`."
         )
     names = _narrowed(parts, cast("Sequence[str]", outcomes[0]), warn)
-    played = Played(
+    ran = RunPlan(
         source=parts.source,
         task_names=names,
         parts=maker.episode_parts(
@@ -65,7 +65,7 @@ async def prepare(
         run_dir=run_dir,
         needs_shared_disk=_need_of_shared_disk(parts),
     )
-    await parts.executor.open(played, warn)
+    await parts.executor.open(ran, warn)
     return names
 
 
@@ -102,14 +102,14 @@ def check_collectors(collectors: Iterable[CollectorBase], concurrency: int) -> N
 
 
 def planned_episodes(parts: Components, settings: Settings, task_names: Sequence[str]) -> list[PlannedEpisode]:
-    """Plans every attempt at every task. For a policy that plays recorded episodes, uses their recorded seeds."""
+    """Plans every attempt at every task. For a policy that runs recorded episodes, uses their recorded seeds."""
     planned = plan_episodes(task_names, attempts=settings.attempts, seed=settings.seed)
     seeds = [parts.policy.seed_of(one.task_name, one.attempt) for one in planned]
     return [one if seed is None else replace(one, seed=seed) for one, seed in zip(planned, seeds, strict=True)]
 
 
 def _check_agent(parts: Components) -> None:
-    containers, agents = parts.container_factory, parts.playing_agent
+    containers, agents = parts.container_factory, parts.effective_agent
     if not parts.source.needs_container:
         return
     if agents.needs_terminal and not containers.has_terminals:
@@ -127,7 +127,7 @@ def _check_agent(parts: Components) -> None:
 
 def check_snapshots(parts: Components) -> None:
     """Rejects snapshots of parts that cannot be captured, and snapshots at every step that nothing can use."""
-    agents, schedule = parts.playing_agent, parts.snapshots
+    agents, schedule = parts.effective_agent, parts.snapshots
     if schedule.output_dir is None:
         return
     if not parts.source.exports_state:
@@ -141,7 +141,7 @@ def check_snapshots(parts: Components) -> None:
         raise ConfigError(
             f"Expected `snapshot=on_failure`, `manual` or `none` with agent={agents.name}, which is a process in "
             "its container: a snapshot has files, to look at, and cannot put a process back. A run that was killed "
-            "goes on without one (`resume=`), and `branch_from=` needs none: recorded answers are given again in a "
+            "goes on without one (`resume=`), and `branch_from=` needs none: recorded responses are given again in a "
             "fresh container. What the agent leaves is kept in files/<episode>/agent/."
         )
 

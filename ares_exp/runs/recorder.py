@@ -1,4 +1,4 @@
-"""The recorder of a run: rows, answer logs, tracker and totals."""
+"""The recorder of a run: rows, response logs, tracker and totals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ares_exp.errors import BudgetExhaustedError, StorageError
-from ares_exp.records.results import ANSWERS_USED_UP, EpisodeResult
+from ares_exp.records.results import RESPONSES_USED_UP, EpisodeResult
 from ares_exp.records.run_dir import GatheredCalls, RunDir
 from ares_exp.records.run_storage import RunStorage
 from ares_exp.records.run_summary import RunSummary
@@ -22,7 +22,7 @@ from ares_exp.runs.scheduler import PlannedEpisode
 from ares_exp.trackers.tracker import RunInfo
 
 if TYPE_CHECKING:
-    from ares_exp.trajectories.answer_log import AnswerLog
+    from ares_exp.trajectories.response_log import ResponseLog
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Recorder:
         parts: Components,
         run_dir: RunDir,
         storage: RunStorage,
-        start_log: Callable[[PlannedEpisode], AnswerLog],
+        start_log: Callable[[PlannedEpisode], ResponseLog],
     ) -> None:
         self.results: list[EpisodeResult] = []
         self.failures = 0
@@ -82,7 +82,7 @@ class Recorder:
         return result
 
     def _write(self, ended: Sequence[tuple[RunningEpisode, EpisodeResult]]) -> None:
-        """Writes rows; then deletes the answer logs whose responses are not needed any more.
+        """Writes rows; then deletes the response logs whose responses are not needed any more.
 
         A retry has its log before the row is written: it is started even if this process dies while the retry waits.
         """
@@ -99,7 +99,7 @@ class Recorder:
                 episode.result = episode.to_unrecorded(failure)
             return
         for episode, result in ended:
-            if episode.log is not None and (episode.starts_anew or result.outcome in ANSWERS_USED_UP):
+            if episode.log is not None and (episode.starts_anew or result.outcome in RESPONSES_USED_UP):
                 with suppress(OSError):  # a resume deletes it
                     episode.log.discard()
 

@@ -23,7 +23,7 @@ INFRASTRUCTURE: Mapping[str, int] = {
     "ContainerServiceError": 2,
     "ContainerAuthorizationError": 0,
     "ContainerNotFoundError": 0,
-    "OracleAnswerError": 1,
+    "OracleResponseError": 1,
     "RateLimitError": 2,
     "ServerError": 2,
     "EndpointUnreachableError": 2,

@@ -1,4 +1,4 @@
-"""`rollouts`: episodes played for a loop in Python, each handed over when it has finished; nothing is kept on disk."""
+"""`rollouts`: episodes run for a loop in Python, each handed over when it has finished; nothing is kept on disk."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True)
 class PartsGiven:
-    """Arguments of a function that plays episodes.
+    """Arguments of a function that runs episodes.
 
     Attributes:
         parts: By group, an object, the name of an option, the content of an option file, or `None` for the default.
@@ -189,7 +189,7 @@ class PartsGiven:
             elif group not in EPISODE_KEYS and key != "hydra.searchpath":
                 raise ConfigError(
                     f"`{key}` has no effect here: rollouts keep nothing on disk and retry nothing. Leave it out, or "
-                    f"play a run, `ares_exp.run`. Expected a key of {', '.join(self.parts)}, `{SCORER}`, or "
+                    f"run a run, `ares_exp.run`. Expected a key of {', '.join(self.parts)}, `{SCORER}`, or "
                     f"one of {', '.join(EPISODE_KEYS)}."
                 )
 
@@ -202,7 +202,7 @@ def _source(env: Any) -> SourceBase:
     if isinstance(env, MinimalEnvironment):
         raise ConfigError(
             f"Expected `env` to be a function that makes an environment, got an environment ({type(env).__name__}), "
-            "which plays one episode at a time: `env=lambda: …`."
+            "which runs one episode at a time: `env=lambda: …`."
         )
     raise ConfigError(
         "Expected `env` to be an environment source, a function that makes an environment, or an option of `env`, got "
@@ -237,7 +237,7 @@ class FinishedEpisode:
 
     @property
     def attempt(self) -> int:
-        """Number of this playing of the task, from 0."""
+        """Number of this running of the task, from 0."""
         return self.result.attempt
 
     @property
@@ -268,13 +268,13 @@ async def rollouts(
     overrides: Sequence[str] = (),
     config_dirs: Sequence[str | Path] = (),
 ) -> AsyncGenerator[FinishedEpisode, None]:
-    """Plays every task `attempts` times and yields each episode when it has finished, in that order.
+    """Runs every task `attempts` times and yields each episode when it has finished, in that order.
 
-    Plays on the event loop of the caller, `concurrency` episodes at once. One that has finished and was not taken yet
+    Runs on the event loop of the caller, `concurrency` episodes at once. One that has finished and was not taken yet
     is one of these, so that the loop gets no further ahead of its consumer; while the consumer works on an episode, the
     others go on. An error of an episode is its outcome, as in a run; nothing is retried.
 
-    Leaving the loop early (`break`, an exception, cancellation, `aclose()`) cancels what is being played and releases
+    Leaving the loop early (`break`, an exception, cancellation, `aclose()`) cancels what is being run and releases
     every container. After `break` Python does that as soon as nothing refers to the generator; `async with
     contextlib.aclosing(rollouts(…)) as episodes:` waits for it.
 
@@ -282,7 +282,7 @@ async def rollouts(
     (`{"_target_": "my_module.MyPolicy", "temperature": 0.7}`). Objects stay the caller's to close.
 
     Args:
-        env: What is played: a source of tasks, or a function that makes an environment (it is called for each episode,
+        env: What is run: a source of tasks, or a function that makes an environment (it is called for each episode,
             and the environment's `reset` gets the episode's seed if it takes one).
         policy: Answers the requests; any `async` function of a request will do.
         agent: Factory of code agents; `None` for the default option.
@@ -319,7 +319,7 @@ async def rollouts(
 
     def fill(owed: Iterator[PlannedEpisode]) -> None:
         while len(running) + finished.qsize() < at_once and (planned := next(owed, None)) is not None:
-            task = asyncio.create_task(_play(maker, planned, settings, chooses_task=chooses_task))
+            task = asyncio.create_task(_execute(maker, planned, settings, chooses_task=chooses_task))
             running.add(task)
             task.add_done_callback(hand_over)
 
@@ -336,10 +336,10 @@ async def rollouts(
         await finish(_release(running, owned))
 
 
-async def _play(
+async def _execute(
     maker: EpisodeMaker, planned: PlannedEpisode, settings: Settings, *, chooses_task: bool
 ) -> FinishedEpisode:
-    """Plays one episode. Raises only `CancelledError`, when its task is cancelled."""
+    """Runs one episode. Raises only `CancelledError`, when its task is cancelled."""
     episode = RunningEpisode(planned=planned, limits=settings.limits)
     failure = await maker.run(episode)
     result, trajectory = episode.to_result(failure), episode.trajectory
@@ -350,7 +350,7 @@ async def _play(
 
 
 async def _release(running: set[asyncio.Task[FinishedEpisode]], owned: Sequence[Callable[[], Any]]) -> None:
-    """Cancels what is being played, waits until it has released everything, and closes the parts made here."""
+    """Cancels what is being run, waits until it has released everything, and closes the parts made here."""
     tasks = {*running}
     for task in tasks:
         task.cancel()

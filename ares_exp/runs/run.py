@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class Run:
-    """A run that can be played once.
+    """A run that can be run once.
 
     Attributes:
         run_dir: Where it writes.
@@ -92,8 +92,8 @@ class Run:
         self._preparing: asyncio.Future[Sequence[str]] | None = None
         self._interrupted = False
 
-    async def play(self) -> RunSummary:
-        """Prepares, plays and records the episodes, and prints the summary.
+    async def execute(self) -> RunSummary:
+        """Prepares, runs and records the episodes, and prints the summary.
 
         Raises:
             UserError: Something is wrong; no container was started.
@@ -125,7 +125,7 @@ class Run:
         return summary
 
     def interrupt(self) -> None:
-        """Ends running episodes as cancelled and starts no more; `play` then returns, or raises."""
+        """Ends running episodes as cancelled and starts no more; `execute` then returns, or raises."""
         self._interrupted = True
         if self._preparing is not None:
             self._preparing.cancel()
@@ -240,15 +240,15 @@ def prepare_log() -> None:
     logging.raiseExceptions = False  # a full disk is reported once, not as a traceback for each line
 
 
-async def play_attended(run: Run) -> RunSummary:
-    """Plays a run. The first Ctrl-C (or SIGTERM) ends it, the second leaves at once.
+async def run_attended(run: Run) -> RunSummary:
+    """Runs a run. The first Ctrl-C (or SIGTERM) ends it, the second leaves at once.
 
     Raises:
         UserError: Something is wrong; no container was started.
         KeyboardInterrupt: Ctrl-C before the first episode.
     """
     _take_signals(run)
-    return await run.play()
+    return await run.execute()
 
 
 def _take_signals(run: Run) -> None:

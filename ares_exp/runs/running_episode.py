@@ -12,14 +12,14 @@ from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.errors import StorageError
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.episode_events import EpisodeEvents
-from ares_exp.records.results import ANSWERS_USED_UP, EpisodeResult, ErrorInfo, Outcome, Replayed
+from ares_exp.records.results import RESPONSES_USED_UP, EpisodeResult, ErrorInfo, Outcome, Replayed
 from ares_exp.records.run_dir import dump_json
 from ares_exp.runs.executors.executor import LocalExecutor, Place
 from ares_exp.runs.resume.resumable_policy import GivenAgain
 from ares_exp.runs.scheduler import PlannedEpisode, Retry
-from ares_exp.trajectories.answer_log import AnswerLog
-from ares_exp.trajectories.recorded_responses import answers
+from ares_exp.trajectories.recorded_responses import responses
 from ares_exp.trajectories.records import EpisodeTrajectory, ending
+from ares_exp.trajectories.response_log import ResponseLog
 
 if TYPE_CHECKING:
     from ares_exp.runs.experiment import Experiment
@@ -40,8 +40,8 @@ class RunningEpisode(EpisodeEvents):
         started_at: Epoch seconds.
         finished_at: Epoch seconds; `None` until the episode has ended, and when no environment could be made for it.
         environment: The environment, without the recording wrapper; `None` until it is made.
-        log: The answer log; `None` until it is made.
-        given_again: Answers that the policy took over from an earlier try; `None` until the policy is made.
+        log: The response log; `None` until it is made.
+        given_again: Responses that the policy took over from an earlier try; `None` until the policy is made.
         from_snapshot: Number of exchanges of an earlier try that the restored snapshot contains.
         trajectory: The trajectory; `None` until the episode has ended, and when no collector could keep it.
         collector_failures: Number of collector calls that raised.
@@ -58,7 +58,7 @@ class RunningEpisode(EpisodeEvents):
     started_at: float = field(default_factory=time.time)
     finished_at: float | None = None
     environment: EnvironmentBase | None = field(default=None, repr=False)
-    log: AnswerLog | None = None
+    log: ResponseLog | None = None
     given_again: GivenAgain | None = None
     from_snapshot: int | None = None
     trajectory: EpisodeTrajectory | None = field(default=None, repr=False)
@@ -95,24 +95,24 @@ class RunningEpisode(EpisodeEvents):
         if self.environment is not None:
             self.environment.grant_time(seconds)
 
-    def has_room(self, answers: int) -> bool:
+    def has_room(self, responses: int) -> bool:
         """Whether no limit on steps, tokens or cost is reached by then, with all that is paid for so far."""
-        return self.limits.reached(replace(self.usage, num_steps=self.usage.num_steps + answers)) is None
+        return self.limits.reached(replace(self.usage, num_steps=self.usage.num_steps + responses)) is None
 
-    def pay(self, answer: LLMResponse) -> None:
+    def pay(self, response: LLMResponse) -> None:
         """Counts a response, also towards the budget of the run."""
-        self.usage.pay(answer)
+        self.usage.pay(response)
         if self.recorder is not None:
-            self.recorder.spending.pay(self, answer)
+            self.recorder.spending.pay(self, response)
 
     def reached_last(self, last: TimeStep[Any], report: EpisodeReport, *, end_time: float) -> None:
-        """Writes the result to the answer log, so that it survives a crash while the trajectory is written.
+        """Writes the result to the response log, so that it survives a crash while the trajectory is written.
 
         If the log cannot be written, the run ends, and whether the row can be written decides about the episode.
         """
         self.last, self.finished_at = last, end_time
         result = self.to_result(None, report)
-        if self.log is not None and result.outcome in ANSWERS_USED_UP:
+        if self.log is not None and result.outcome in RESPONSES_USED_UP:
             with suppress(StorageError):
                 self.log.end(self.row_of(result))
 
@@ -198,6 +198,6 @@ class RunningEpisode(EpisodeEvents):
         earlier = self.planned.earlier
         if earlier is None:
             return None
-        given = self.given_again or GivenAgain(answers(earlier.exchanges[: self.from_snapshot or 0]))
-        replayed = Replayed.of(earlier.episode_id, given.answers)
+        given = self.given_again or GivenAgain(responses(earlier.exchanges[: self.from_snapshot or 0]))
+        replayed = Replayed.of(earlier.episode_id, given.responses)
         return replace(replayed, from_snapshot=self.from_snapshot, diverged_at=given.diverged_at)

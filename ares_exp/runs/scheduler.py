@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
-from ares_exp.trajectories.answer_log import LoggedEpisode
+from ares_exp.trajectories.response_log import LoggedEpisode
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class PlannedEpisode:
         attempt: Number of the attempt at the task, from 0.
         seed: Derived from the run's seed, the task's name, the attempt and the try, so that it depends on nothing else.
         retry: Number of earlier tries of the attempt.
-        earlier: The try whose answers are given again; `None` for a start from the start.
+        earlier: The try whose responses are given again; `None` for a start from the start.
         use_snapshots: Whether it may continue from a snapshot of the earlier try.
     """
 
@@ -42,7 +42,7 @@ class PlannedEpisode:
         return self.task_name, self.attempt
 
     def going_on(self, earlier: LoggedEpisode, *, retry: int, use_snapshots: bool = True) -> Self:
-        """Plans a try that continues with the answers of an earlier one and shares its seed."""
+        """Plans a try that continues with the responses of an earlier one and shares its seed."""
         again = self.anew(retry=retry, seed=earlier.seed)
         return replace(again, earlier=earlier, use_snapshots=use_snapshots)
 
@@ -52,7 +52,7 @@ class PlannedEpisode:
 
 
 def plan_episodes(task_names: Sequence[str], *, attempts: int, seed: int) -> list[PlannedEpisode]:
-    """Plans every task `attempts` times, attempts outermost: an interrupted run has played many tasks at least once."""
+    """Plans every task `attempts` times, attempts outermost: an interrupted run has run many tasks at least once."""
     return [plan_attempt(name, attempt, seed=seed) for attempt in range(attempts) for name in task_names]
 
 
@@ -84,12 +84,12 @@ class Retry(NamedTuple):
     is_first: bool = False
 
 
-Play = Callable[[PlannedEpisode], Coroutine[Any, Any, Retry | None]]
-_Playing = asyncio.Task[Retry | None]
+Execute = Callable[[PlannedEpisode], Coroutine[Any, Any, Retry | None]]
+_Running = asyncio.Task[Retry | None]
 
 
 class Scheduler:
-    """Plays episodes until all attempts have their results, or until the interrupt.
+    """Runs episodes until all attempts have their results, or until the interrupt.
 
     Attributes:
         concurrency: Maximum number of episodes at once.
@@ -97,21 +97,21 @@ class Scheduler:
         paused: Whether nothing new starts.
     """
 
-    def __init__(self, concurrency: int, play: Play) -> None:
+    def __init__(self, concurrency: int, execute: Execute) -> None:
         """Keeps the arguments.
 
         Args:
             concurrency: Maximum number of episodes at once.
-            play: Plays one, once `starts` has returned, and returns a retry, if one is due. It raises only errors that
-                are to end the run.
+            execute: Runs one, once `starts` has returned, and returns a retry, if one is due. It raises only errors
+                that are to end the run.
         """
         self.concurrency = concurrency
-        self._play = play
+        self._execute = execute
         self._ready: deque[PlannedEpisode] = deque()
         self._waiting: dict[str, tuple[PlannedEpisode, asyncio.TimerHandle]] = {}
-        self._playing: dict[_Playing, PlannedEpisode] = {}
-        self._ended: deque[_Playing] = deque()
-        self._cancelled: set[_Playing] = set()
+        self._running: dict[_Running, PlannedEpisode] = {}
+        self._ended: deque[_Running] = deque()
+        self._cancelled: set[_Running] = set()
         self._started: set[str] = set()
         self._resumed = asyncio.Event()
         self._resumed.set()
@@ -119,14 +119,14 @@ class Scheduler:
         self.interrupted = self.paused = self._waits_for_more = False
 
     @property
-    def playing(self) -> int:
+    def running(self) -> int:
         """Number of episodes that have started and have not released everything."""
         return len(self._started)
 
     @property
     def queued(self) -> int:
         """Number of tries that wait for a slot, for their time, or with a slot for room."""
-        return len(self._ready) + len(self._waiting) + len(self._playing) - len(self._started)
+        return len(self._ready) + len(self._waiting) + len(self._running) - len(self._started)
 
     def interrupt(self) -> None:
         """Ends running episodes as cancelled and starts no more. A second call changes nothing."""
@@ -136,7 +136,7 @@ class Scheduler:
             self._changed.set()
 
     def pause(self) -> None:
-        """Starts nothing new; what plays goes on to its end."""
+        """Starts nothing new; what runs goes on to its end."""
         self.paused = True
         self._resumed.clear()
 
@@ -147,7 +147,7 @@ class Scheduler:
         self._changed.set()
 
     async def starts(self, planned: PlannedEpisode) -> None:
-        """Called by `play` when there is room for a try: returns when it may start, which nothing does in a pause."""
+        """Called by `execute` when there is room for a try. Returns when it may start; nothing starts in a pause."""
         while self.paused:  # it may be paused again before the waiting task runs
             await self._resumed.wait()
         self._started.add(planned.episode_id)
@@ -158,8 +158,8 @@ class Scheduler:
         self._changed.set()
 
     def cancel(self, episode_id: str) -> None:
-        """Cancels an episode that plays; `play` decides what becomes of it, which may be nothing."""
-        for task, planned in self._playing.items():
+        """Cancels an episode that runs; `execute` decides what becomes of it, which may be nothing."""
+        for task, planned in self._running.items():
             if planned.episode_id == episode_id:
                 self._cancelled.add(task)
                 task.cancel()
@@ -176,7 +176,7 @@ class Scheduler:
             if is_unwanted(planned):
                 timer.cancel()
                 dropped.append(self._waiting.pop(planned.episode_id)[0])
-        for task, planned in self._playing.items():
+        for task, planned in self._running.items():
             if is_unwanted(planned) and planned.episode_id not in self._started and task not in self._cancelled:
                 self._cancelled.add(task)
                 task.cancel()
@@ -195,41 +195,41 @@ class Scheduler:
         self._changed.set()
 
     async def run(self, owed: Sequence[PlannedEpisode], *, waits_for_more: bool = False) -> None:
-        """Plays all of them. After an interrupt returns early, at most `INTERRUPT_GRACE_SEC` later.
+        """Runs all of them. After an interrupt returns early, at most `INTERRUPT_GRACE_SEC` later.
 
         Args:
-            owed: What is to be played.
+            owed: What is to be run.
             waits_for_more: Whether it goes on with what is added, until `end`.
 
         Raises:
-            Exception: What `play` raised.
+            Exception: What `execute` raised.
         """
         self._ready.extend(owed)
         self._waits_for_more = waits_for_more
         try:
-            while not self.interrupted and (self._waits_for_more or self._playing or self._ready or self._waiting):
+            while not self.interrupted and (self._waits_for_more or self._running or self._ready or self._waiting):
                 self._start()
                 await self._changed.wait()
                 self._changed.clear()
                 self._settle()
-            if self._playing:
-                await asyncio.wait(self._playing, timeout=INTERRUPT_GRACE_SEC)
+            if self._running:
+                await asyncio.wait(self._running, timeout=INTERRUPT_GRACE_SEC)
         finally:
             for _, timer in self._waiting.values():
                 timer.cancel()
             if not self.interrupted:
                 self._cancel_all()
-                if self._playing:
-                    await asyncio.wait(self._playing, timeout=INTERRUPT_GRACE_SEC)
+                if self._running:
+                    await asyncio.wait(self._running, timeout=INTERRUPT_GRACE_SEC)
 
     def _start(self) -> None:
-        while self._ready and not self.paused and len(self._playing) < self.concurrency:
+        while self._ready and not self.paused and len(self._running) < self.concurrency:
             planned = self._ready.popleft()
-            task = asyncio.create_task(self._play(planned))
-            self._playing[task] = planned
+            task = asyncio.create_task(self._execute(planned))
+            self._running[task] = planned
             task.add_done_callback(self._end)
 
-    def _end(self, task: _Playing) -> None:
+    def _end(self, task: _Running) -> None:
         self._ended.append(task)
         self._changed.set()
 
@@ -237,7 +237,7 @@ class Scheduler:
         """Frees the slots of episodes that have ended; their retries wait."""
         while self._ended:
             task = self._ended.popleft()
-            self._started.discard(self._playing.pop(task).episode_id)
+            self._started.discard(self._running.pop(task).episode_id)
             is_ordered = self.interrupted or task in self._cancelled
             self._cancelled.discard(task)
             if not (task.cancelled() and is_ordered) and (retry := task.result()) is not None:
@@ -254,5 +254,5 @@ class Scheduler:
         self._waiting[retry.planned.episode_id] = retry.planned, timer
 
     def _cancel_all(self) -> None:
-        for task in self._playing:
+        for task in self._running:
             task.cancel()

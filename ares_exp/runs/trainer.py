@@ -1,4 +1,4 @@
-"""The contract between a run and its trainer, which decides what is played and learns from it."""
+"""The contract between a run and its trainer, which decides what is run and learns from it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ares_exp.policies.policy import Policy
 from ares_exp.records.run_dir import RunDir
-from ares_exp.runs.scheduler import PlannedEpisode, Play, Retry, Scheduler
+from ares_exp.runs.scheduler import Execute, PlannedEpisode, Retry, Scheduler
 
 if TYPE_CHECKING:
     from ares_exp.runs.components import Components, Settings
@@ -26,7 +26,7 @@ class TrainedRun(Protocol):
     """A run, as its trainer sees it. Used on the event loop of the run.
 
     Attributes:
-        policy: The policy that answers.
+        policy: The policy that responses.
         task_names: The selected tasks.
         run_dir: Where the run writes.
         seed: Of everything that is drawn.
@@ -41,8 +41,8 @@ class TrainedRun(Protocol):
     concurrency: int
     earlier: PreviousSessions
 
-    def play(self, planned: PlannedEpisode, on_end: OnEnd) -> None:
-        """Has an attempt played as soon as a slot is free, and recorded as in any run.
+    def execute(self, planned: PlannedEpisode, on_end: OnEnd) -> None:
+        """Has an attempt run as soon as a slot is free, and recorded as in any run.
 
         Args:
             planned: The attempt; no other of the run has its task and number.
@@ -52,7 +52,7 @@ class TrainedRun(Protocol):
         ...
 
     def cancel(self, slot: tuple[str, int]) -> None:
-        """Ends an attempt as cancelled; one that has not started is never played. Does nothing after its end."""
+        """Ends an attempt as cancelled; one that has not started is never ran. Does nothing after its end."""
         ...
 
     def log(self, values: Mapping[str, float], *, step: int) -> None:
@@ -65,7 +65,7 @@ class TrainedRun(Protocol):
 
 
 class Trainer(Protocol):
-    """Decides what a run plays, and learns from it: an option `trainer=` of the command `train`.
+    """Decides what a run runs, and learns from it: an option `trainer=` of the command `train`.
 
     `train` is cancelled when the run is interrupted, and has to return soon then.
     """
@@ -87,7 +87,7 @@ class Trainer(Protocol):
         ...
 
 
-class PlayedOnRequest(TrainedRun):
+class RunOnRequest(TrainedRun):
     """A `TrainedRun` on the scheduler of a run."""
 
     def __init__(
@@ -99,7 +99,7 @@ class PlayedOnRequest(TrainedRun):
         task_names: Sequence[str],
         earlier: PreviousSessions,
         warn: Callable[[str], None],
-        on_play: Callable[[], None],
+        on_run: Callable[[], None],
     ) -> None:
         self.policy: Policy = parts.policy
         self.task_names = task_names
@@ -110,25 +110,25 @@ class PlayedOnRequest(TrainedRun):
         self._tracker = parts.tracker
         self._scheduler = scheduler
         self._warn = warn
-        self._on_play = on_play
+        self._on_run = on_run
         self._on_end: dict[Slot, OnEnd] = {}
         self._last: dict[Slot, RunningEpisode] = {}
         self._tries: dict[Slot, asyncio.Task[Retry | None]] = {}
         self._cancelled: set[Slot] = set()
 
-    def play(self, planned: PlannedEpisode, on_end: OnEnd) -> None:
-        """Has an attempt played as soon as a slot is free."""
+    def execute(self, planned: PlannedEpisode, on_end: OnEnd) -> None:
+        """Has an attempt run as soon as a slot is free."""
         self._on_end[planned.slot] = on_end
         self._scheduler.append(planned)
-        self._on_play()
+        self._on_run()
 
     def cancel(self, slot: Slot) -> None:
-        """Ends an attempt as cancelled; one that has not started is never played."""
+        """Ends an attempt as cancelled; one that has not started is never ran."""
         if slot not in self._on_end:
             return
         self._cancelled.add(slot)
-        if (playing := self._tries.get(slot)) is not None:
-            playing.cancel()
+        if (running := self._tries.get(slot)) is not None:
+            running.cancel()
         else:  # it waits for its turn, and need not any more
             self._end(slot)
 
@@ -153,17 +153,17 @@ class PlayedOnRequest(TrainedRun):
         """Notes a try that has its row."""
         self._last[episode.planned.slot] = episode
 
-    async def play_try(self, planned: PlannedEpisode, play: Play) -> Retry | None:
-        """Plays one try of an attempt in a task of its own, which `cancel` ends; returns the retry, if one is due."""
+    async def execute_try(self, planned: PlannedEpisode, execute: Execute) -> Retry | None:
+        """Runs one try of an attempt in a task of its own, which `cancel` ends; returns the retry, if one is due."""
         slot, retry = planned.slot, None
         if slot in self._cancelled:
             self._cancelled.discard(slot)
             return None
-        playing = self._tries[slot] = asyncio.ensure_future(play(planned))
+        running = self._tries[slot] = asyncio.ensure_future(execute(planned))
         try:
-            retry = await playing
+            retry = await running
         except asyncio.CancelledError:
-            if not (playing.cancelled() and slot in self._cancelled):
+            if not (running.cancelled() and slot in self._cancelled):
                 raise
         finally:
             del self._tries[slot]
@@ -177,8 +177,8 @@ class PlayedOnRequest(TrainedRun):
         self._on_end.pop(slot)(self._last.pop(slot, None))
 
 
-async def train(trainer: Trainer, run: PlayedOnRequest, scheduler: Scheduler, *, limit_sec: float) -> None:
-    """Has a trainer train, and what it asks for played, until it is done or the run is interrupted.
+async def train(trainer: Trainer, run: RunOnRequest, scheduler: Scheduler, *, limit_sec: float) -> None:
+    """Has a trainer train, and what it asks for run, until it is done or the run is interrupted.
 
     Raises:
         Exception: What the trainer raised.

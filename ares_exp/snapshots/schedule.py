@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class NoSnapshots:
-    """`snapshot=none`: episodes are played as they are."""
+    """`snapshot=none`: episodes are run as they are."""
 
     output_dir: Path | None = None
     is_only_to_continue: bool = False
@@ -51,8 +51,8 @@ class SnapshotSchedule:
 
         Args:
             output_dir: The snapshot store; made with the first snapshot.
-            every: A snapshot is due while the environment waits for an action and so many answers more were applied: 1
-                is every step, 5 is steps 0, 5, 10, …; `None`: only when one is asked for.
+            every: A snapshot is due while the environment waits for an action and so many responses more were applied:
+                1 is every step, 5 is steps 0, 5, 10, …; `None`: only when one is asked for.
             keep: The last so many of each episode are kept; `None`: all.
             success_reward: An episode whose LAST step has at least this reward loses its snapshots; `None`: none does.
             timeout_sec: A snapshot that takes longer is cancelled, reported and counted as failed.
@@ -79,7 +79,7 @@ class SnapshotSchedule:
         return SnapshottingEnvironment(env, self, episode_id=episode_id)
 
     def due(self, step_count: int) -> bool:
-        """Whether a snapshot is taken after so many applied answers."""
+        """Whether a snapshot is taken after so many applied responses."""
         return self._every is not None and step_count % self._every == 0
 
     def surplus(self, snapshot_ids: list[str]) -> list[str]:

@@ -194,7 +194,7 @@ class EnvironmentSnapshot:
 
     @property
     def agent_messages(self) -> list[dict[str, Any]]:
-        """The messages of the request that waits for an answer, oldest first, read from the store at every call.
+        """The messages of the request that waits for a response, oldest first, read from the store at every call.
 
         Raises:
             SnapshotCorruptError: Their objects are missing or broken.

@@ -42,7 +42,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         """Takes snapshots of `env`.
 
         Args:
-            env: What is played: it has `export_state` and `step_count`.
+            env: What is run: it has `export_state` and `step_count`.
             schedule: When, where to, and which are kept.
             episode_id: Id of the first episode; others, and by default the first too, are made up.
         """

@@ -148,7 +148,7 @@ class HarborTask:
         """Checks, without starting anything, what would fail in the middle of an episode.
 
         Args:
-            needs_solution: Whether the policy plays the task's own solution.
+            needs_solution: Whether the policy runs the task's own solution.
             supported: What of `AgentContext` the agent can use; `None`: that does not matter.
 
         Raises:

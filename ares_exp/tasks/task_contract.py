@@ -180,7 +180,7 @@ class Stage(Protocol):
         ...
 
     def goes_on(self, verdict: Verdict) -> bool:
-        """Whether the stage after this one is played."""
+        """Whether the stage after this one is run."""
         ...
 
 
@@ -190,7 +190,7 @@ class Task(Protocol):
     Attributes:
         name: Unique within its task set; what selections, records and reports call it.
         container_spec: Specification of the agent's container.
-        stages: At least one, played one after the other in the same container, each by a new agent.
+        stages: At least one, run one after the other in the same container, each by a new agent.
         context: Parts of the task that the agent gets besides its instruction.
         set_up_timeout_sec: Bound on `set_up` in seconds.
     """
@@ -215,7 +215,7 @@ class Task(Protocol):
         ...
 
     def reward(self, verdicts: Sequence[Verdict]) -> Verdict:
-        """Returns the reward of the episode, from the verdicts on the stages that were played (at least one)."""
+        """Returns the reward of the episode, from the verdicts on the stages that were run (at least one)."""
         ...
 
     def describe(self) -> Mapping[str, Any]:

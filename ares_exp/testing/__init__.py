@@ -1,6 +1,6 @@
 """Conformance suites for parts that other packages write: classes that a test inherits, and `check_agent`.
 
-Imports the contracts and what plays an episode; imported by tests alone. The suites need pytest, the container's also
+Imports the contracts and what runs an episode; imported by tests alone. The suites need pytest, the container's also
 pytest-asyncio in its mode `auto`. `pytest --ares-exp-part=PACKAGE:NAME` runs the suite of a class.
 
 | suite | what it is given |

@@ -44,7 +44,7 @@ class AgentContract:
         "Hm.",
         "```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```",
     )
-    """The answers of the LLM."""
+    """The responses of the LLM."""
 
     @pytest.fixture
     def factory(self) -> CodeAgentFactory:

@@ -8,7 +8,7 @@ async def test_episodes_of_my_agent_can_be_snapshotted() -> None:
 ```
 
 A snapshot keeps only the agent's requests and the results that it got. To continue, a new agent is run and given the
-same answers, in the same order; it has to ask for the same things. So it has to keep these rules:
+same responses, in the same order; it has to ask for the same things. So it has to keep these rules:
 
 1. Its only inputs are the `llm_client` and the `container` that it is given. No sockets, processes
    or files of the host. It may write (logs, metrics), as long as it does not read the result.
@@ -27,7 +27,7 @@ same answers, in the same order; it has to ask for the same things. So it has to
 9. Its prompts and commands are part of its identity. Changing them invalidates the snapshots of running episodes.
 
 A violation of the first two rules is refused while the agent runs. The others are found by a second run, in this
-process: while the first agent still exists, a new one gets the same answers, and its requests are compared, call by
+process: while the first agent still exists, a new one gets the same responses, and its requests are compared, call by
 call. Its objects have other ids, its own generators draw other values, the host's clock has moved on. This cannot find:
 
 - the order of a set of strings, and `hash()` of a string: both are the same within one process;
@@ -75,13 +75,13 @@ async def check_agent(
     max_steps: int = 100,
     timeout_sec: float = 60.0,
 ) -> int:
-    """Plays an episode, runs the agent a second time and compares what it asks for.
+    """Runs an episode, runs the agent a second time and compares what it asks for.
 
     Args:
         factory: Makes the agents.
         replies: The replies of the LLM. When the last one is used up, the episode ends, whether the agent has or not.
         instruction: The agent's task.
-        container: The agent's container, such as a started one; by default one that only answers something.
+        container: The agent's container, such as a started one; by default one that only responses something.
         max_steps: Upper bound on the replies.
         timeout_sec: Bound on each step, seconds.
 
@@ -98,7 +98,7 @@ async def check_agent(
     """
     check = _Check(factory, instruction, container or RehearsalContainer(), timeout_sec)
     try:
-        steps = await check.play(replies, max_steps)
+        steps = await check.execute(replies, max_steps)
         await check.run_again()
     finally:
         await check.host.cancel()
@@ -116,8 +116,8 @@ class _Check:
         self._journal = Journal(time.time(), SEED) if is_deterministic else None
         self.host = AgentHost(cast("Container", container), self._journal)
 
-    async def play(self, replies: Replies, max_steps: int) -> int:
-        """Plays the episode. Returns the number of replies."""
+    async def execute(self, replies: Replies, max_steps: int) -> int:
+        """Runs the episode. Returns the number of replies."""
         queue = None if callable(replies) else iter(replies)
         self.host.start(self._factory, self._instruction, timeout_sec=None)
         for step in range(max_steps + 1):
@@ -134,7 +134,7 @@ class _Check:
                 reply = replies(request) if callable(replies) else next(queue or iter(()), None)
             if reply is None:
                 return step
-            self.host.answer(reply if isinstance(reply, LLMResponse) else LLMResponse.from_text(reply))
+            self.host.respond(reply if isinstance(reply, LLMResponse) else LLMResponse.from_text(reply))
         return max_steps
 
     async def _next_request(self, step: int) -> LLMRequest | None:

@@ -15,16 +15,16 @@ from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, seriali
 
 
 def sample_episode(
-    *answers: str,
+    *responses: str,
     task: str = "Say hello.",
     task_name: str = "sample",
     reward: float | None = 1.0,
     rewards: Mapping[str, float] | None = None,
 ) -> ScoredEpisode:
-    """Makes an episode in which the policy gave these answers, each to the request that the one before led to.
+    """Makes an episode in which the policy gave these responses, each to the request that the one before led to.
 
     Args:
-        answers: What the policy said.
+        responses: What the policy said.
         task: The first message.
         task_name: Name of the task.
         reward: The verifier's reward; `None`: it was cut short and not verified.
@@ -32,9 +32,9 @@ def sample_episode(
     """
     messages: list[dict[str, Any]] = [{"role": "user", "content": task}]
     steps = []
-    for number in range(len(answers) + 1):
-        is_last = number == len(answers)
-        action = answers[number - 1] if number else None
+    for number in range(len(responses) + 1):
+        is_last = number == len(responses)
+        action = responses[number - 1] if number else None
         if action is not None:
             messages += [{"role": "assistant", "content": action}, {"role": "user", "content": "Go on."}]
         steps.append(
@@ -75,7 +75,7 @@ async def check_scorer(
 
     Args:
         scorer: A function, or an object that can be called.
-        episode: What is scored; by default one with one answer and the reward 1.0, see `sample_episode`.
+        episode: What is scored; by default one with one response and the reward 1.0, see `sample_episode`.
         container: A started container; `None` as for an environment without one.
         name: Name of the scorer.
         timeout_sec: Bound on the call.

@@ -25,7 +25,7 @@ def episode_records(text: str, length: int = 4, *, reward: float | None = 1.0) -
         reward: The LAST one's.
     """
     messages = [{"role": "user", "content": f"{text}: start"}]
-    answer = serialize_llm_response(LLMResponse.from_text(f"{text}: yes"))
+    response = serialize_llm_response(LLMResponse.from_text(f"{text}: yes"))
     records = [StepRecord(0, "FIRST", serialize_llm_request(LLMRequest(list(messages))), None, None, None, 1.0)]
     for index in range(1, length - 1):
         messages += [
@@ -33,8 +33,8 @@ def episode_records(text: str, length: int = 4, *, reward: float | None = 1.0) -
             {"role": "user", "content": f"{text}: {index}"},
         ]
         asked = serialize_llm_request(LLMRequest(list(messages)))
-        records.append(StepRecord(index, "MID", asked, answer, 0.0, 1.0, 1.0 + index))
-    return [*records, StepRecord(length - 1, "LAST", None, answer, reward, 0.0, float(length))]
+        records.append(StepRecord(index, "MID", asked, response, 0.0, 1.0, 1.0 + index))
+    return [*records, StepRecord(length - 1, "LAST", None, response, reward, 0.0, float(length))]
 
 
 class CollectorContract:

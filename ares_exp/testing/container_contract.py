@@ -257,12 +257,12 @@ class ContainerContract:
             "4337": "env -i sleep 4337",
         }
 
-        async def play(command: str) -> None:
+        async def execute(command: str) -> None:
             result = await box.exec(f"echo before; {command}; echo after", timeout_sec=3.0)
             assert (result.output, result.exit_code, result.timed_out) == ("before\n", None, True), command
             assert 3.0 <= result.duration_sec < 3.0 + SLACK_SEC
 
-        await asyncio.gather(*map(play, trees.values()))
+        await asyncio.gather(*map(execute, trees.values()))
         assert {name: await alive(box, f"sleep {name}") for name in trees} == dict.fromkeys(trees, 0)
         assert (await box.exec("echo next")).output == "next\n"
 

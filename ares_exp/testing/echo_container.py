@@ -21,22 +21,22 @@ class RehearsalContainer:
         files: What was uploaded, by path.
     """
 
-    def __init__(self, answer: Callable[[str], str | ExecResult] | None = None) -> None:
+    def __init__(self, response: Callable[[str], str | ExecResult] | None = None) -> None:
         """Starts without files.
 
         Args:
-            answer: From a command to its output or its whole result; by default the output is the command and how many
-                there were.
+            response: From a command to its output or its whole result; by default the output is the command and how
+                many there were.
         """
         self.commands = 0
         self.files: dict[PurePosixPath, bytes] = {}
-        self._answer = answer
+        self._respond = response
         self._random = random.Random(0)
 
     async def exec(self, command: str, **_: Unpack[ExecOptions]) -> ExecResult:
         """Answers like `AgentContainer.exec`; options have no effect."""
         self.commands += 1
-        output = f"{command}\n{self.commands}\n" if self._answer is None else self._answer(command)
+        output = f"{command}\n{self.commands}\n" if self._respond is None else self._respond(command)
         for _turn in range(self._random.randrange(4)):
             await asyncio.sleep(0)
         return output if isinstance(output, ExecResult) else ExecResult(output, exit_code=0, duration_sec=0.001)

@@ -34,13 +34,13 @@ GRACE_SEC = 10.0
 
 
 class EnvironmentContract:
-    """The suite. Give the fixture `environment`, and `replies` that play an episode, best to its end.
+    """The suite. Give the fixture `environment`, and `replies` that run an episode, best to its end.
 
     Tests of optional members that the environment does not have are skipped.
     """
 
     replies = ("Hm.",)
-    """The policy's answers, repeated."""
+    """The policy's responses, repeated."""
 
     max_steps = 40
     """Maximum length of an episode with these replies; a longer one is closed before its end."""
@@ -60,7 +60,7 @@ class EnvironmentContract:
         assert first.observation is not None
 
     def test_the_steps_of_an_episode(self, environment: MinimalEnvironment) -> None:
-        steps = _with(environment, self._play)
+        steps = _with(environment, self._execute)
         assert steps
         for step in steps:
             assert isinstance(step, TimeStep)
@@ -75,68 +75,68 @@ class EnvironmentContract:
             _assert_mid(steps[-1])
 
     def test_a_reset_in_mid_episode_starts_another(self, environment: MinimalEnvironment) -> None:
-        async def play(env: MinimalEnvironment) -> TimeStep[Any]:
+        async def execute(env: MinimalEnvironment) -> TimeStep[Any]:
             await env.reset()
-            await env.step(self._answer())
+            await env.step(self._respond())
             return await env.reset()
 
-        assert _with(environment, play).first()
+        assert _with(environment, execute).first()
 
     def test_a_reset_after_the_end_starts_another(self, environment: MinimalEnvironment) -> None:
-        async def play(env: MinimalEnvironment) -> list[TimeStep[Any]]:
-            await self._play(env)
-            return [await env.reset(), await env.step(self._answer())]
+        async def execute(env: MinimalEnvironment) -> list[TimeStep[Any]]:
+            await self._execute(env)
+            return [await env.reset(), await env.step(self._respond())]
 
-        first, second = _with(environment, play)
+        first, second = _with(environment, execute)
         assert first.first()
         assert not second.first()
 
     def test_no_step_before_the_first_reset(self, environment: MinimalEnvironment) -> None:
         with pytest.raises(AresExpError):
-            _with(environment, lambda env: env.step(self._answer()))
+            _with(environment, lambda env: env.step(self._respond()))
 
     def test_no_step_after_the_end(self, environment: MinimalEnvironment) -> None:
-        async def play(env: MinimalEnvironment) -> None:
-            if not (await self._play(env))[-1].last():
+        async def execute(env: MinimalEnvironment) -> None:
+            if not (await self._execute(env))[-1].last():
                 pytest.skip("the replies bring no episode to its end")
             with pytest.raises(AresExpError):
-                await env.step(self._answer())
+                await env.step(self._respond())
 
-        _with(environment, play)
+        _with(environment, execute)
 
     def test_it_can_be_closed_at_any_time(self, environment: MinimalEnvironment) -> None:
-        async def play(env: MinimalEnvironment) -> None:
+        async def execute(env: MinimalEnvironment) -> None:
             await env.close()
             await env.reset()
             await env.close()
             await env.close()
 
-        _with(environment, play)
+        _with(environment, execute)
 
     def test_nothing_runs_on_when_it_is_closed(self, environment: MinimalEnvironment) -> None:
-        async def play(env: MinimalEnvironment) -> None:
+        async def execute(env: MinimalEnvironment) -> None:
             before = asyncio.all_tasks()
             await env.reset()
-            await env.step(self._answer())
+            await env.step(self._respond())
             await env.close()
             async with asyncio.timeout(GRACE_SEC):
                 while not asyncio.all_tasks() <= before:  # noqa: ASYNC110 (they are the environment's)
                     await asyncio.sleep(0.01)
 
-        asyncio.run(asyncio.wait_for(play(environment), TIMEOUT_SEC))
+        asyncio.run(asyncio.wait_for(execute(environment), TIMEOUT_SEC))
 
     def test_it_can_be_entered_and_left(self, environment: MinimalEnvironment) -> None:
-        async def play() -> None:
+        async def execute() -> None:
             async with complete(environment):
                 await environment.reset()
 
-        asyncio.run(asyncio.wait_for(play(), TIMEOUT_SEC))
+        asyncio.run(asyncio.wait_for(execute(), TIMEOUT_SEC))
 
     def test_the_same_seed_gives_the_same_task(self, environment: MinimalEnvironment) -> None:
-        async def play(env: MinimalEnvironment) -> list[list[str]]:
+        async def execute(env: MinimalEnvironment) -> list[list[str]]:
             return [[await self._task_name(env, seed), await self._task_name(env, None)] for seed in (7, 7)]
 
-        first, again = _with(environment, play)
+        first, again = _with(environment, execute)
         assert first == again
 
     def test_options_that_mean_nothing_are_refused(self, environment: MinimalEnvironment) -> None:
@@ -146,7 +146,7 @@ class EnvironmentContract:
     def test_its_episodes_are_recorded(self, environment: MinimalEnvironment) -> None:
         collector = MemoryTrajectoryCollector()
         around = TrajectoryCollectingEnvironment(environment, collector)
-        steps = _with(around, self._play)
+        steps = _with(around, self._execute)
         [episode] = collector.episodes
         assert around.collector_failures == 0
         assert [step.step_type for step in episode.steps] == ["FIRST", *(step.step_type for step in steps)]
@@ -157,13 +157,13 @@ class EnvironmentContract:
     # What only some can do
 
     def test_reporting(self, environment: MinimalEnvironment) -> None:
-        async def play(env: MinimalEnvironment) -> None:
+        async def execute(env: MinimalEnvironment) -> None:
             reporting = _able(env, "report")
             reports = [reporting.report()]
             await env.reset()
             reports.append(reporting.report())
             await env.close()
-            steps = await self._play(env)
+            steps = await self._execute(env)
             reports.append(reporting.report())
             for report in reports:
                 assert isinstance(report, EpisodeReport)
@@ -172,23 +172,23 @@ class EnvironmentContract:
                 assert (reports[-1].truncated_by is not None) == (steps[-1].discount == 1.0)
             assert not reports[-1].has_container or not steps[-1].last()
 
-        _with(environment, play)
+        _with(environment, execute)
 
     def test_inspectable(self, environment: MinimalEnvironment) -> None:
-        async def play(env: MinimalEnvironment) -> None:
+        async def execute(env: MinimalEnvironment) -> None:
             shown = _able(env, "step_count", "current_task", "time_step")
             assert (shown.step_count, shown.current_task, shown.time_step) == (0, None, None)
             first = await env.reset()
             assert (shown.step_count, shown.time_step) == (0, first)
             assert shown.current_task is not None
-            second = await env.step(self._answer())
+            second = await env.step(self._respond())
             assert shown.time_step == second
             assert second.last() or shown.step_count == 1
 
-        _with(environment, play)
+        _with(environment, execute)
 
     def test_timed(self, environment: MinimalEnvironment) -> None:
-        async def play(env: MinimalEnvironment) -> None:
+        async def execute(env: MinimalEnvironment) -> None:
             timed = _able(env, "time_left_sec", "grant_time")
             assert timed.time_left_sec is None
             await env.reset()
@@ -202,38 +202,38 @@ class EnvironmentContract:
             assert step.last() or step.mid()
             assert not step.last() or step.discount == 1.0
 
-        _with(environment, play)
+        _with(environment, execute)
 
     def test_truncating(self, environment: MinimalEnvironment) -> None:
-        async def play(env: MinimalEnvironment) -> None:
+        async def execute(env: MinimalEnvironment) -> None:
             truncating = _able(env, "truncate")
             await env.reset()
             last = await truncating.truncate("steps")
             if last is None:
-                assert not (await env.step(self._answer())).first()
+                assert not (await env.step(self._respond())).first()
                 return
             assert (last.step_type, last.discount, last.observation) == ("LAST", 1.0, None)
             with pytest.raises(AresExpError):
-                await env.step(self._answer())
+                await env.step(self._respond())
             assert not _has(env, "report") or truncating.report().truncated_by == "steps"
 
-        _with(environment, play)
+        _with(environment, execute)
 
     def test_recordable(self, environment: MinimalEnvironment) -> None:
-        async def play(env: MinimalEnvironment) -> None:
+        async def execute(env: MinimalEnvironment) -> None:
             recordable = _able(env, "activity", "past_steps")
             first = await env.reset()
-            step = await env.step(self._answer())
+            step = await env.step(self._respond())
             past = list(recordable.past_steps)
             if past and not step.last():
                 assert [one.time_step.observation for one in past] == [first.observation, step.observation]
                 assert [one.action is None for one in past] == [True, False]
             assert recordable.activity is None or recordable.activity.container_sec >= 0
 
-        _with(environment, play)
+        _with(environment, execute)
 
     def test_exportable(self, environment: MinimalEnvironment, tmp_path: Path) -> None:
-        async def play(env: MinimalEnvironment) -> None:
+        async def execute(env: MinimalEnvironment) -> None:
             exportable = _able(env, "export_state", "fork")
             with pytest.raises(AresExpError):
                 await exportable.export_state(tmp_path / "store")
@@ -246,15 +246,15 @@ class EnvironmentContract:
             assert (snapshot.snapshot_id, snapshot.step_count) == ("mine", 0)
             [fork] = await exportable.fork(1)
             try:
-                there = await fork.step(self._answer())
+                there = await fork.step(self._respond())
             finally:
                 await fork.close()
-            assert there.step_type == (await env.step(self._answer())).step_type
+            assert there.step_type == (await env.step(self._respond())).step_type
 
-        _with(environment, play)
+        _with(environment, execute)
 
     def test_concurrent(self, environment: MinimalEnvironment) -> None:
-        async def play(env: MinimalEnvironment) -> None:
+        async def execute(env: MinimalEnvironment) -> None:
             concurrent = _able(env, "pending_requests")
             assert concurrent.pending_requests() == ()
             first = await env.reset()
@@ -262,17 +262,17 @@ class EnvironmentContract:
                 pytest.skip("it is a wrapper of one that tells none")
             assert pending[0].request == first.observation
             assert len({one.call_id for one in pending}) == len(pending)
-            second = await env.step(self._answer())
+            second = await env.step(self._respond())
             later = concurrent.pending_requests()
             assert bool(later) != second.last()
             assert second.last() or later[0].request == second.observation
             still = [one for one in pending[1:] if one in later]
             assert [*later[: len(still)]] == still, "what waited before comes first, in the same order"
 
-        _with(environment, play)
+        _with(environment, execute)
 
     def test_announcing(self, environment: MinimalEnvironment) -> None:
-        async def play(env: MinimalEnvironment) -> None:
+        async def execute(env: MinimalEnvironment) -> None:
             announcing = concurrent = _able(env, "changed_requests", "pending_requests")
             await env.reset()
             if not (pending := concurrent.pending_requests()):
@@ -282,16 +282,16 @@ class EnvironmentContract:
             await asyncio.wait({waiting}, timeout=QUIET_SEC)
             assert not waiting.done(), "nothing has changed"
             assert concurrent.pending_requests() == pending
-            step = await env.step(self._answer())
+            step = await env.step(self._respond())
             assert not step.first()
             waiting.cancel()
             await asyncio.wait({waiting}, timeout=GRACE_SEC)
             assert waiting.done()
 
-        _with(environment, play)
+        _with(environment, execute)
 
-    async def _play(self, env: MinimalEnvironment) -> list[TimeStep[Any]]:
-        """Plays an episode; returns the steps after FIRST."""
+    async def _execute(self, env: MinimalEnvironment) -> list[TimeStep[Any]]:
+        """Runs an episode; returns the steps after FIRST."""
         await env.reset()
         steps: list[TimeStep[Any]] = []
         for reply in islice(cycle(self.replies), self.max_steps):
@@ -300,7 +300,7 @@ class EnvironmentContract:
                 break
         return steps
 
-    def _answer(self) -> LLMResponse:
+    def _respond(self) -> LLMResponse:
         return LLMResponse.from_text(self.replies[0])
 
     async def _task_name(self, env: MinimalEnvironment, seed: int | None) -> str:

@@ -26,7 +26,7 @@ class PolicyContract:
     """The suite. Give the fixture `policy`, and `question` where it answers only some requests."""
 
     task_name = "contract"
-    """The task to play, for a policy that knows only some tasks."""
+    """The task to run, for a policy that knows only some tasks."""
 
     @pytest.fixture
     def policy(self) -> LLMClient:
@@ -46,11 +46,11 @@ class PolicyContract:
         async def ask(opened: Policy) -> LLMResponse:
             return await opened.for_episode(self.episode())(question)
 
-        answer = _with(policy, ask)
-        assert isinstance(answer, LLMResponse)
-        json.dumps(serialize_llm_response(answer), allow_nan=False)
-        assert answer.cost >= 0
-        assert answer.usage.total_tokens >= 0
+        response = _with(policy, ask)
+        assert isinstance(response, LLMResponse)
+        json.dumps(serialize_llm_response(response), allow_nan=False)
+        assert response.cost >= 0
+        assert response.usage.total_tokens >= 0
 
     def test_the_request_stays_as_it_was(self, policy: LLMClient, question: LLMRequest) -> None:
         before = json.dumps(serialize_llm_request(question))
@@ -66,24 +66,26 @@ class PolicyContract:
             clients = [opened.for_episode(self.episode(attempt)) for attempt in range(4)]
             return await asyncio.gather(*(client(question) for client in clients))
 
-        assert all(isinstance(answer, LLMResponse) for answer in _with(policy, ask))
+        assert all(isinstance(response, LLMResponse) for response in _with(policy, ask))
 
     def test_one_that_may_be_asked_several_at_once_answers_each(self, policy: LLMClient, question: LLMRequest) -> None:
         async def ask(opened: Policy) -> list[LLMResponse]:
             client = opened.for_episode(self.episode())
             if (count := min(4, concurrency_of(client))) < 2:
-                pytest.skip("it is asked for one answer after the other")
+                pytest.skip("it is asked for one response after the other")
             return await asyncio.gather(*(client(question) for _ in range(count)))
 
-        assert all(isinstance(answer, LLMResponse) for answer in _with(policy, ask))
+        assert all(isinstance(response, LLMResponse) for response in _with(policy, ask))
 
-    def test_a_client_with_a_place_of_its_own_goes_past_answers(self, policy: LLMClient, question: LLMRequest) -> None:
+    def test_a_client_with_a_place_of_its_own_goes_past_responses(
+        self, policy: LLMClient, question: LLMRequest
+    ) -> None:
         async def ask(opened: Policy) -> None:
-            played, resumed = opened.for_episode(self.episode()), opened.for_episode(self.episode())
+            ran, resumed = opened.for_episode(self.episode()), opened.for_episode(self.episode())
             if not isinstance(resumed, AdvancingClient):
                 pytest.skip("its clients keep no place of their own")
-            resumed.advance(question, await played(question))
-            assert (await resumed(question)).text == (await played(question)).text
+            resumed.advance(question, await ran(question))
+            assert (await resumed(question)).text == (await ran(question)).text
 
         _with(policy, ask)
 
@@ -118,8 +120,8 @@ class PolicyContract:
             in_progress = asyncio.ensure_future(clients[1](question))
             await asyncio.gather(opened.update("contract-2"), opened.update("contract-3"))
             assert opened.policy_version == "contract-3"
-            answers = [before, await in_progress, await clients[2](question)]
-            return [answer.policy_version for answer in answers]
+            responses = [before, await in_progress, await clients[2](question)]
+            return [response.policy_version for response in responses]
 
         first, in_progress, last = _with(policy, ask)
         assert (first, last) == ("contract-1", "contract-3")

@@ -58,7 +58,7 @@ class SourceContract:
     def test_the_tasks_are_the_same_when_they_are_loaded_again(self, loaded: SourceBase, names: list[str]) -> None:
         assert list(loaded.load(_listen)) == names
 
-    def test_its_tasks_can_be_played_with_these_parts(self, loaded: SourceBase, parts: EpisodeParts) -> None:
+    def test_its_tasks_can_be_run_with_these_parts(self, loaded: SourceBase, parts: EpisodeParts) -> None:
         asyncio.run(loaded.preflight())
         loaded.check(parts, report=_listen)
 

@@ -60,8 +60,8 @@ class Curriculum:
 
     def pass_rate(self, task_name: str) -> float:
         """Returns the pass rate of a task as far as it is known."""
-        passed, played = self._seen[task_name]
-        return (passed + 1) / (played + 2)
+        passed, ran = self._seen[task_name]
+        return (passed + 1) / (ran + 2)
 
     def weight(self, task_name: str) -> float:
         """Returns the weight with which a task is drawn."""
@@ -89,9 +89,9 @@ class Curriculum:
 
     def add(self, task_name: str, rewards: Sequence[float]) -> None:
         """Counts the outcomes of a group of attempts at a task."""
-        passed, played = self._seen[task_name]
+        passed, ran = self._seen[task_name]
         new = sum(reward >= self._threshold for reward in rewards)
-        self._seen[task_name] = passed * self._decay + new, played * self._decay + len(rewards)
+        self._seen[task_name] = passed * self._decay + new, ran * self._decay + len(rewards)
 
     def state(self) -> dict[str, list[float]]:
         """Returns what is known of the tasks, JSON-ready."""
@@ -101,8 +101,8 @@ class Curriculum:
         """Takes what an earlier session knew; of tasks that are no more, nothing."""
         for name, seen in state.items():
             if name in self._seen:
-                passed, played = seen
-                self._seen[name] = float(passed), float(played)
+                passed, ran = seen
+                self._seen[name] = float(passed), float(ran)
 
 
 def teaches_nothing(rewards: Sequence[float]) -> bool:

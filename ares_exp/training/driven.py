@@ -28,7 +28,7 @@ async def driven(
     config_dirs: Sequence[str | Path] = (),
     quiet: bool = True,
 ) -> AsyncIterator[EpisodeDriver]:
-    """Starts a run, or resumes one (`resume=outputs/first`), that plays what the body submits to its driver.
+    """Starts a run, or resumes one (`resume=outputs/first`), that runs what the body submits to its driver.
 
     ```
     async with ares_exp.driven(["env=harbor", "agent=tools"], policy=my_policy) as driver:
@@ -38,7 +38,7 @@ async def driven(
     ```
 
     At the end of the body, however it comes, what is running is cancelled, every container released and the run
-    closed. Plays on the event loop of the caller.
+    closed. Runs on the event loop of the caller.
 
     Args:
         overrides: As on the command line. `attempts` and `trainer` have no effect.
@@ -63,27 +63,27 @@ async def driven(
     with only_run():
         job = await asyncio.to_thread(compose_job, checked_overrides(overrides), folders, quiet=quiet, given=given)
         with run_log(job.logging, overrides):
-            playing: asyncio.Task[Any] = asyncio.create_task(job.run.play())
+            running: asyncio.Task[Any] = asyncio.create_task(job.run.execute())
             try:
-                yield await _started(playing, body)
+                yield await _started(running, body)
             except UserError:
                 job.run.run_dir.discard()
                 raise
             finally:
                 body.ended.set()
-                await finish(asyncio.wait({playing}))
-            playing.result()
+                await finish(asyncio.wait({running}))
+            running.result()
 
 
-async def _started(playing: asyncio.Task[Any], body: Body) -> EpisodeDriver:
+async def _started(running: asyncio.Task[Any], body: Body) -> EpisodeDriver:
     """Returns the driver when there is one. Raises what the run raised before."""
     started: asyncio.Task[Any] = asyncio.create_task(body.started.wait())
     try:
-        await asyncio.wait({playing, started}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({running, started}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         started.cancel()
     if body.driver is None:
-        await playing
+        await running
         raise UserError("The run was interrupted before it started.")
     return body.driver
 

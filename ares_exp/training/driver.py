@@ -1,7 +1,7 @@
 """The driver: a trainer submits tasks, and takes the episodes as they finish.
 
-Everything that is played for one training lies in one run directory, as episodes of a run do: an attempt at a task has
-a number of its own, whenever it is played. Containers belong to episodes, not to versions of weights: an `update`
+Everything that is run for one training lies in one run directory, as episodes of a run do: an attempt at a task has
+a number of its own, whenever it is run. Containers belong to episodes, not to versions of weights: an `update`
 restarts none.
 """
 
@@ -67,7 +67,7 @@ class Staleness:
         episodes: Number of episodes that finished.
         behind: Sum of their versions behind.
         most: The most versions that one was behind.
-        refused: Number of those that were further behind than allowed, and are played again as new attempts.
+        refused: Number of those that were further behind than allowed, and are run again as new attempts.
     """
 
     episodes: int = 0
@@ -91,11 +91,11 @@ class Submission(AsyncIterator[DrivenEpisode]):
     """Attempts that were submitted together: an iterator over them as they finish.
 
     An attempt that has finished and was not taken holds its place: of one submission no more than `concurrency` are
-    in progress or wait to be taken, so that playing gets no further ahead of who takes. What one submission holds back
+    in progress or wait to be taken, so that running gets no further ahead of who takes. What one submission holds back
     delays no other.
 
     Attributes:
-        slots: Task and number of every attempt, in the order in which they are started; one that is played in the place
+        slots: Task and number of every attempt, in the order in which they are started; one that is run in the place
             of a stale one is appended.
     """
 
@@ -145,7 +145,7 @@ class Submission(AsyncIterator[DrivenEpisode]):
         while self._waiting and len(self._in_progress) + self._finished.qsize() < self._driver.run.concurrency:
             planned = self._waiting.popleft()
             self._in_progress.add(planned.slot)
-            self._driver.play(planned, self._end)
+            self._driver.execute(planned, self._end)
 
     def _end(self, slot: Slot, episode: DrivenEpisode | None) -> None:
         """Takes an episode from the driver; `None`: it was refused, or never started."""
@@ -162,22 +162,22 @@ class Submission(AsyncIterator[DrivenEpisode]):
 
 
 class EpisodeDriver:
-    """Plays what a trainer submits, and tells the policy of new weights. Used on the event loop of the run.
+    """Runs what a trainer submits, and tells the policy of new weights. Used on the event loop of the run.
 
     Attributes:
         run: The run that everything is recorded in.
-        version: Of the weights that answer now.
+        version: Of the weights that response now.
         staleness: How far behind the weights the episodes were.
     """
 
     def __init__(self, run: TrainedRun, *, version: str | None = None, max_staleness: int | None = None) -> None:
-        """Plays nothing yet.
+        """Runs nothing yet.
 
         Args:
             run: The run.
             version: Of the policy's weights; `None`: what the policy says, `"0"` if nothing.
             max_staleness: How many versions an episode's oldest answer may be behind when it has finished: one that is
-                further behind is recorded, and another attempt is played in its place. `None`: any.
+                further behind is recorded, and another attempt is run in its place. `None`: any.
         """
         self.run = run
         self.staleness = Staleness()
@@ -196,7 +196,7 @@ class EpisodeDriver:
         self._results = {(one.task_name, one.attempt): one for one in final_results(results)}
 
     def submit(self, task_names: Sequence[str], n: int = 1) -> Submission:
-        """Has `n` new attempts played at each of the tasks, those of a task one after the other.
+        """Has `n` new attempts run at each of the tasks, those of a task one after the other.
 
         Raises:
             ConfigError: There is no such task in the run.
@@ -207,7 +207,7 @@ class EpisodeDriver:
         return self._submitted([self.plan(name) for name in task_names for _ in range(n)])
 
     async def submit_again(self, slots: Sequence[Slot]) -> Submission:
-        """Submits attempts of an earlier session: finished ones are handed over, those in progress are played on."""
+        """Submits attempts of an earlier session: finished ones are handed over, those in progress are continued."""
         finished, owed = [], []
         for slot in slots:
             planned = plan_attempt(*slot, seed=self.run.seed)
@@ -268,14 +268,14 @@ class EpisodeDriver:
         self._numbers[task_name] = number + 1
         return plan_attempt(task_name, number, seed=self.run.seed)
 
-    def play(self, planned: PlannedEpisode, end: SlotEnd) -> None:
-        """Has an attempt of a submission played."""
+    def execute(self, planned: PlannedEpisode, end: SlotEnd) -> None:
+        """Has an attempt of a submission run."""
 
         def on_end(episode: RunningEpisode | None) -> None:
             end(planned.slot, None if episode is None else self._judged(episode))
             self._changed.set()
 
-        self.run.play(planned, on_end)
+        self.run.execute(planned, on_end)
 
     async def wait_for(self, condition: Condition) -> None:
         """Waits until something is so that changes when an attempt ends, for `CANCEL_LIMIT_SEC` at most."""
@@ -289,7 +289,7 @@ class EpisodeDriver:
 
     def _submitted(self, planned: Sequence[PlannedEpisode]) -> Submission:
         if self._closed:
-            raise UserError("The training has ended, or was interrupted: nothing more is played. Resume its run.")
+            raise UserError("The training has ended, or was interrupted: nothing more is run. Resume its run.")
         self._open = {one for one in self._open if one.pending}
         submission = Submission(self, planned)
         self._open.add(submission)

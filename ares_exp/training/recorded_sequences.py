@@ -85,7 +85,7 @@ class RecordedSequences:
                     yield report
 
     async def follow(self, *, poll_sec: float = 1.0) -> AsyncIterator[SequenceReport]:
-        """Yields reports as episodes end, until no process plays the run.
+        """Yields reports as episodes end, until no process runs the run.
 
         Args:
             poll_sec: Seconds between two looks.
@@ -95,10 +95,10 @@ class RecordedSequences:
             TrajectoryFormatError: A file there is broken.
         """
         while True:
-            is_played = self._is_played()  # asked first: what ends in between is read all the same
+            is_running = self._is_running()  # asked first: what ends in between is read all the same
             for report in self.new():
                 yield report
-            if not is_played:
+            if not is_running:
                 return
             await asyncio.sleep(poll_sec)
 
@@ -121,7 +121,7 @@ class RecordedSequences:
         self.counts.add(report)
         return report
 
-    def _is_played(self) -> bool:
+    def _is_running(self) -> bool:
         try:
             return has_writer(RunDir(self._place).episodes)
         except OSError as error:

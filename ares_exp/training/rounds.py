@@ -1,6 +1,6 @@
 """Rounds of a training: the groups of attempts that an optimizer step learns from, and their record.
 
-A round is on record before it is played. A training that was killed plays it on: attempts that had finished count,
+A round is on record before it is run. A training that was killed runs it on: attempts that had finished count,
 as the weights that sampled them are those of the checkpoint.
 """
 
@@ -80,15 +80,15 @@ def _read(path: Path) -> Iterator[dict[str, Any]]:
 
 @dataclass
 class Rounds:
-    """Plays the rounds of a training.
+    """Runs the rounds of a training.
 
     Attributes:
-        driver: Plays the episodes.
+        driver: Runs the episodes.
         record: Of the training.
         curriculum: Draws the tasks.
         group_size: Attempts in a group.
         zero_std_groups: What becomes of groups whose attempts all have the same reward.
-        max_refills: How often groups are played in the place of such.
+        max_refills: How often groups are run in the place of such.
     """
 
     driver: EpisodeDriver
@@ -99,8 +99,8 @@ class Rounds:
     max_refills: int = 3
     _redone: set[tuple[int, int]] = field(default_factory=set)
 
-    async def play(self, step: int, num_groups: int) -> list[Group]:
-        """Plays the groups of an optimizer step.
+    async def execute(self, step: int, num_groups: int) -> list[Group]:
+        """Runs the groups of an optimizer step.
 
         Args:
             step: Number of the step that learns from them.
@@ -115,7 +115,7 @@ class Rounds:
         useful: list[Group] = []
         spare: list[Group] = []
         for part in range(1 + (self.max_refills if self.zero_std_groups == "refill" else 0)):
-            for group in await self._play_part(step, part, num_groups - len(useful)):
+            for group in await self._execute_part(step, part, num_groups - len(useful)):
                 self.curriculum.add(group.task_name, group.rewards)
                 is_spare = self.zero_std_groups != "keep" and teaches_nothing(group.rewards)
                 (spare if is_spare else useful).append(group)
@@ -127,7 +127,7 @@ class Rounds:
         return groups
 
     async def evaluate(self, step: int, task_names: Sequence[str], attempts: int) -> dict[str, float]:
-        """Plays held-out tasks with the present weights; returns the mean reward of each, and of all.
+        """Runs held-out tasks with the present weights; returns the mean reward of each, and of all.
 
         An attempt without a reward, after an error, does not count.
         """
@@ -146,7 +146,7 @@ class Rounds:
         means = {f"heldout/reward/{name}": sum(several) / len(several) for name, several in sorted(rewards.items())}
         return {"heldout/reward": sum(all_rewards) / len(all_rewards), **means} if all_rewards else {}
 
-    async def _play_part(self, step: int, part: int, num_groups: int) -> list[Group]:
+    async def _execute_part(self, step: int, part: int, num_groups: int) -> list[Group]:
         names = self.curriculum.draw(num_groups, step=step, part=part)
         submission = await self._submit(step, part, names)
         ended: dict[str, list[DrivenEpisode]] = defaultdict(list)

@@ -117,7 +117,7 @@ def _exchanges(episode: EpisodeTrajectory) -> Iterator[tuple[Mapping[str, Any], 
         if asked is not None and answered.action is not None:
             yield asked.observation if isinstance(asked.observation, Mapping) else {}, answered
         for background_request in answered.background_requests:
-            yield background_request.request, replace(answered, action=background_request.answer)
+            yield background_request.request, replace(answered, action=background_request.response)
 
 
 class _Reader:
@@ -195,7 +195,7 @@ class _Reader:
         model = _text(self._action.get("model"))
         by = f" by {model}" if model else ""
         raise UntrainableError(
-            f"The answer{by} at step {self._answered.step_index} of {_name_of(self._episode)} {why}."
+            f"The response{by} at step {self._answered.step_index} of {_name_of(self._episode)} {why}."
         )
 
 

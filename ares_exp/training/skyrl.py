@@ -3,7 +3,7 @@
 ```
 class OurEpisodes(GeneratorInterface):                 # skyrl.train.generators.base
     async def generate(self, input_batch):
-        reports = [sequences_of(episode) for episode in await play(input_batch)]
+        reports = [sequences_of(episode) for episode in await run(input_batch)]
         return generator_output(reports, trajectory_ids=input_batch["trajectory_ids"])
 ```
 

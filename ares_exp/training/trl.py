@@ -1,7 +1,7 @@
-"""TRL: `trainer=grpo`, and the `rollout_func` that plays episodes for a GRPO trainer of TRL's.
+"""TRL: `trainer=grpo`, and the `rollout_func` that runs episodes for a GRPO trainer of TRL's.
 
-TRL runs in a thread; episodes are played on the event loop of the run. Between two steps nothing is sampled, so that
-trainer and policy share one module: an answer is of the weights that the checkpoint of its step has.
+TRL runs in a thread; episodes are run on the event loop of the run. Between two steps nothing is sampled, so that
+trainer and policy share one module: a response is of the weights that the checkpoint of its step has.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @runtime_checkable
 class InMemory(Protocol):
-    """A policy whose module a trainer can change, between answers."""
+    """A policy whose module a trainer can change, between responses."""
 
     async def in_memory(self) -> tuple[Any, Any]:
         """Returns the module and its tokenizer. After a change call `UpdatablePolicy.update`, without weights."""
@@ -137,7 +137,7 @@ def _add_episode(
 
 
 class RolloutFunc:
-    """A `rollout_func` of TRL's GRPO trainer that plays the episodes of a run, on the run's event loop.
+    """A `rollout_func` of TRL's GRPO trainer that runs the episodes of a run, on the run's event loop.
 
     For a trainer of one's own, whose `train` is called in a thread:
 
@@ -148,7 +148,7 @@ class RolloutFunc:
         await asyncio.to_thread(trainer.train)
     ```
 
-    Which tasks are played says the curriculum; prompts of the data set only count the groups.
+    Which tasks are run says the curriculum; prompts of the data set only count the groups.
 
     Attributes:
         last: The rows that were made last.
@@ -164,12 +164,12 @@ class RolloutFunc:
         self._loop = asyncio.get_running_loop()
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
-        """Plays a group for each `num_generations` prompts, and returns their rows. Blocking."""
+        """Runs a group for each `num_generations` prompts, and returns their rows. Blocking."""
         size = self._rounds.group_size
         if len(prompts) % size:
             raise ConfigError(f"Expected groups of {size} prompts (`num_generations`), got {len(prompts)} prompts.")
-        playing = self._rounds.play(trainer.state.global_step, len(prompts) // size)
-        self.groups = asyncio.run_coroutine_threadsafe(playing, self._loop).result()
+        running = self._rounds.execute(trainer.state.global_step, len(prompts) // size)
+        self.groups = asyncio.run_coroutine_threadsafe(running, self._loop).result()
         pad = trainer.processing_class.pad_token_id
         self.last = rows_of(self.groups, group_size=size, pad=pad, conversations=self._conversations)
         return self.last.to_dict()
@@ -223,7 +223,7 @@ class Grpo:
             curriculum_decay: What earlier attempts at a task count with each further group of it.
             pass_threshold: Reward from which on an attempt has passed.
             zero_std_groups: Groups whose attempts all have the same reward, which teach nothing: `keep`; `drop`, they
-                are not trained on; `refill`, others are played in their place.
+                are not trained on; `refill`, others are run in their place.
             max_refills: How often a step's groups are refilled; what is lacking then is not trained on.
             heldout: Names or patterns of tasks that are never trained on, and evaluated.
             eval_every: Optimizer steps between two evaluations of them; also before the first and after the last.
@@ -390,7 +390,7 @@ class _Training:
             args=self._arguments(model),
             train_dataset=groups,
             processing_class=tokenizer,
-            rollout_func=self._play,
+            rollout_func=self._execute,
             callbacks=[_callback_class()(self._after_step, self._logged)],
         )
         trainer.remove_callback(PrinterCallback)
@@ -433,8 +433,8 @@ class _Training:
         except (TypeError, ValueError) as error:
             raise ConfigError(f"`trainer`: TRL refuses these arguments: {error}") from error
 
-    def _play(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
-        """Plays a round; the `rollout_func`. Notes what is to be told of it at the end of the step."""
+    def _execute(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
+        """Runs a round; the `rollout_func`. Notes what is to be told of it at the end of the step."""
         self._refuse_stopped()
         try:
             rows = self._rollouts(prompts, trainer)

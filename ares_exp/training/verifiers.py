@@ -1,4 +1,4 @@
-"""An environment of verifiers that plays episodes of this package: a taskset, and a harness that runs in its process.
+"""An environment of verifiers that runs episodes of this package: a taskset, and a harness that runs in its process.
 
 ```
 # file: greetings.py
@@ -32,8 +32,8 @@ from ares_exp.runs.rollouts import FinishedEpisode, PartsGiven, rollouts
 
 
 @dataclass(frozen=True)
-class _Played:
-    """What is played, as `rollouts` takes it; tasks are chosen by `env.tasks`."""
+class _Run:
+    """What is run, as `rollouts` takes it; tasks are chosen by `env.tasks`."""
 
     env: str
     agent: Any
@@ -48,9 +48,9 @@ class _Played:
         given = PartsGiven(parts, values, self.overrides, [Path(folder) for folder in self.config_dirs])
         return given.make().parts.source.load(lambda _: None)
 
-    async def play(self, task: str, policy: Any, *, seed: int) -> FinishedEpisode:
-        """Plays a task once."""
-        playing = rollouts(
+    async def execute(self, task: str, policy: Any, *, seed: int) -> FinishedEpisode:
+        """Runs a task once."""
+        running = rollouts(
             env=self.env,
             policy=policy,
             agent=self.agent,
@@ -59,7 +59,7 @@ class _Played:
             overrides=[*self.overrides, f"env.tasks=['{task}']"],
             config_dirs=self.config_dirs,
         )
-        async with aclosing(playing) as episodes:
+        async with aclosing(running) as episodes:
             return await anext(episodes)
 
 
@@ -80,7 +80,7 @@ def make_plugin(
         container: The backend, likewise.
         overrides: Likewise.
         config_dirs: Likewise.
-        request_timeout_sec: Seconds for one answer.
+        request_timeout_sec: Seconds for one response.
 
     Returns:
         The taskset's class and the harness's.
@@ -92,7 +92,7 @@ def make_plugin(
         import verifiers.v1 as vf
     except ImportError:
         raise ConfigError("An environment of verifiers needs the package: `pip install 'verifiers>=0.4'`.") from None
-    played = _Played(env, agent, container, overrides, config_dirs)
+    ran = _Run(env, agent, container, overrides, config_dirs)
 
     class EpisodeState(vf.State):  # type: ignore[misc]
         """The result of a rollout's episode."""
@@ -117,11 +117,11 @@ def make_plugin(
 
         def load(self) -> Iterator[EpisodeTask]:
             """Yields them; the prompt is the name, as the agent asks for itself."""
-            for name in played.task_names():
+            for name in ran.task_names():
                 yield EpisodeTask(vf.TaskData(name=name, prompt=name), self.config.task)
 
     class EpisodeHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
-        """Plays an episode in this process; code runs in a container of this package."""
+        """Runs an episode in this process; code runs in a container of this package."""
 
         EXECUTES_CODE = False
         NEEDS_CONTAINER = False
@@ -129,9 +129,9 @@ def make_plugin(
         async def launch(
             self, ctx: Any, trace: Any, runtime: Any, endpoint: str, secret: str, mcp_urls: Any, data: Any
         ) -> Any:
-            """Plays the episode of a rollout, and keeps its reward in the rollout's state."""
+            """Runs the episode of a rollout, and keeps its reward in the rollout's state."""
             policy = RolloutEndpoint(endpoint, secret, ctx.model, request_timeout_sec)
-            episode = await played.play(data.name, policy, seed=int(trace.id[:7], 16))
+            episode = await ran.execute(data.name, policy, seed=int(trace.id[:7], 16))
             trace.state.episode_reward = episode.reward
             if episode.reward is not None:
                 return vf.ProgramResult(exit_code=0, stdout=str(episode.outcome), stderr="")
@@ -150,7 +150,7 @@ class RolloutEndpoint:
         url: The endpoint.
         secret: The rollout's key.
         model: The model that is named to it.
-        timeout_sec: Seconds for one answer.
+        timeout_sec: Seconds for one response.
     """
 
     url: str
@@ -162,19 +162,21 @@ class RolloutEndpoint:
         """Answers one request.
 
         Raises:
-            EndpointError: The endpoint gave no answer.
-            MalformedAnswerError: What it gave is none.
+            EndpointError: The endpoint gave no response.
+            MalformedResponseError: What it gave is none.
         """
         body = request_to_body(request, model=self.model, strict=False, report=lambda _: None)
         limit = aiohttp.ClientTimeout(total=self.timeout_sec)
         try:
             async with (
                 aiohttp.ClientSession(timeout=limit, headers={"Authorization": f"Bearer {self.secret}"}) as session,
-                session.post(f"{self.url.rstrip('/')}/chat/completions", json={**body, "stream": False}) as answer,
+                session.post(f"{self.url.rstrip('/')}/chat/completions", json={**body, "stream": False}) as response,
             ):
-                if answer.status != 200:
-                    raise EndpointError(f"The endpoint answers {answer.status}: {await answer.text():.200}")
-                read = await answer.json()
+                if response.status != 200:
+                    raise EndpointError(f"The endpoint answers {response.status}: {await response.text():.200}")
+                read = await response.json()
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise PolicyError(f"The endpoint of the rollout gave no answer: {type(error).__name__}: {error}") from error
+            raise PolicyError(
+                f"The endpoint of the rollout gave no response: {type(error).__name__}: {error}"
+            ) from error
         return response_from_body(read, strict=False, report=lambda _: None)

@@ -3,7 +3,7 @@
 ```
 class OurEpisodes(AgentLoopBase):                      # verl.experimental.agent_loop
     async def run(self, sampling_params, **kwargs):
-        report = sequences_of(await play(kwargs["task"]))
+        report = sequences_of(await run(kwargs["task"]))
         return AgentLoopOutput(**agent_loop_output(report))
 ```
 

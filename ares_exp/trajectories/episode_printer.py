@@ -142,8 +142,8 @@ class EpisodePrinter:
             self._background_request(background_request)
 
     def _background_request(self, background_request: BackgroundRecord) -> None:
-        """Prints the last message of a call that took no step, and the start of its answer."""
-        pieces = background_request.answer.get("data")
+        """Prints the last message of a call that took no step, and the start of its response."""
+        pieces = background_request.response.get("data")
         answered = (
             " ".join(piece_text(piece) for piece in pieces if not is_thinking(piece))
             if isinstance(pieces, tuple)

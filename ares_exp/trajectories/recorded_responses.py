@@ -21,20 +21,20 @@ class Exchange(NamedTuple):
 
     Attributes:
         request: The request, as `serialize_llm_request` returns it.
-        answer: The response; `None`: there was none before the environment's time was up.
+        response: The response; `None`: there was none before the environment's time was up.
         stage: Number of stages of the task that were over.
         is_pending: Whether the record ends with this request.
     """
 
     request: Mapping[str, Any]
-    answer: LLMResponse | None
+    response: LLMResponse | None
     stage: int = 0
     is_pending: bool = False
 
 
-def answers(exchanges: Iterable[Exchange]) -> list[LLMResponse]:
+def responses(exchanges: Iterable[Exchange]) -> list[LLMResponse]:
     """Returns the responses of exchanges; an exchange may have none."""
-    return [exchange.answer for exchange in exchanges if exchange.answer is not None]
+    return [exchange.response for exchange in exchanges if exchange.response is not None]
 
 
 def recorded_exchanges(episode: EpisodeTrajectory) -> list[Exchange]:
@@ -56,7 +56,7 @@ def background_exchanges(episode: EpisodeTrajectory) -> Iterator[Exchange]:
     unfinished = (episode.unfinished_step,) if episode.unfinished_step is not None else ()
     for step in (*episode.steps, *unfinished):
         for background_request in step.background_requests:
-            yield Exchange(background_request.request, deserialize_llm_response(background_request.answer))
+            yield Exchange(background_request.request, deserialize_llm_response(background_request.response))
 
 
 class RecordedResponses:

@@ -81,25 +81,27 @@ class BackgroundRecord:
 
     Attributes:
         request: As `serialize_llm_request` gives it.
-        answer: As `serialize_llm_response` gives it.
+        response: As `serialize_llm_response` gives it.
     """
 
     request: Table
-    answer: Table
+    response: Table
 
     def __post_init__(self) -> None:
         """Freezes both."""
         object.__setattr__(self, "request", freeze(self.request))
-        object.__setattr__(self, "answer", freeze(self.answer))
+        object.__setattr__(self, "response", freeze(self.response))
 
     @classmethod
     def of(cls, background_request: BackgroundRequest) -> BackgroundRecord:
         """Makes the record of a call."""
-        return cls(serialize_llm_request(background_request.request), serialize_llm_response(background_request.answer))
+        return cls(
+            serialize_llm_request(background_request.request), serialize_llm_response(background_request.response)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON-ready form."""
-        return {"request": self.request, "answer": self.answer}
+        return {"request": self.request, "response": self.response}
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +216,7 @@ class EpisodeTrajectory:
 
     @property
     def is_of_oracle(self) -> bool:
-        """Whether it has answers of the oracle: the task's own solution."""
+        """Whether it has responses of the oracle: the task's own solution."""
         return any(step.action is not None and step.action.get("model") == ORACLE_MODEL for step in self.steps)
 
     @property

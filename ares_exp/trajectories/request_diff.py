@@ -7,7 +7,7 @@ replay what its config says; `ares-exp compare` nothing. An agent that is run ag
 digests of the same parts (`agents.runtime.call_identity`), exactly: it is shown the recorded times.
 
 Where a request came from (`origin`) is no part of what is compared, and neither is reasoning that an agent keeps in its
-messages: it is the model's, as log-probabilities are, and an answer that is given again brings its own. Requests that
+messages: it is the model's, as log-probabilities are, and a response that is given again brings its own. Requests that
 came over HTTP are also equal where they only spell the same in other ways (see `llms.canonical`).
 
 A request repeats the conversation so far. A message that came out differently is therefore in all later requests, too:
@@ -217,7 +217,7 @@ def _built_in() -> tuple[Normaliser, ...]:
 
 
 class RequestComparison:
-    """Compares the requests of one episode that is played again with the recorded ones, in order."""
+    """Compares the requests of one episode that is run again with the recorded ones, in order."""
 
     def __init__(self, normalisers: Sequence[Normaliser] | None = None) -> None:
         self._normalisers = _built_in() if normalisers is None else normalisers

@@ -180,8 +180,8 @@ class AsyncGymWrapper:
     def rendering(self) -> str | None:
         """Returns what `render` returns, without awaiting.
 
-        After `reset` that is what the policy sees first; after `step` its answer, what came of it and, when the episode
-        has ended, the reward; before either an empty text.
+        After `reset` that is what the policy sees first; after `step` its response, what came of it and, when the
+        episode has ended, the reward; before either an empty text.
         """
         if self.render_mode is None:
             return None
@@ -278,7 +278,7 @@ def wrap_as_gym(
 
 
 class GymDriver(EnvironmentWrapper):
-    """Plays through a Gymnasium face, and gives the environment's own time steps back."""
+    """Runs through a Gymnasium face, and gives the environment's own time steps back."""
 
     def __init__(self, gym: AsyncGymWrapper | GymInThread) -> None:
         """Takes over `gym`: the driver closes it."""

@@ -18,7 +18,7 @@ class Exchange:
     """The last exchange of an episode: what was answered, and what came of it.
 
     Attributes:
-        action: The policy's answer; `None` after `reset`.
+        action: The policy's response; `None` after `reset`.
         observation: The current observation.
         reward: The step's reward.
         terminated, truncated: Whether, and how, this ended the episode.
@@ -55,12 +55,12 @@ def conversation_text(observation: Any) -> str:
 
 
 def news_text(observation: Any) -> str:
-    """Formats the messages since the policy's last answer, without headings."""
+    """Formats the messages since the policy's last response, without headings."""
     return "\n\n".join(message_text(message) for message in new_messages(observation))
 
 
 def new_messages(observation: Any) -> list[Any]:
-    """Returns the messages since the policy's last answer; all of them if it has not answered."""
+    """Returns the messages since the policy's last response; all of them if it has not answered."""
     found = messages_of(observation)
     for index in range(len(found) - 1, -1, -1):
         if _role(found[index]) == "assistant":

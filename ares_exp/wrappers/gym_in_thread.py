@@ -115,10 +115,10 @@ def _result(job: asyncio.Future[Outcome]) -> Any:
 
 
 class ThreadedGymDriver(GymDriver):
-    """Plays through a face whose environment is on another event loop, where alone its requests can be looked at."""
+    """Runs through a face whose environment is on another event loop, where alone its requests can be looked at."""
 
     def pending_requests(self) -> tuple[PendingRequest, ...]:
-        """Returns none: the policy is asked for one answer after the other."""
+        """Returns none: the policy is asked for one response after the other."""
         return ()
 
     async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:

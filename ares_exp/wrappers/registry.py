@@ -1,7 +1,7 @@
 """Presets: environments by name. `make("harbor:0")`, `info()`, `list_presets()`, and presets of your own.
 
 Every option of the `env` group is a preset, those of plugins included: `harbor`. With an option of the `agent`
-group it is `harbor-shell`; without, the default agent plays. `name:5`, `name:0:10`, `name:5:`, `name::10` and
+group it is `harbor-shell`; without, the default agent runs. `name:5`, `name:0:10`, `name:5:`, `name::10` and
 `name@2/8` (the third of eight shards) choose tasks. What is registered here in Python comes beside these.
 """
 
@@ -258,7 +258,7 @@ class EnvironmentSpec(Protocol):
         """Makes the environment.
 
         Args:
-            selector: Picks the tasks that are to be played: `selector(tasks) -> list`.
+            selector: Picks the tasks that are to be run: `selector(tasks) -> list`.
             container_factory: Makes the containers.
             tracker: Receives every episode that ends; may be `None`.
         """

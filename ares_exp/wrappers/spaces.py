@@ -173,7 +173,7 @@ class TextObservation(gymnasium.ObservationWrapper[str, Any, LLMRequest], Record
         Args:
             env: Its observations are chat requests.
             content: `"conversation"`: system prompt and all messages, each under a line `[role]`, an empty line between
-                them. `"news"`: only the messages since the policy's last answer, without those lines.
+                them. `"news"`: only the messages since the policy's last response, without those lines.
 
         Raises:
             ValueError: `content` is neither.

@@ -1,4 +1,4 @@
-"""The task sampling environment: it plays the tasks of any `EnvironmentSource`, drawn or picked at `reset()`."""
+"""The task sampling environment: it runs the tasks of any `EnvironmentSource`, drawn or picked at `reset()`."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ logger = logging.getLogger(__name__)
 
 
 class TaskSamplingEnvironment(EnvironmentWrapper):
-    """Plays tasks of a source, each episode in an environment that the source makes for it.
+    """Runs tasks of a source, each episode in an environment that the source makes for it.
 
-    The first `reset()` checks that the container backend works and can play the tasks.
+    The first `reset()` checks that the container backend works and can run the tasks.
 
     Attributes:
         task_names: What `reset()` chooses from.
-        attempt: Number of this playing of the task since the choice was seeded, from 0.
+        attempt: Number of this running of the task since the choice was seeded, from 0.
         episode_seed: Seed of the episode, as a run with `seed=…` gives it to that attempt.
     """
 
@@ -83,7 +83,7 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
             options: `{"task": name_or_index}` picks the task.
 
         Raises:
-            UserError: The container backend does not work, or cannot play the tasks; or there is no such task.
+            UserError: The container backend does not work, or cannot run the tasks; or there is no such task.
             EpisodeError: The episode could not start; the subclass says why. Nothing is left running.
         """
         with self._calls.during("reset()"):
@@ -97,7 +97,7 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
             if seed is not None:
                 self._reseed(seed)
             name = self.task_names[choose_index(self.task_names, options or {}, self._random)]
-            self.attempt, self._played[name] = self._played[name], self._played[name] + 1
+            self.attempt, self._ran[name] = self._ran[name], self._ran[name] + 1
             self.episode_seed = episode_seed(self._seed, name, self.attempt)
             self._task_name = name
             parts = replace(self._parts, seed=self.episode_seed)
@@ -132,7 +132,7 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
     def _reseed(self, seed: int) -> None:
         self._seed = seed
         self._random = random.Random(seed)
-        self._played: Counter[str] = Counter()
+        self._ran: Counter[str] = Counter()
 
     async def _check(self) -> None:
         """Makes the checks of a run's start, once."""

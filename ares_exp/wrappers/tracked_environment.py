@@ -46,7 +46,7 @@ class TrackedEnvironment(EnvironmentWrapper):
             time_step = await super().reset(seed=seed, options=options)
         except BaseException as error:
             if isinstance(error, UserError) and self.report().task_name is None:
-                self._events = None  # no such task, or nothing to play it with: no episode started
+                self._events = None  # no such task, or nothing to run it with: no episode started
             self._end(failure=error)
             raise
         self._events.wait_for("policy")

@@ -41,7 +41,7 @@ class ThoroughAgentFactory:
 
 
 class ThoroughAgent:
-    """Each round asks two LLMs at the same time and does what the last answer says."""
+    """Each round asks two LLMs at the same time and does what the last response says."""
 
     def __init__(self, container: AgentContainer, llm_client: LLMClient, *, patience_sec: float, settled: bool) -> None:
         self._container, self._llm = container, llm_client
@@ -49,7 +49,7 @@ class ThoroughAgent:
         self.seen: list[Any] = []
 
     async def run(self, task: str) -> None:
-        """Works until an answer is `done`."""
+        """Works until a response is `done`."""
         self.seen.append([task, uuid.uuid4().hex, random.random(), *self._unless_settled(time.ctime(), time.time())])
         lock, commands = asyncio.Lock(), "true"
         while commands != DONE:
@@ -120,7 +120,7 @@ class ThoroughAgent:
         return await self._container.exec(command, **options)
 
 
-def answer(command: str) -> ExecResult:
+def respond(command: str) -> ExecResult:
     """What an in-memory container gives for the commands of the agent."""
     slow = "sleep" in command
     return ExecResult(

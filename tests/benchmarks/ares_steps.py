@@ -19,7 +19,7 @@ def is_installed() -> bool:
 
 
 class AresSteps:
-    """Plays episodes of ARES' `CodeEnvironment`."""
+    """Runs episodes of ARES' `CodeEnvironment`."""
 
     def __init__(self, folder: Path, steps: int) -> None:
         """Imports it, and makes a task.
@@ -34,7 +34,7 @@ class AresSteps:
         self._containers = importlib.import_module("ares.containers.containers")
         self._requests = importlib.import_module("ares.llms.request")
         responses = importlib.import_module("ares.llms.response")
-        self._answer = responses.LLMResponse(
+        self._response = responses.LLMResponse(
             data=[responses.TextData(content="I look around.\n\n```bash\nls -la\n```\n")],
             cost=0.0,
             usage=responses.Usage(prompt_tokens=0, generated_tokens=0),
@@ -55,15 +55,15 @@ class AresSteps:
         )
         self._steps = steps
 
-    async def play(self, *, with_command: bool) -> None:
-        """Plays an episode."""
+    async def execute(self, *, with_command: bool) -> None:
+        """Runs an episode."""
         environment = self._environments.CodeEnvironment(
             [self._task], container_factory=self, code_agent_factory=self._agents(with_command=with_command)
         )
         async with environment:
             time_step = await environment.reset()
             while time_step.step_type != "LAST":
-                time_step = await environment.step(self._answer)
+                time_step = await environment.step(self._response)
 
     def _agents(self, *, with_command: bool) -> Any:
         make, steps = self._requests.LLMRequest, self._steps

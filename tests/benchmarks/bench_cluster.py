@@ -39,7 +39,7 @@ from ares_exp.runs.experiment import Experiment
 from ares_exp.trackers.tracker import NullTracker
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.wrappers.async_gym import drive_async_gym
-from tests.benchmarks.bench_load import Boxes, Tasks, Work, play
+from tests.benchmarks.bench_load import Boxes, Tasks, Work, execute
 from tests.ray.cluster import SmallCluster
 from tests.ray.runs import PATIENCE_SEC
 
@@ -68,7 +68,7 @@ class Measured(NamedTuple):
         wall_sec: From when all hosts were ready.
         cpu_sec: Of this process's processor.
         hosts_cpu_sec: Of that of all hosts.
-        steps: Answers that were given.
+        steps: Responses that were given.
     """
 
     wall_sec: float
@@ -87,7 +87,7 @@ def measure(
     hosts: int = 0,
     processes: Processes = list,
 ) -> Measured:
-    """Plays episodes, as soon as there are so many hosts."""
+    """Runs episodes, as soon as there are so many hosts."""
     policy = Work(latency, steps=(steps, steps))
     with tempfile.TemporaryDirectory(prefix="ares_exp-cluster-") as folder:
         run_dir = RunDir(Path(folder) / "run")
@@ -106,7 +106,7 @@ def measure(
         settings = Settings(1, concurrency, 0, EpisodeLimits(), policy_timeout_sec=600.0)
         made = _Timed(components, settings, run_dir, quiet=True)
         made.executor, made.hosts, made.processes = executor, hosts, processes
-        summary = asyncio.run(play(made, run_dir))
+        summary = asyncio.run(execute(made, run_dir))
         assert summary.exit_code == 0 or all(one.reward is not None for one in summary.results), summary
     return Measured(made.wall_sec, made.cpu_sec, made.hosts_cpu_sec, policy.steps)
 
@@ -169,20 +169,20 @@ def _slots(on: On, waves: int, latency: float, steps: int) -> None:
     first, episodes = 0.0, 10 * math.lcm(*range(1, NODES + 1)) * waves
     for nodes in range(1, NODES + 1):
         concurrency = 10 * nodes
-        played = measure(
+        ran = measure(
             on(nodes, 10), episodes=episodes, concurrency=concurrency, latency=latency, steps=steps, hosts=nodes
         )
-        first = first or played.wall_sec
-        of_first, ideal = played.wall_sec / first, episodes / concurrency * steps * latency
-        _say(f"slots: {nodes} hosts of 10: {played.wall_sec:.1f} s (ideal {ideal:.0f}), {of_first:.3f} of the first")
+        first = first or ran.wall_sec
+        of_first, ideal = ran.wall_sec / first, episodes / concurrency * steps * latency
+        _say(f"slots: {nodes} hosts of 10: {ran.wall_sec:.1f} s (ideal {ideal:.0f}), {of_first:.3f} of the first")
 
 
 def _at_once(on: On, count: int, latency: float, steps: int) -> None:
     ideal = steps * latency
     for name, executor, hosts in (("local", LocalExecutor(), 0), ("ray", on(NODES, math.ceil(count / NODES)), NODES)):
-        played = measure(executor, episodes=count, concurrency=count, latency=latency, steps=steps, hosts=hosts)
-        rate = f"{ideal / played.wall_sec:.1%} of ideal; {played.steps / played.wall_sec:.0f} steps/s"
-        _say(f"at once, {name}: {count} episodes: {played.wall_sec:.1f} s, {rate}")
+        ran = measure(executor, episodes=count, concurrency=count, latency=latency, steps=steps, hosts=hosts)
+        rate = f"{ideal / ran.wall_sec:.1%} of ideal; {ran.steps / ran.wall_sec:.0f} steps/s"
+        _say(f"at once, {name}: {count} episodes: {ran.wall_sec:.1f} s, {rate}")
 
 
 def _overhead(on: On, count: int, steps: int, processes: Processes) -> None:

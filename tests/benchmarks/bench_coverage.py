@@ -24,7 +24,7 @@ REPETITIONS = 2000
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Where the tasks come from, and how many are played how often."""
+    """Where the tasks come from, and how many are run how often."""
 
     tasks: int
     attempts: int
@@ -66,16 +66,16 @@ class Coverage:
 
 
 def simulate(world: World, *, repetitions: int, seed: int = 0) -> Coverage:
-    """Plays the runs; the same seed gives the same shares."""
+    """Runs the runs; the same seed gives the same shares."""
     rng = random.Random(f"{world} {seed}")
     found = Coverage()
     for _ in range(repetitions):
         probabilities = [world.probability(rng) for _ in range(world.tasks)]
-        rewards = _play(probabilities, world, rng)
+        rewards = _execute(probabilities, world, rng)
         counts = [(len(own), int(sum(own))) for own in rewards]
         rate = pass_rates(counts, [world.k])[0]
         others = [one if rng.random() < 0.7 else world.probability(rng) for one in probabilities]
-        pairs = zip(rewards, _play(others, world, rng), strict=True)
+        pairs = zip(rewards, _execute(others, world, rng), strict=True)
         difference = Difference.of([mean(b) - mean(a) for a, b in pairs], is_bounded=True)
         total = world.tasks * world.attempts
         low, high = wilson(sum(map(sum, rewards)) / total, total)
@@ -89,7 +89,7 @@ def simulate(world: World, *, repetitions: int, seed: int = 0) -> Coverage:
     return found
 
 
-def _play(probabilities: list[float], world: World, rng: random.Random) -> list[list[float]]:
+def _execute(probabilities: list[float], world: World, rng: random.Random) -> list[list[float]]:
     return [[float(rng.random() < one) for _ in range(world.attempts)] for one in probabilities]
 
 

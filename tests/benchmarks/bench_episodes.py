@@ -1,11 +1,11 @@
 """What an episode costs beside its steps: twenty questions, one step each, recorded as a run records them.
 
 Run by hand: `python -m tests.benchmarks.bench_episodes [--dir PLACE]`. The whole experiment with a collector and the
-answer log, no container and no agent: what remains is making, recording, syncing and forgetting an episode. Prints
+response log, no container and no agent: what remains is making, recording, syncing and forgetting an episode. Prints
 episodes per second and CPU per episode; `--dir` chooses the disk, whose syncs are a part of it. Two runs in a row on
 ext4 are to be a few minutes apart, as the first removes its files.
 
-`--once json 4` plays 240 games once, 64 at a time, and prints nothing: for `valgrind --tool=callgrind` or `strace -fc`:
+`--once json 4` runs 240 games once, 64 at a time, and prints nothing: for `valgrind --tool=callgrind` or `strace -fc`:
 the difference to `--once json 1`, divided by 180, is what an episode costs whatever else the machine does.
 """
 
@@ -36,7 +36,7 @@ from ares_exp.trajectories.collector import TrajectoryCollector
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryCollector
 from ares_exp.wrappers.async_gym import drive_async_gym
-from tests.benchmarks.bench_load import Boxes, play
+from tests.benchmarks.bench_load import Boxes, execute
 
 ATTEMPTS = 10
 CONCURRENCIES = (1, 8, 64)
@@ -55,7 +55,7 @@ def collectors_of(kind: str, run_dir: RunDir) -> dict[str, TrajectoryCollector]:
 
 
 def measure(concurrency: int, folder: Path, kind: str, attempts: int = ATTEMPTS) -> tuple[float, float]:
-    """Plays all games `attempts` times; returns wall and CPU seconds of an episode."""
+    """Runs all games `attempts` times; returns wall and CPU seconds of an episode."""
     run_dir = RunDir(folder / f"run-{next(_numbers)}")
     components = Components(
         source=TwentyQuestionsEnvironments(),
@@ -70,7 +70,7 @@ def measure(concurrency: int, folder: Path, kind: str, attempts: int = ATTEMPTS)
         components, Settings(attempts, concurrency, 0, EpisodeLimits(), policy_timeout_sec=600.0), run_dir
     )
     started, cpu_started = time.perf_counter(), time.process_time()
-    summary: RunSummary = asyncio.run(play(made, run_dir))
+    summary: RunSummary = asyncio.run(execute(made, run_dir))
     wall, cpu = time.perf_counter() - started, time.process_time() - cpu_started
     if not summary.complete:
         raise RuntimeError(f"Expected every episode to have a reward, got {summary.count()}")
@@ -80,7 +80,7 @@ def measure(concurrency: int, folder: Path, kind: str, attempts: int = ATTEMPTS)
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=Path, default=None, help="where the runs are written; by default a temporary one")
-    parser.add_argument("--once", nargs=2, metavar=("COLLECTOR", "ATTEMPTS"), help="plays once, and prints nothing")
+    parser.add_argument("--once", nargs=2, metavar=("COLLECTOR", "ATTEMPTS"), help="runs once, and prints nothing")
     options = parser.parse_args(given)
     logging.disable(logging.INFO)
     # All runs are removed at the end: for a minute ext4 is slow to make files where others have been removed.

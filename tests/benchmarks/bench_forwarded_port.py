@@ -1,4 +1,4 @@
-"""The time that a forwarded port adds to a request and its answer, beside the same over this machine's loopback.
+"""The time that a forwarded port adds to a request and its response, beside the same over this machine's loopback.
 
 Run by hand: `python -m tests.benchmarks.bench_forwarded_port [local] [relay] [docker] [remote] [daytona]`, by default
 all but the last. Client and server send and receive the same in all of them; the ways take turns in blocks, so that a
@@ -26,7 +26,7 @@ from ares_exp.containers.relayed_port import open_relayed_port
 from ares_exp.testing.forwarded_port_contract import Server, perl, port_of
 
 SIZES = (3_000, 80_000)
-ANSWER_BYTES = 3_000
+RESPONSE_BYTES = 3_000
 ROUNDS, BLOCK = 6, 50
 SLOW_BLOCK = 8
 
@@ -43,18 +43,18 @@ for (1..$count) {
     while ($left) { my $r = sysread($s, my $d, $left) or die "the end"; $left -= $r }
     printf "%.4f\\n", now() - $started;
 }
-""".replace("ANSWER", str(ANSWER_BYTES)).replace("CLOCK", "228" if platform.machine() == "x86_64" else "113")
+""".replace("ANSWER", str(RESPONSE_BYTES)).replace("CLOCK", "228" if platform.machine() == "x86_64" else "113")
 
 Ask = Callable[[int, int], Awaitable[list[float]]]
 """Asks so many times with requests of so many bytes; returns the milliseconds of each."""
 
 
-async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Answers requests: a length, and so many bytes."""
     with contextlib.suppress(asyncio.IncompleteReadError):
         while True:
             await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
-            writer.write(b"y" * ANSWER_BYTES)
+            writer.write(b"y" * RESPONSE_BYTES)
 
 
 def asking(box: Container, port: int) -> Ask:
@@ -71,7 +71,7 @@ def asking(box: Container, port: int) -> Ask:
 @contextlib.asynccontextmanager
 async def plain() -> AsyncIterator[Ask]:
     """The same client and server on this machine's loopback, without a container."""
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    server = await asyncio.start_server(respond, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
 
     async def ask(size: int, count: int) -> list[float]:
@@ -87,7 +87,7 @@ async def plain() -> AsyncIterator[Ask]:
 @contextlib.asynccontextmanager
 async def forwarded_port(box: Container, relayed: bool = False) -> AsyncIterator[Ask]:
     """By a forwarded port."""
-    serve: Serve = Server(answer)
+    serve: Serve = Server(respond)
     async with box:
         if relayed:
             assert isinstance(box, LocalContainer)

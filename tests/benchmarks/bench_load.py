@@ -1,8 +1,8 @@
-"""How many episodes one process holds: the whole experiment, with a policy that takes a second for each answer.
+"""How many episodes one process holds: the whole experiment, with a policy that takes a second for each response.
 
 Run by hand: `python -m tests.benchmarks.bench_load` (some ten minutes; `--latency 0.05 --rounds 2` for a look). Each
 row is a process of its own: the real experiment with the shell agent, the JSON collector and the async wrapper, on
-containers in memory; episodes of 10 to 30 steps, with answers and outputs of 2 KB.
+containers in memory; episodes of 10 to 30 steps, with responses and outputs of 2 KB.
 
 Ideal is a machine on which nothing but the policy takes time: `concurrency / latency` steps per second, from the
 start of the run, the first containers and requests included, until the last episode is started; after that there are
@@ -52,7 +52,7 @@ class Work(Policy):
 
     Attributes:
         started: Episodes that were started.
-        steps: Answers that were given.
+        steps: Responses that were given.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Work(Policy):
         count = random.Random(episode.seed).randint(*self._range)
         given = 0
 
-        async def answer(request: object) -> LLMResponse:
+        async def respond(request: object) -> LLMResponse:
             nonlocal given
             await asyncio.sleep(self._latency)
             given += 1
@@ -78,7 +78,7 @@ class Work(Policy):
                 f"{thoughts}\n\n```bash\n{command}\n```\n", usage=Usage(500 * given, 500), latency_sec=self._latency
             )
 
-        return answer
+        return respond
 
 
 class Box(InMemoryContainer):
@@ -135,8 +135,8 @@ def experiment(tasks: Tasks, policy: Work, concurrency: int, run_dir: RunDir) ->
     return Experiment(components, settings, run_dir)
 
 
-async def play(made: Experiment, run_dir: RunDir) -> RunSummary:
-    """Plays it from its plan to its end."""
+async def execute(made: Experiment, run_dir: RunDir) -> RunSummary:
+    """Runs it from its plan to its end."""
     with run_dir.owned():
         names = await made.prepare()
         summary = await made.run(names, RunInfo(run_dir=run_dir.path, name="load", run_id="load"))
@@ -178,7 +178,7 @@ HEADER = (
 
 
 def measure(concurrency: int, latency: float, rounds: int) -> Measured:
-    """Plays `rounds + 1` times as many episodes as there are at once, and says what that took."""
+    """Runs `rounds + 1` times as many episodes as there are at once, and says what that took."""
     logging.disable(logging.INFO)
     measured = Measured(concurrency, latency, episodes=concurrency * (rounds + 1))
 
@@ -191,18 +191,18 @@ def measure(concurrency: int, latency: float, rounds: int) -> Measured:
 
     policy = Work(latency, on_start=on_start)
     with tempfile.TemporaryDirectory(prefix="ares_exp-load-") as folder:
-        _play_all(Work(0.0), 1, 1, RunDir(Path(folder) / "first"))  # what is imported and compiled once
+        _execute_all(Work(0.0), 1, 1, RunDir(Path(folder) / "first"))  # what is imported and compiled once
         measured.rss_before = _rss()
         started, cpu_started = time.perf_counter(), time.process_time()
-        summary = _play_all(policy, measured.episodes, concurrency, RunDir(Path(folder) / "run"))
+        summary = _execute_all(policy, measured.episodes, concurrency, RunDir(Path(folder) / "run"))
         measured.cpu_sec = time.process_time() - cpu_started
     measured.steps, measured.lag_sec = policy.steps, summary.max_loop_lag_sec
     measured.rss_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return measured
 
 
-def _play_all(policy: Work, episodes: int, concurrency: int, run_dir: RunDir) -> RunSummary:
-    summary = asyncio.run(play(experiment(Tasks(episodes), policy, concurrency, run_dir), run_dir))
+def _execute_all(policy: Work, episodes: int, concurrency: int, run_dir: RunDir) -> RunSummary:
+    summary = asyncio.run(execute(experiment(Tasks(episodes), policy, concurrency, run_dir), run_dir))
     written = len(list(run_dir.trajectories.glob("*.json")))
     if not summary.complete or written != episodes:
         raise RuntimeError(f"Expected {episodes} episodes with a file each, got {written}: {summary.count()}")
@@ -216,10 +216,10 @@ def _rss() -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--concurrency", type=int, nargs="+", default=CONCURRENCIES)
-    parser.add_argument("--latency", type=float, default=1.0, help="seconds for an answer")
+    parser.add_argument("--latency", type=float, default=1.0, help="seconds for a response")
     parser.add_argument("--rounds", type=int, default=5, help="finished episodes for each one in progress")
     given = parser.parse_args()
-    print(f"Answers of {given.latency:g} s, {STEPS[0]} to {STEPS[1]} steps, Python {sys.version.split()[0]}\n")
+    print(f"Responses of {given.latency:g} s, {STEPS[0]} to {STEPS[1]} steps, Python {sys.version.split()[0]}\n")
     print(HEADER)
     memory = []
     for concurrency in given.concurrency:

@@ -2,7 +2,7 @@
 
 Run by hand: `python -m tests.benchmarks.bench_step`. Prints CPU microseconds per step: with the shell agent at 1 and
 100 environments, the bare code environment, with the collecting environment around it, and through the async Gymnasium
-wrapper; with an agent that only asks, and one that also runs a command after each answer, `env.step` at 1 and 1,000,
+wrapper; with an agent that only asks, and one that also runs a command after each response, `env.step` at 1 and 1,000,
 beside that of ARES, in turns, where it is installed in the same Python (3.12: `pip install martian-ares`).
 """
 
@@ -39,8 +39,8 @@ ROUNDS = 5
 EPISODES = 100
 
 
-class PlayTrivial(Protocol):
-    """Plays an episode with a trivial agent."""
+class RunTrivial(Protocol):
+    """Runs an episode with a trivial agent."""
 
     async def __call__(self, *, with_command: bool) -> None: ...
 
@@ -129,7 +129,7 @@ SUBMIT = LLMResponse.from_text("Done.\n\n```bash\necho done\n```\n")
 
 
 class TrivialAgents:
-    """Agents that ask the same `STEPS` times, and run a command after each answer if they are told to."""
+    """Agents that ask the same `STEPS` times, and run a command after each response if they are told to."""
 
     name = "trivial"
 
@@ -162,24 +162,24 @@ def gym(env: CodeEnvironment) -> Environment:
     return drive_async_gym(TrajectoryCollectingEnvironment(env, EpisodeCollector()))
 
 
-async def play(wrap: Callable[[CodeEnvironment], Environment], agents: ShellAgentFactory) -> None:
+async def execute(wrap: Callable[[CodeEnvironment], Environment], agents: ShellAgentFactory) -> None:
     env = CodeEnvironment([InMemoryTask()], container_factory=InMemoryFactory(), code_agent_factory=agents)  # type: ignore[arg-type, list-item]
     await run_episode(wrap(env), InstantPolicy(), EpisodeEvents(), policy_timeout_sec=60)
 
 
 async def measure(wrap: Callable[[CodeEnvironment], Environment], at_once: int) -> float:
     agents = ShellAgentFactory()
-    await play(wrap, agents)
+    await execute(wrap, agents)
     samples = []
     for _ in range(ROUNDS):
         started = time.process_time()
         for _ in range(EPISODES // at_once):
-            await asyncio.gather(*(play(wrap, agents) for _ in range(at_once)))
+            await asyncio.gather(*(execute(wrap, agents) for _ in range(at_once)))
         samples.append((time.process_time() - started) / (EPISODES * STEPS) * 1e6)
     return statistics.median(samples)
 
 
-async def play_trivial(*, with_command: bool) -> None:
+async def run_trivial(*, with_command: bool) -> None:
     agents = TrivialAgents(with_command=with_command)
     env = CodeEnvironment([InMemoryTask()], container_factory=InMemoryFactory(), code_agent_factory=agents)  # type: ignore[arg-type, list-item]
     async with env:
@@ -188,25 +188,25 @@ async def play_trivial(*, with_command: bool) -> None:
             time_step = await env.step(COMMAND)
 
 
-async def steps_alone(play_one: PlayTrivial, at_once: int, *, with_command: bool) -> float:
+async def steps_alone(run_one: RunTrivial, at_once: int, *, with_command: bool) -> float:
     """CPU us per step of `env.step` and its share of making and closing the environment."""
     started, episodes = time.process_time(), 0
     while episodes < EPISODES:
-        await asyncio.gather(*(play_one(with_command=with_command) for _ in range(at_once)))
+        await asyncio.gather(*(run_one(with_command=with_command) for _ in range(at_once)))
         episodes += at_once
     return (time.process_time() - started) / (episodes * STEPS) * 1e6
 
 
-def print_steps_alone(players: Mapping[str, PlayTrivial]) -> None:
-    """Prints the best of all rounds, which the players play in turns."""
+def print_steps_alone(players: Mapping[str, RunTrivial]) -> None:
+    """Prints the best of all rounds, which the players run in turns."""
     print(f"\n{'trivial agent':<28}{'1 env':>10}{'1,000 envs':>12}")
     for with_command in (False, True):
         found: dict[tuple[str, int], list[float]] = {}
         for _ in range(ROUNDS):
-            for name, play_one in players.items():
+            for name, run_one in players.items():
                 for at_once in (1, 1000):
                     with collecting_seldom():
-                        spent = asyncio.run(steps_alone(play_one, at_once, with_command=with_command))
+                        spent = asyncio.run(steps_alone(run_one, at_once, with_command=with_command))
                     found.setdefault((name, at_once), []).append(spent)
         for name in players:
             row = f"{name}: {'asks, runs a command' if with_command else 'asks'}"
@@ -221,8 +221,8 @@ def main() -> None:
             one, hundred = (asyncio.run(measure(wrap, count)) for count in (1, 100))
         print(f"{wrap.__name__:<24}{one:>10.1f}{hundred:>10.1f}")
     with tempfile.TemporaryDirectory() as folder:
-        theirs = {"ARES": AresSteps(Path(folder), STEPS).play} if is_installed() else {}
-        print_steps_alone({"ours": play_trivial, **theirs})
+        theirs = {"ARES": AresSteps(Path(folder), STEPS).execute} if is_installed() else {}
+        print_steps_alone({"ours": run_trivial, **theirs})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Trainings of a tiny model on a CPU, with their curves: rewards rise from chance to what can be reached.
 
 Run by hand, with matplotlib: `python -m tests.benchmarks.bench_training FOLDER [PICTURE [SEEDS]]`. Each seed has a
-model of its own. Plays what is not in FOLDER yet, with so many seeds (3): a training, and ordinary runs of the model
+model of its own. Runs what is not in FOLDER yet, with so many seeds (3): a training, and ordinary runs of the model
 before and after it. Prints a table, and draws the curves (docs/pictures/training.png).
 """
 
@@ -24,11 +24,11 @@ ATTEMPTS = 100
 
 @dataclass(frozen=True)
 class Example:
-    """A training, played with several seeds.
+    """A training, run with several seeds.
 
     Attributes:
         name: For people.
-        tasks: What is played, in which `{toy}` is the folder of the toys.
+        tasks: What is run, in which `{toy}` is the folder of the toys.
         trainer: How it learns.
     """
 
@@ -65,8 +65,8 @@ class Curve:
     step_sec: float
 
 
-def play(folder: Path, example: Example, seed: int) -> Curve:
-    """Trains, and plays the model before and after."""
+def execute(folder: Path, example: Example, seed: int) -> Curve:
+    """Trains, and runs the model before and after."""
     toy, name = f"toy-{seed}", f"{example.name.replace(' ', '-')}-{seed}"
     if not (folder / toy).exists():
         subprocess.run([sys.executable, "-m", "ares_exp.training.toy", toy, str(seed)], cwd=folder, check=True)
@@ -87,7 +87,7 @@ def play(folder: Path, example: Example, seed: int) -> Curve:
 
 
 def run_of(folder: Path, name: str, *words: str) -> Path:
-    """Plays a run, unless that was done before; returns its directory."""
+    """Runs a run, unless that was done before; returns its directory."""
     if not (folder / name / "summary.json").exists():
         command = [sys.executable, "-m", "ares_exp", *words, f"hydra.run.dir={name}"]
         subprocess.run(command, cwd=folder, check=True)
@@ -131,7 +131,7 @@ def main(folder: Path, picture: Path, seeds: Sequence[int]) -> None:
     print("|---|---|---|---|---|---|")
     for example in EXAMPLES:
         for seed in seeds:
-            one = play(folder, example, seed)
+            one = execute(folder, example, seed)
             curves.setdefault(example.name, []).append(one)
             start, end = ("{:.3f} [{:.3f}, {:.3f}]".format(*interval(values)) for values in (one.start, one.end))
             print(f"| {example.name} | {seed} | {start} | {end} | {one.gap:.1e} | {one.step_sec:.1f} |")

@@ -21,7 +21,7 @@ from ares_exp.llms.response import LLMResponse
 from tests.benchmarks.bench_step import InMemoryTask
 
 Place = tuple[str, ContainerFactory, str | None]
-"""What rows are called, and where their episodes are played: the containers and their image."""
+"""What rows are called, and where their episodes are run: the containers and their image."""
 
 FILES = 20
 EDITED = 3

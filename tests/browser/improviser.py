@@ -38,13 +38,13 @@ class Improviser(Policy):
             *([SOLVED] if random.random() < self._skill + ease else []),
             SUBMIT,
         ]
-        return _Played(replies, random)
+        return _Run(replies, random)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         raise NotImplementedError
 
 
-class _Played:
+class _Run:
     def __init__(self, replies: list[str], random: Random) -> None:
         self._replies = iter(replies)
         self._random = random

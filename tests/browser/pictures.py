@@ -1,4 +1,4 @@
-"""Pictures of the page for the documentation, of runs that are played for them: `python -m tests.browser.pictures`.
+"""Pictures of the page for the documentation, of runs that are run for them: `python -m tests.browser.pictures`.
 
 With a folder as argument every view goes there, at three widths, and one in the dark; without one docs/pictures is
 renewed.
@@ -27,7 +27,7 @@ FAILED = "payload.runs[0].episodes.find(one => one.reward === 0 && one.num_steps
 SAME_TASK = "payload.runs[0].episodes.filter(one => one.task_name === 'fix-moving-average').map(one => one.episode_id)"
 
 
-def play(folder: Path, name: str, *overrides: str) -> None:
+def execute(folder: Path, name: str, *overrides: str) -> None:
     options = folder / "options" / "policy" / "improviser.yaml"
     options.parent.mkdir(parents=True, exist_ok=True)
     options.write_text(OPTION)
@@ -40,9 +40,9 @@ def play(folder: Path, name: str, *overrides: str) -> None:
 
 
 def reports(folder: Path) -> dict[str, Path]:
-    play(folder, "first", "attempts=5", "snapshot=every_step")
-    play(folder, "better", "attempts=5", "policy.skill=0.9")
-    play(folder, "sweep", "-m", "attempts=2", "policy.skill=0.2,0.9", "policy.temperature=0,0.5,1")
+    execute(folder, "first", "attempts=5", "snapshot=every_step")
+    execute(folder, "better", "attempts=5", "policy.skill=0.9")
+    execute(folder, "sweep", "-m", "attempts=2", "policy.skill=0.2,0.9", "policy.temperature=0,0.5,1")
     places = {"first": ["first"], "pair": ["first", "better"], "sweep": ["sweep"]}
     made = {name: folder / f"{name}.html" for name in places}
     for name, runs in places.items():

@@ -220,11 +220,11 @@ def test_the_page_follows_the_orders_to_a_run(page: Page, tmp_path: Path) -> Non
     words = ["policy=slow", "env.tasks=[write-greeting]", "attempts=3", "container=local", "tracker=none"]
     words += ["limits.steps=10000", "concurrency=2", f"hydra.run.dir={run}"]
     arguments = {"config_dirs": [tmp_path / "conf"], "quiet": True}
-    playing = threading.Thread(target=ares_exp.run, args=(words,), kwargs=arguments)
-    playing.start()
+    running = threading.Thread(target=ares_exp.run, args=(words,), kwargs=arguments)
+    running.start()
     try:
         while (status := read_status(run / "status.json")) is None or not status.episodes:
-            assert playing.is_alive()
+            assert running.is_alive()
             time.sleep(0.02)
         with served(tmp_path / "runs") as first:
             page.open(first)
@@ -248,7 +248,7 @@ def test_the_page_follows_the_orders_to_a_run(page: Page, tmp_path: Path) -> Non
             page.driver.get("about:blank")
     finally:
         write_order(run / "control", Order.new("stop"))
-        playing.join(60)
+        running.join(60)
 
 
 def test_the_page_of_one_episode(page: Page, tmp_path: Path) -> None:

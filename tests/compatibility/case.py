@@ -71,7 +71,7 @@ class Reading(Case):
 
 @dataclass(frozen=True, kw_only=True)
 class Directory(Case):
-    """A task directory that is read, and not played.
+    """A task directory that is read, and not run.
 
     Attributes:
         files: What differs from `MINIMAL`; `None` removes.
@@ -93,7 +93,7 @@ class Directory(Case):
 
 @dataclass(frozen=True, kw_only=True)
 class Episode(Case):
-    """A task that is played: loaded, checked, run in a container, verified.
+    """A task that is run: loaded, checked, run in a container, verified.
 
     Attributes:
         files, links: As of `Directory`.

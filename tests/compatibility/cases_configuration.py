@@ -365,7 +365,7 @@ CASES: list[Case] = [
     Episode(
         id="1.9 a variable of the environment is missing",
         says="A missing variable in [environment.env] aborts the whole job when the trial is made.",
-        deviation="The tasks that lack one are refused by name before anything starts; the others can be played.",
+        deviation="The tasks that lack one are refused by name before anything starts; the others can be run.",
         files={"task.toml": "[environment.env]\nA = '${ARES_EXP_MISSING}'\n"},
         expected={"error": "UnsupportedTaskError", "started": False, "message": ["ARES_EXP_MISSING", "a-task"]},
         reference={"error": "ValueError", "started": False},
@@ -373,7 +373,7 @@ CASES: list[Case] = [
     Episode(
         id="1.9 a variable of the verifier is missing",
         says="A missing variable in [verifier.env] is an error of the trial, after the tests were uploaded.",
-        deviation="It is found before anything starts: no episode is played that cannot be verified.",
+        deviation="It is found before anything starts: no episode is run that cannot be verified.",
         files={"task.toml": "[verifier.env]\nA = '${ARES_EXP_MISSING}'\n"},
         expected={"error": "UnsupportedTaskError", "started": False, "message": ["[verifier.env]", "ARES_EXP_MISSING"]},
         reference={"error": "ValueError", "rewards": None},

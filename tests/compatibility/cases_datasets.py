@@ -1,4 +1,4 @@
-"""Section 3: data sets, and which of their tasks are played."""
+"""Section 3: data sets, and which of their tasks are run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CASES: list[Case] = [
     ),
     Selection(
         id="3.1 files beside the tasks",
-        says="A registry.json in the folder is not read when the folder is played.",
+        says="A registry.json in the folder is not read when the folder is run.",
         registry=[],
         options={"path": "."},
         expected=["a", "b"],
@@ -194,7 +194,7 @@ CASES: list[Case] = [
     Selection(
         id="3.3 an invalid task of a registry",
         says="A listed task that is invalid fails when its trial is made.",
-        deviation="It is refused by name before anything starts; the others can be played.",
+        deviation="It is refused by name before anything starts; the others can be run.",
         folders=IN_FOLDER,
         broken=("folder/a",),
         registry=[dataset(LOCAL)],

@@ -61,14 +61,14 @@ CASES: list[Case] = [
     ),
     Episode(
         id="1.10 compose without an engine for it",
-        says="A backend without compose cannot play a task that has a compose file.",
+        says="A backend without compose cannot run a task that has a compose file.",
         files={"environment/docker-compose.yaml": "services: {main: {}}\n"},
         expected={"error": "UnsupportedTaskError", "started": False, "message": ["docker-compose.yaml", "a-task"]},
     ),
     Episode(
         id="1.10 no definition",
         says="Neither image nor Dockerfile nor compose file: an error that aborts the job when the trial is made.",
-        deviation="The task is refused by name before anything starts; the others can be played.",
+        deviation="The task is refused by name before anything starts; the others can be run.",
         files={"environment/Dockerfile": None, "environment/data": "x"},
         expected={"error": "UnsupportedTaskError", "started": False, "message": ["Dockerfile"]},
         reference={"error": "FileNotFoundError", "started": False},

@@ -97,7 +97,7 @@ CASES: list[Case] = [
     # 2.6 the order of things
     Episode(
         id="2.6 one container for all steps",
-        says="Steps are played in order in the same container, an agent run and a verification each.",
+        says="Steps are run in order in the same container, an agent run and a verification each.",
         files={
             **STEPS,
             "tests/test.sh": "#!/bin/bash\ncat /log | paste -sd' '\necho 1 > /logs/verifier/reward.txt\n",
@@ -229,7 +229,7 @@ CASES: list[Case] = [
     ),
     Episode(
         id="2.6 the last step's reward",
-        says="multi_step_reward_strategy = final: the result of the last step that was played.",
+        says="multi_step_reward_strategy = final: the result of the last step that was run.",
         files=steps("multi_step_reward_strategy = 'final'\n" + A + B, a='{"reward": 1, "x": 1}', b='{"reward": 0.5}'),
         agent=[DONE],
         expected={"rewards": {"reward": 0.5}},
@@ -271,14 +271,14 @@ CASES: list[Case] = [
     ),
     Episode(
         id="2.6 final after a stop",
-        says="final is the last step that was played.",
+        says="final is the last step that was run.",
         files=steps("multi_step_reward_strategy = 'final'\n" + A + "min_reward = 1\n" + B, a='{"reward": 0.5}'),
         agent=[DONE],
         expected={"rewards": {"reward": 0.5}},
     ),
     Episode(
         id="2.3 a time limit of a step",
-        says="The step's agent is cut short; the step is verified, and the next one played.",
+        says="The step's agent is cut short; the step is verified, and the next one run.",
         files=steps(A + "agent = {timeout_sec = 1}\n" + B),
         agent=["sleep 60", DONE],
         expected={"steps": {"a": 1, "b": 1}, "rewards": {"reward": 1}, "truncated_by": None},
@@ -294,7 +294,7 @@ CASES: list[Case] = [
     ),
     Episode(
         id="2.3 an agent of a step that fails",
-        says="An agent's error is recorded on the step, which is verified; the next one is played.",
+        says="An agent's error is recorded on the step, which is verified; the next one is run.",
         deviation="An agent's error ends the episode, as it does in a task of a single step.",
         files=steps(),
         agent=["true"],

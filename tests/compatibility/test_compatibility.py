@@ -1,4 +1,4 @@
-"""Plays the table of cases, each of which shows a sentence of the specification of the Harbor task format."""
+"""Runs the table of cases, each of which shows a sentence of the specification of the Harbor task format."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from tests.compatibility.case import (
     write_task,
 )
 from tests.compatibility.outcome import as_json, matches
-from tests.compatibility.playing import play
 from tests.compatibility.readings import read
+from tests.compatibility.running import execute
 from tests.compatibility.sources import make_sources, mirror
 from tests.compatibility.table import CASES, TITLES
 
@@ -113,7 +113,7 @@ def test_limits(case: Limits, tmp_path: Path) -> None:
 async def test_episode(case: Episode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in case.host.items():
         monkeypatch.setenv(name, value)
-    outcome = await play(case, tmp_path)
+    outcome = await execute(case, tmp_path)
     assert matches(case.expected, outcome) == case.expected, json.dumps(outcome, indent=1)
     assert outcome["error"] is None or "error" in case.expected, outcome
 

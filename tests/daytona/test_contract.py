@@ -1,7 +1,7 @@
 """The container contract on sandboxes, over the real SDK.
 
 Sandboxes of the emulator are local boxes, which is fast and shows all but a network; that is shown where they are
-Docker containers. There the rest of the contract is played by night: every request of theirs is a `docker exec`.
+Docker containers. There the rest of the contract is run by night: every request of theirs is a `docker exec`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class EngineRelay:
 
     Attributes:
         host: What DOCKER_HOST has to be.
-        answers_to_lose: So many requests to create a container get no answer: their connection breaks when the engine
+        responses_to_lose: So many requests to create a container get no answer: their connection breaks when the engine
             has done them.
         creates_to_delay: So many have their connection broken at once, and reach the engine `delay_sec` later.
         created: How many requests to create a container have reached the engine.
@@ -31,7 +31,7 @@ class EngineRelay:
     delay_sec = 0.5
 
     def __init__(self) -> None:
-        self.answers_to_lose = self.creates_to_delay = self.created = 0
+        self.responses_to_lose = self.creates_to_delay = self.created = 0
         self.hangs = False
         self.holds = b""
         self.held, self.released = asyncio.Event(), asyncio.Event()
@@ -86,8 +86,8 @@ class EngineRelay:
                         self.creates_to_delay -= 1
                         writer.transport.abort()
                         await asyncio.sleep(self.delay_sec)
-                    if self.answers_to_lose:
-                        self.answers_to_lose -= 1
+                    if self.responses_to_lose:
+                        self.responses_to_lose -= 1
                         back.cancel()
                         await asyncio.wait({back})
                         await self._send(engine_writer, data)

@@ -96,7 +96,7 @@ class TestArchive(DockerChanges):
             "test_a_new_box_has_no_changes",
         }
     )
-    """What has no part in how files are read: `TestUpper`, or local containers, play it by day."""
+    """What has no part in how files are read: `TestUpper`, or local containers, run it by day."""
 
     lost = frozenset({"names that are no UTF-8", "name of a base file"})
 

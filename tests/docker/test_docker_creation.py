@@ -38,7 +38,7 @@ def exists(engine: docker.DockerClient, name: str) -> bool:
 async def test_a_container_whose_creation_had_no_answer_is_adopted(
     relay: EngineRelay, engine: docker.DockerClient
 ) -> None:
-    relay.answers_to_lose = 1
+    relay.responses_to_lose = 1
     async with DockerContainerFactory()(SPEC) as box:
         assert relay.created == 2
         assert (await box.exec("echo adopted")).output == "adopted\n"
@@ -49,7 +49,7 @@ async def test_a_container_whose_creation_had_no_answer_is_adopted(
 async def test_a_creation_that_never_has_an_answer_leaves_nothing(
     relay: EngineRelay, engine: docker.DockerClient
 ) -> None:
-    relay.answers_to_lose = 100
+    relay.responses_to_lose = 100
     box = DockerContainerFactory()(SPEC)
     with pytest.raises(ContainerStartError, match="answer to the creation of the container got lost"):
         await box.start()

@@ -71,7 +71,7 @@ def test_rows_on_an_engine(cli: Cli, tmp_path: Path, image: str, monkeypatch: py
 
     script = {"resolved": [FIX], "unresolved": [], "broken": [reply("rm -rf .git")], "slow": [SLOW]}
     replies = ",".join(f"{NAMES[what]}:{listed([*said, SUBMIT])}" for what, said in script.items())
-    played = cli(
+    ran = cli(
         *common,
         "policy=scripted",
         f"policy.replies={{{replies}}}",
@@ -79,7 +79,7 @@ def test_rows_on_an_engine(cli: Cli, tmp_path: Path, image: str, monkeypatch: py
         "hydra.run.dir=scripted",
         env=env,
     )
-    assert played.returncode != 0, "an episode has no reward"
+    assert ran.returncode != 0, "an episode has no reward"
     found = {one["task_name"]: one for one in results(tmp_path / "scripted")}
     reports = {what: report(tmp_path / "scripted", found[name]) for what, name in NAMES.items()}
     assert {what: found[name]["reward"] for what, name in NAMES.items()} == {

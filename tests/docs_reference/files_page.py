@@ -22,7 +22,7 @@ NAMED: Mapping[str, str] = {
     "summary": "totals of outcomes, rewards, tokens, cost",
     "results": "totals, statistics with their intervals, and a row per task",
     "sessions": "a line whenever the run was started, resumed or ended",
-    "answers": "`<episode_id>.jsonl`: requests and answers of an episode that is running or was interrupted, and its "
+    "responses": "`<episode_id>.jsonl`: requests and answers of an episode that is running or was interrupted, and its "
     "result; deleted when the attempt has a result",
     "trajectories": "`<episode_id>.json`: every step of an episode, whole when it has ended, of `collector=json`",
     "files": "`<episode_id>/verifier/`: reward files and output of the task's tests; `artifacts/` with a "
@@ -32,7 +32,7 @@ NAMED: Mapping[str, str] = {
     "replay": "of a replay: every step compared, the diffs, rewards, determinism scores by task",
     "metrics": "of `tracker=jsonl`",
     "tensorboard": "of `tracker=tensorboard`",
-    "training": "of a training: a line for each session, round (its attempts, before they are played), evaluation and "
+    "training": "of a training: a line for each session, round (its attempts, before they are run), evaluation and "
     "optimizer step",
     "checkpoints": "`checkpoint-<step>/` of a training: weights, tokenizer, optimizer, and what the curriculum knew; "
     "the last ones",

@@ -12,8 +12,7 @@ from tests.docs_reference.markdown import GENERATED
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 ABOUT = (
-    "LLM code agents as reproducible RL experiments: "
-    "one Hydra command plays, records and scores episodes in containers."
+    "LLM code agents as reproducible RL experiments: one Hydra command runs, records and scores episodes in containers."
 )
 
 

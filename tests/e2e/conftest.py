@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import Cli, run_command
 from tests.e2e.counting_endpoint import CountingEndpoint
 from tests.e2e.killed_run import KilledRun, make_run
-from tests.loopback_endpoint import LoopbackEndpoint, answer
+from tests.loopback_endpoint import LoopbackEndpoint, respond
 from tests.warm_start import warm_command
 
 SUBMIT = "Done.\n\n```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```\n"
@@ -21,7 +21,7 @@ STARTS = ("test_command_line.py", "test_secrets.py", "test_the_samples_are_solve
 @pytest.fixture
 def endpoint() -> Iterator[LoopbackEndpoint]:
     """A chat-completions server whose model submits at once."""
-    with LoopbackEndpoint(otherwise=answer(SUBMIT)) as server:
+    with LoopbackEndpoint(otherwise=respond(SUBMIT)) as server:
         yield server
 
 

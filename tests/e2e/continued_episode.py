@@ -1,7 +1,7 @@
-"""Processes that play an episode, die in the middle of it, and go on with it: the programs of the test beside this.
+"""Processes that run an episode, die in the middle of it, and go on with it: the programs of the test beside this.
 
-`python -m tests.e2e.continued_episode play DIRECTORY BACKEND AGENT [STEP]` plays the task in `DIRECTORY/task`. At STEP
-it exports the episode to `DIRECTORY/store` and kills itself; without it, it plays to the end. `… continue DIRECTORY
+`python -m tests.e2e.continued_episode run DIRECTORY BACKEND AGENT [STEP]` runs the task in `DIRECTORY/task`. At STEP
+it exports the episode to `DIRECTORY/store` and kills itself; without it, it runs to the end. `… continue DIRECTORY
 BACKEND AGENT` goes on with every snapshot in the store. Both print trajectories.
 """
 
@@ -43,7 +43,7 @@ REPLIES = {
 BACKENDS = {"local": LocalContainerFactory, "docker": DockerContainerFactory}
 
 
-async def play(directory: Path, backend: str, agent: str, stop_at: int | None) -> EpisodeTrajectory | None:
+async def execute(directory: Path, backend: str, agent: str, stop_at: int | None) -> EpisodeTrajectory | None:
     """One episode, from its start."""
     env = CodeEnvironment(
         [load_task(directory / "task")], container_factory=BACKENDS[backend](), code_agent_factory=AGENTS[agent], seed=3
@@ -101,8 +101,8 @@ def without_clocks(trajectory: EpisodeTrajectory | None, agent: str) -> dict[str
 
 async def main(what: str, directory: Path, backend: str, agent: str, step: int | None = None) -> Any:
     """See the module."""
-    if what == "play":
-        return without_clocks(await play(directory, backend, agent, step), agent)
+    if what == "execute":
+        return without_clocks(await execute(directory, backend, agent, step), agent)
     snapshots = sorted(path.parent for path in directory.glob("store/*/snapshot.json"))
     continued = await asyncio.gather(*(go_on(path, agent) for path in snapshots))
     return {path.name: without_clocks(one, agent) for path, one in zip(snapshots, continued, strict=True)}

@@ -1,7 +1,7 @@
-"""A chat-completions endpoint that answers by what it is asked alone, and counts by episode and turn.
+"""A chat-completions endpoint that responses by what it is asked alone, and counts by episode and turn.
 
-With `policy.seed=episode` the seed of a request says which episode asks, and the answers in it say which turn it is, of
-the stage that the instruction names.
+With `policy.seed=episode` the seed of a request says which episode asks, and the responses in it say which turn it is,
+of the stage that the instruction names.
 Each command depends on what the ones before have shown: an episode that goes on in another environment than it was in
 asks something else from there on, and ends otherwise.
 """
@@ -24,7 +24,7 @@ STAGE = "(stage {})"
 """What the instruction of a stage says."""
 
 KEPT_SEC = 60.0
-"""How long an answer is kept back at most."""
+"""How long a response is kept back at most."""
 
 APPEND = 'echo "$said" >> /work/state; cat /work/state; ls -A /work'
 """What the agent does at each turn."""
@@ -45,12 +45,12 @@ class CountingEndpoint(LoopbackEndpoint):
         asked: How often each turn was asked for.
         turns: How many turns an episode has, at least, and at most.
         down_at: Turns with this number are refused; `None`: none are.
-        answering: While it is not set, answers are kept back.
-        first_takes_sec: How long the first answer of each episode takes; `None`: as long as any other.
+        answering: While it is not set, responses are kept back.
+        first_takes_sec: How long the first response of each episode takes; `None`: as long as any other.
     """
 
     def __init__(self, *, turns: tuple[int, int] = (3, 6), latency_sec: float = 0.03, command: str = APPEND) -> None:
-        super().__init__(otherwise=self._answer)
+        super().__init__(otherwise=self._respond)
         self._command = command
         self.asked: Counter[Turn] = Counter()
         self.turns = turns
@@ -73,7 +73,7 @@ class CountingEndpoint(LoopbackEndpoint):
         used = [_usage(turn) for turn in self.asked]
         return sum(one["prompt_tokens"] for one in used), sum(one["completion_tokens"] for one in used)
 
-    async def _answer(self, _: web.Request, received: Received) -> web.StreamResponse:
+    async def _respond(self, _: web.Request, received: Received) -> web.StreamResponse:
         body = received.body
         number = sum(message["role"] == "assistant" for message in body["messages"])
         turn = Turn(body["seed"], number, int(STAGE.format(1) in str(body["messages"])))

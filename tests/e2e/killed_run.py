@@ -30,7 +30,7 @@ STATE_OF_START_UP = (
     "config.yaml",
     "provenance.json",
     "sessions.jsonl",
-    "answers",
+    "responses",
 )
 """What appears in the run directory, one after the other, before the first request."""
 
@@ -107,7 +107,7 @@ class KilledRun:
         is_warm: Whether its processes are forks, not new interpreters.
         patience_sec: How long a process may take that is not killed.
         kills: How many processes were killed, or interrupted.
-        tries: Episodes that had a log of answers when a process was killed.
+        tries: Episodes that had a log of responses when a process was killed.
         rows: Whole rows, as the last process has left them.
         pids: Of all its processes.
     """
@@ -132,7 +132,7 @@ class KilledRun:
 
     def start(self, moment: Moment = Moment()) -> int:  # noqa: B008
         """Starts the run, kills it at that moment and returns the exit code."""
-        return self.play(
+        return self.execute(
             moment,
             f"container={self.backend}",
             "env.path=tasks",
@@ -151,7 +151,7 @@ class KilledRun:
 
     def resume(self, moment: Moment = Moment(), *overrides: str) -> int:  # noqa: B008
         """Goes on with it, kills it at that moment and returns the exit code."""
-        return self.play(moment, "resume=run", *overrides)
+        return self.execute(moment, "resume=run", *overrides)
 
     @property
     def said(self) -> str:
@@ -182,7 +182,7 @@ class KilledRun:
         found = [line for line in lines if any(mark in line for mark in marks)]
         return found + (containers_of(*self.pids) if self.backend == "docker" else [])
 
-    def play(self, moment: Moment, *words: str, cwd: str = "") -> int:
+    def execute(self, moment: Moment, *words: str, cwd: str = "") -> int:
         """Runs a command, kills it at that moment and returns the exit code."""
         self.rows = _whole_lines(self.path / "episodes.jsonl")
         asked = self.endpoint.asked.total()
@@ -215,7 +215,7 @@ class KilledRun:
             process.wait()
         if code in ENDED:
             self.kills += 1
-            self.tries |= {path.stem for path in (self.path / "answers").glob("*.jsonl")}
+            self.tries |= {path.stem for path in (self.path / "responses").glob("*.jsonl")}
         now = _whole_lines(self.path / "episodes.jsonl")
         assert now[: len(self.rows)] == self.rows, "a row has changed"
         self.rows = now
@@ -250,12 +250,12 @@ def check(run: KilledRun, whole: KilledRun, *, concurrency: int = CONCURRENCY) -
     }
     assert len({row["episode_id"] for row in rows}) == len(rows)
     ended = Counter(slot(row) for row in rows if row["reward"] is not None)
-    assert ended == Counter(final.keys()), "a finished attempt was played again"
+    assert ended == Counter(final.keys()), "a finished attempt was run again"
     assert run.tries <= {row["episode_id"] for row in rows}, "a try has no row"
     check_asked(run, whole, concurrency=concurrency)
     if "collector=none" not in run.overrides:
         check_trajectories(run, whole)
-    assert not (run.path / "answers").exists()
+    assert not (run.path / "responses").exists()
     assert list(run.path.rglob("*.tmp")) == []
     assert wait_until(lambda: not run.left()), run.left()
 

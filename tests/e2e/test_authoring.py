@@ -143,7 +143,7 @@ def test_mistakes_are_told_in_a_sentence(cli: Cli, tmp_path: Path, arguments: li
     assert done.returncode == 2, done.stdout + done.stderr
     assert told in done.stderr
     assert "Traceback" not in done.stderr
-    assert not list(tmp_path.glob("outputs/task-check/*")), "nothing was played"
+    assert not list(tmp_path.glob("outputs/task-check/*")), "nothing was run"
 
 
 @pytest.mark.local
@@ -154,9 +154,9 @@ def test_an_interrupted_check_leaves_nothing_running(cli: Cli, tmp_path: Path, n
     with subprocess.Popen(
         command, cwd=tmp_path, env=SECRET_FREE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     ) as process:
-        answers = tmp_path / "checked" / "solution" / "answers"
+        responses = tmp_path / "checked" / "solution" / "responses"
         until = time.monotonic() + 60
-        while not (answers.is_dir() and any(answers.iterdir())) and time.monotonic() < until:
+        while not (responses.is_dir() and any(responses.iterdir())) and time.monotonic() < until:
             time.sleep(0.05)
         if number is signal.SIGINT:
             os.killpg(process.pid, number)  # as a terminal does

@@ -55,4 +55,4 @@ def test_secrets_have_to_be_given_again(cli: Any, tmp_path: Path, endpoint: Loop
     assert "policy.extra_body.api_token=…" in done.stderr
     config = composed(cli(*again, "policy.extra_body.api_token=other"))
     assert config["policy"]["extra_body"] == {"api_token": "other"}
-    assert composed(cli("--cfg", "job", "replay=first"))["replay"] == "first", "the recorded answers need no key"
+    assert composed(cli("--cfg", "job", "replay=first"))["replay"] == "first", "the recorded responses need no key"

@@ -27,7 +27,7 @@ def quoted(text: str) -> str:
     return '"' + text.replace('"', '\\"') + '"'
 
 
-def play(
+def execute(
     here: Path, run_dir: str, *overrides: str, replies: list[str], container: str = "local"
 ) -> subprocess.CompletedProcess[str]:
     words = [
@@ -65,16 +65,16 @@ def the_same(a: EpisodeTrajectory, b: EpisodeTrajectory, steps: int) -> bool:
     "container", [pytest.param("local", marks=pytest.mark.nightly), pytest.param("docker", marks=pytest.mark.docker)]
 )
 def test_eight_branches_share_what_was_before(tmp_path: Path, container: str) -> None:
-    first = play(tmp_path, "a", "snapshot=every_step", replies=[DRAW, SUBMIT], container=container)
+    first = execute(tmp_path, "a", "snapshot=every_step", replies=[DRAW, SUBMIT], container=container)
     assert first.returncode == 0, first.stderr
-    branched = play(
+    branched = execute(
         tmp_path, "b", "branch_from=a/write-greeting@1", "branches=8", "concurrency=8", replies=[SHOW, GREET, SUBMIT]
     )
     assert branched.returncode == 0, branched.stderr
     [recorded], branches = episodes(tmp_path, "a"), episodes(tmp_path, "b")
     assert [row["reward"] for row in rows(tmp_path, "a")] == [0.0]
     assert [row["reward"] for row in rows(tmp_path, "b")] == [1.0] * 8
-    assert [row["num_steps"] for row in rows(tmp_path, "b")] == [3] * 8  # the shared answers were paid before
+    assert [row["num_steps"] for row in rows(tmp_path, "b")] == [3] * 8  # the shared responses were paid before
     for number, branch in enumerate(branches):
         lineage = branch.metadata["lineage"]
         assert (lineage["root"], lineage["parent"]) == (recorded.episode_id, recorded.episode_id)
@@ -85,14 +85,14 @@ def test_eight_branches_share_what_was_before(tmp_path: Path, container: str) ->
         assert branch.num_steps == 5
 
 
-def test_a_run_without_snapshots_is_played_again_up_to_the_step(tmp_path: Path) -> None:
-    assert play(tmp_path, "a", replies=[GREET, DRAW, SUBMIT]).returncode == 0
-    branched = play(tmp_path, "b", "branch_from=a/write-greeting@1", "branches=2", replies=[SUBMIT])
+def test_a_run_without_snapshots_is_run_again_up_to_the_step(tmp_path: Path) -> None:
+    assert execute(tmp_path, "a", replies=[GREET, DRAW, SUBMIT]).returncode == 0
+    branched = execute(tmp_path, "b", "branch_from=a/write-greeting@1", "branches=2", replies=[SUBMIT])
     assert branched.returncode == 0, branched.stderr
     assert "differs" not in branched.stderr
     assert all(the_same(episodes(tmp_path, "a")[0], branch, 2) for branch in episodes(tmp_path, "b"))
     assert [row["reward"] for row in rows(tmp_path, "b")] == [1.0, 1.0]
-    random = play(tmp_path, "c", "branch_from=a/write-greeting@2", "branches=2", replies=[SHOW, SUBMIT])
+    random = execute(tmp_path, "c", "branch_from=a/write-greeting@2", "branches=2", replies=[SHOW, SUBMIT])
     assert random.returncode == 0, random.stderr
     assert "differs from the recorded one in 1 request, from step 2 on" in random.stderr
     one, other = episodes(tmp_path, "c")
@@ -102,9 +102,9 @@ def test_a_run_without_snapshots_is_played_again_up_to_the_step(tmp_path: Path) 
 def test_branch_between_snapshots_starts_from_earlier_one(tmp_path: Path) -> None:
     count = "```bash\necho x >> /tmp/count; wc -l < /tmp/count\n```"
     every = ("snapshot=every_n", "snapshot.every=2")
-    assert play(tmp_path, "a", *every, replies=[DRAW, count, count, SUBMIT]).returncode == 0
+    assert execute(tmp_path, "a", *every, replies=[DRAW, count, count, SUBMIT]).returncode == 0
     options = ("branch_from=a/write-greeting@3", "branches=2", "branch.inject=Go on.", "snapshot=none")
-    branched = play(tmp_path, "b", *options, replies=[SHOW, SUBMIT])
+    branched = execute(tmp_path, "b", *options, replies=[SHOW, SUBMIT])
     assert branched.returncode == 0, branched.stderr
     assert "differs" not in branched.stderr
     [recorded], branches = episodes(tmp_path, "a"), episodes(tmp_path, "b")
@@ -118,8 +118,8 @@ def test_branch_between_snapshots_starts_from_earlier_one(tmp_path: Path) -> Non
 def test_a_branch_does_not_warn_of_what_differs_each_time(tmp_path: Path) -> None:
     """Times, process ids and temporary folders are others whenever a command runs."""
     moment = "```bash\ndate --iso-8601=ns; mktemp -d\n```"
-    assert play(tmp_path, "a", replies=[moment, SUBMIT]).returncode == 0
-    branched = play(tmp_path, "b", "branch_from=a/write-greeting@1", replies=[SUBMIT])
+    assert execute(tmp_path, "a", replies=[moment, SUBMIT]).returncode == 0
+    branched = execute(tmp_path, "b", "branch_from=a/write-greeting@1", replies=[SUBMIT])
     assert branched.returncode == 0, branched.stderr
     assert "differs" not in branched.stderr
 
@@ -134,22 +134,22 @@ def test_a_branch_in_an_environment_that_selects_no_tasks(tmp_path: Path) -> Non
         "        super().__init__(limit=2)\n"
     )
     words = ("--config-dir", "options", "env=plain", "policy=scripted", f"policy.replies=[{quoted(SUBMIT)}]")
-    played = [*warm_command(), *words, "tracker=none", "snapshot=every_step", "hydra.run.dir=a"]
-    subprocess.run(played, cwd=tmp_path, check=True, timeout=110, capture_output=True)
+    ran = [*warm_command(), *words, "tracker=none", "snapshot=every_step", "hydra.run.dir=a"]
+    subprocess.run(ran, cwd=tmp_path, check=True, timeout=110, capture_output=True)
     task = rows(tmp_path, "a")[1]["task_name"]
-    branched = play(tmp_path, "b", f"branch_from=a/{task}@0", "branches=2", replies=[SUBMIT])
+    branched = execute(tmp_path, "b", f"branch_from=a/{task}@0", "branches=2", replies=[SUBMIT])
     assert branched.returncode == 0, branched.stderr
     assert [row["task_name"] for row in rows(tmp_path, "b")] == [task, task]
-    gone = play(tmp_path, "c", f"branch_from=a/{task}@0", "env=twenty_questions", replies=[SUBMIT])
+    gone = execute(tmp_path, "c", f"branch_from=a/{task}@0", "env=twenty_questions", replies=[SUBMIT])
     assert gone.returncode == 2
     assert "no `export_state`" in gone.stderr
 
 
 def test_a_branch_of_a_branch_knows_its_root(tmp_path: Path) -> None:
-    assert play(tmp_path, "a", replies=[DRAW, SUBMIT]).returncode == 0
-    middle = play(tmp_path, "b", "branch_from=a/write-greeting@0", "snapshot=every_step", replies=[GREET, SUBMIT])
+    assert execute(tmp_path, "a", replies=[DRAW, SUBMIT]).returncode == 0
+    middle = execute(tmp_path, "b", "branch_from=a/write-greeting@0", "snapshot=every_step", replies=[GREET, SUBMIT])
     assert middle.returncode == 0, middle.stderr
-    last = play(tmp_path, "c", "branch_from=b/write-greeting@1", "snapshot=none", replies=[SUBMIT])
+    last = execute(tmp_path, "c", "branch_from=b/write-greeting@1", "snapshot=none", replies=[SUBMIT])
     assert last.returncode == 0, last.stderr
     [a], [b], [c] = (episodes(tmp_path, run) for run in "abc")
     lineage = c.metadata["lineage"]
@@ -158,9 +158,9 @@ def test_a_branch_of_a_branch_knows_its_root(tmp_path: Path) -> None:
 
 
 def test_what_a_branch_was_shown_otherwise_goes_on_without_snapshots(tmp_path: Path) -> None:
-    assert play(tmp_path, "a", replies=[GREET, SUBMIT]).returncode == 0
+    assert execute(tmp_path, "a", replies=[GREET, SUBMIT]).returncode == 0
     for run_dir, start, text in (("b", "a/write-greeting@1", "First."), ("c", "b/write-greeting@2", "Second.")):
-        branched = play(
+        branched = execute(
             tmp_path, run_dir, f"branch_from={start}", f"branch.inject={text}", replies=["```bash\npwd\n```", SUBMIT]
         )
         assert branched.returncode == 0, branched.stderr
@@ -171,14 +171,14 @@ def test_what_a_branch_was_shown_otherwise_goes_on_without_snapshots(tmp_path: P
     assert [(edit["text"], edit["step"]) for edit in c.metadata["edits"]] == [("First.", 1), ("Second.", 2)]
     assert the_same(b, c, 2)
     assert (shown(c, 1), shown(c, 2)) == ("First.", "Second.")
-    done = play(tmp_path, "d", "branch_from=c/write-greeting@3", replies=[SUBMIT])
+    done = execute(tmp_path, "d", "branch_from=c/write-greeting@3", replies=[SUBMIT])
     assert done.returncode == 0, done.stderr
     assert "differs" not in done.stderr
 
 
 def test_what_a_branch_starts_with(tmp_path: Path) -> None:
-    assert play(tmp_path, "a", "snapshot=every_step", replies=[DRAW, SUBMIT]).returncode == 0
-    branched = play(
+    assert execute(tmp_path, "a", "snapshot=every_step", replies=[DRAW, SUBMIT]).returncode == 0
+    branched = execute(
         tmp_path,
         "b",
         "branch_from=a/write-greeting@1",
@@ -203,9 +203,9 @@ def test_what_a_branch_starts_with(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run, played once for all tests of mistakes."""
+    """A folder with a run, run once for all tests of mistakes."""
     here = tmp_path_factory.mktemp("recorded")
-    assert play(here, "a", "snapshot=every_step", replies=[DRAW, SUBMIT]).returncode == 0
+    assert execute(here, "a", "snapshot=every_step", replies=[DRAW, SUBMIT]).returncode == 0
     return here
 
 
@@ -220,7 +220,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_mistakes(recorded: Path, tmp_path: Path, overrides: list[str], expected: str) -> None:
     shutil.copytree(recorded, tmp_path, dirs_exist_ok=True)
-    refused = play(tmp_path, "b", *overrides, replies=[SUBMIT])
+    refused = execute(tmp_path, "b", *overrides, replies=[SUBMIT])
     assert refused.returncode == 2, refused.stderr
     assert expected in refused.stderr + refused.stdout
     assert "Traceback" not in refused.stderr

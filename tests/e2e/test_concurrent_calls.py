@@ -1,4 +1,4 @@
-"""A run whose agent asks five things at once, killed while four of the answers wait for their turn, and resumed."""
+"""A run whose agent asks five things at once, killed while four of the responses wait for their turn, and resumed."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class FanOut:
 
     async def run(self, task):
         async def ask(number):
-            answer = await self.llm(LLMRequest([{"role": "user", "content": f"question {number}"}]))
-            await self.container.exec(f"echo {answer.text} >> /app/heard")
+            response = await self.llm(LLMRequest([{"role": "user", "content": f"question {number}"}]))
+            await self.container.exec(f"echo {response.text} >> /app/heard")
 
         await asyncio.gather(*(ask(number) for number in range(5)))
         await self.container.exec("echo Hello, harbor! > /app/greeting.txt")
@@ -54,19 +54,19 @@ class FirstIsSlow(LoopbackEndpoint):
 
     Attributes:
         asked: How often each question was asked.
-        may_answer: Lets the first question be answered.
+        may_response: Lets the first question be answered.
     """
 
     def __init__(self) -> None:
-        super().__init__(otherwise=self._answer)
+        super().__init__(otherwise=self._respond)
         self.asked: Counter[str] = Counter()
-        self.may_answer = threading.Event()
+        self.may_response = threading.Event()
 
-    async def _answer(self, _: web.Request, received: Received) -> web.StreamResponse:
+    async def _respond(self, _: web.Request, received: Received) -> web.StreamResponse:
         question = received.body["messages"][-1]["content"]
         self.asked[question] += 1
         if question == "question 0":
-            await asyncio.to_thread(self.may_answer.wait, 100)
+            await asyncio.to_thread(self.may_response.wait, 100)
         return web.json_response(completion(f"answer to {question}", model=received.body["model"]))
 
 
@@ -83,8 +83,8 @@ def command(directory: Path, *words: str) -> WarmProcess:
 
 
 def ahead(directory: Path) -> list[dict[str, object]]:
-    """The answers in the log that have come ahead of their turn."""
-    lines = [line for log in directory.glob("run/answers/*.jsonl") for line in log.read_text().splitlines()]
+    """The responses in the log that have come ahead of their turn."""
+    lines = [line for log in directory.glob("run/responses/*.jsonl") for line in log.read_text().splitlines()]
     return [one for one in map(json.loads, lines) if "ahead" in one]
 
 
@@ -93,7 +93,7 @@ def ahead(directory: Path) -> list[dict[str, object]]:
     [pytest.param([], marks=pytest.mark.nightly), ["snapshot=every_step", "collector=none"]],
     ids=["", "snapshots"],
 )
-def test_answers_that_wait_for_their_turn_survive_kill_9(
+def test_responses_that_wait_for_their_turn_survive_kill_9(
     tmp_path: Path, endpoint: FirstIsSlow, more: list[str]
 ) -> None:
     (tmp_path / "fan_out.py").write_text(AGENT)
@@ -114,7 +114,7 @@ def test_answers_that_wait_for_their_turn_survive_kill_9(
         run.kill()
         run.wait()
     assert endpoint.asked == {f"question {number}": 1 for number in range(5)}
-    endpoint.may_answer.set()
+    endpoint.may_response.set()
     assert command(tmp_path, "resume=run").wait(120) == 0, (tmp_path / "said").read_text()
     assert endpoint.asked == {f"question {number}": 2 if number == 0 else 1 for number in range(5)}
     lost, row = map(json.loads, (tmp_path / "run" / "episodes.jsonl").read_text().splitlines())

@@ -47,7 +47,7 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "episodes.jsonl").read_text().splitlines()]
 
 
-def play(service: DaytonaService, here: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+def execute(service: DaytonaService, here: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
     """A command of a user."""
     return run_command((*warm_command(also=WITH_DAYTONA), "tracker=none", *words), here, {**service.env, **env})
 
@@ -92,7 +92,7 @@ def test_the_terminal_agent_in_a_sandbox(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_tasks_are_solved_and_the_key_is_nowhere(service: DaytonaService, tmp_path: Path) -> None:
-    done = play(service, tmp_path, "container=daytona", "env.limit=2", "hydra.run.dir=run", "wrapper=sync")
+    done = execute(service, tmp_path, "container=daytona", "env.limit=2", "hydra.run.dir=run", "wrapper=sync")
     assert done.returncode == 0, done.stderr
     results = rows(tmp_path / "run")
     assert len(results) == 2
@@ -106,7 +106,7 @@ def test_tasks_are_solved_and_the_key_is_nowhere(service: DaytonaService, tmp_pa
 
 @pytest.mark.nightly
 def test_a_sweep_over_backends(service: DaytonaService, tmp_path: Path) -> None:
-    done = play(service, tmp_path, "-m", "container=local,daytona", "hydra.sweep.dir=s", "env.limit=1")
+    done = execute(service, tmp_path, "-m", "container=local,daytona", "hydra.sweep.dir=s", "env.limit=1")
     assert done.returncode == 0, done.stderr
     found = [[(row["task_name"], row["reward"]) for row in rows(tmp_path / "s" / job)] for job in ("0", "1")]
     assert found[0] == found[1]
@@ -150,7 +150,7 @@ def test_a_mistake(
     service: DaytonaService, tmp_path: Path, words: tuple[str, ...], env: dict[str, str], expected: list[str]
 ) -> None:
     asked = len(service.emulator.requests)
-    done = play(service, tmp_path, "container=daytona", *words, **env)
+    done = execute(service, tmp_path, "container=daytona", *words, **env)
     assert done.returncode == 2, done.stdout + done.stderr
     assert [part for part in expected if part not in done.stderr] == [], done.stderr
     assert "Traceback" not in done.stderr
@@ -184,7 +184,7 @@ def test_what_a_killed_run_leaves(service: DaytonaService, tmp_path: Path) -> No
     process = start(tmp_path, *words)
     try:
         assert wait_until(lambda: started(service, process) == 3 or process.poll() is not None)
-        assert play(service, tmp_path, "container=daytona", "env.limit=1").returncode == 0
+        assert execute(service, tmp_path, "container=daytona", "env.limit=1").returncode == 0
         left = {one.name: one for one in service.sandboxes(process.pid)}
         assert [one.state for one in left.values()] == ["started"] * 3
         said = end(process, signal.SIGKILL)

@@ -1,7 +1,7 @@
 """Every command and example of the README and of the pages in docs/, as it stands there; their links; what they name.
 
 What a fence says decides: `bash` and `python` blocks are run, a block that starts with `# file: PATH` is written there
-first, and `console` and `py` are for what cannot run here (a key, a network, a service): of those, commands that play
+first, and `console` and `py` are for what cannot run here (a key, a network, a service): of those, commands that run
 are composed.
 """
 

@@ -40,7 +40,7 @@ def test_pass_at_k(cli: Any, tmp_path: Path, endpoint: LoopbackEndpoint) -> None
     assert len({request.body["seed"] for request in endpoint.requests}) == 2
 
 
-@pytest.mark.nightly  # by day, the first page plays one
+@pytest.mark.nightly  # by day, the first page runs one
 def test_temperature_sweep(cli: Any, tmp_path: Path, endpoint: LoopbackEndpoint) -> None:
     done = cli(*command("temperature_sweep"), *model(endpoint), "env.limit=1", "attempts=1", "hydra.sweep.dir=s")
     assert done.returncode == 0, done.stderr
@@ -61,7 +61,7 @@ def test_resume_demo(tmp_path: Path, cli: Any) -> None:
     process = WarmProcess(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     run = tmp_path / "outputs" / "demo"
     try:
-        assert wait_until(lambda: answers(run) >= 1 or process.poll() is not None)
+        assert wait_until(lambda: responses(run) >= 1 or process.poll() is not None)
     finally:
         process.kill()
         assert process.wait() == -signal.SIGKILL
@@ -73,6 +73,6 @@ def test_resume_demo(tmp_path: Path, cli: Any) -> None:
     assert result.replayed.steps >= 1
 
 
-def answers(run: Path) -> int:
+def responses(run: Path) -> int:
     """How many answers the episode in progress has had: a line each, after the one that says which episode it is."""
-    return sum(file.read_bytes().count(b"\n") - 1 for file in (run / "answers").glob("*"))
+    return sum(file.read_bytes().count(b"\n") - 1 for file in (run / "responses").glob("*"))

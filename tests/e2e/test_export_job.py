@@ -1,4 +1,4 @@
-"""A run that was really played, exported as a Harbor job."""
+"""A run that was really run, exported as a Harbor job."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def write_task(root: Path) -> None:
 
 @pytest.mark.local
 @pytest.mark.once
-def test_a_played_run_becomes_a_job(cli: Any, tmp_path: Path) -> None:
+def test_a_run_run_becomes_a_job(cli: Any, tmp_path: Path) -> None:
     write_task(tmp_path / "tasks" / "two-steps")
     (tmp_path / "tasks" / "write-greeting").symlink_to(SAMPLES / "write-greeting")
-    done = cli("env.path=tasks", "attempts=2", "tracker=none", "name=played", "hydra.run.dir=run")
+    done = cli("env.path=tasks", "attempts=2", "tracker=none", "name=run", "hydra.run.dir=run")
     assert done.returncode == 0, done.stderr
     command = [*warm_command(), "export", "run", "jobs/first", "--to", "harbor"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)

@@ -31,11 +31,11 @@ def check_start(run: KilledRun, fail: Callable[[], object], cause: str) -> None:
     """Starts the run, calls `fail` after some requests, and checks that the run stops because of `cause`."""
     reached = run.endpoint.when(REQUESTS_BEFORE_FAILURE)
     with ThreadPoolExecutor(1) as pool:
-        playing = pool.submit(run.start)
+        running = pool.submit(run.start)
         assert reached.wait(run.patience_sec), run.said
         fail()
         asked = run.endpoint.asked.total()
-        assert playing.result() == 1, run.said
+        assert running.result() == 1, run.said
     check_stopped(run, asked, cause)
 
 

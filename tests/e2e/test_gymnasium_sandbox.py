@@ -197,13 +197,13 @@ def test_a_program_that_ends_without_closing(tasks, sleepers, ending):
 def test_in_a_thread(tasks, sleepers):
     rewards = []
 
-    def play():
+    def execute():
         with PresetGym(preset="harbor", path=tasks, tasks="a") as env:
             env.reset()
             env.step(said("touch /app/done"))
             rewards.append(env.step(SUBMIT)[1])
 
-    players = [threading.Thread(target=play) for _ in range(3)]
+    players = [threading.Thread(target=execute) for _ in range(3)]
     for player in players:
         player.start()
     for player in players:

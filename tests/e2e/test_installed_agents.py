@@ -1,6 +1,6 @@
 """The real agents, unmodified, solve a bundled task by a script, in containers without a network.
 
-Each is played once, on one backend; `tests/soak/installed_agents.py` has all of both.
+Each is run once, on one backend; `tests/soak/installed_agents.py` has all of both.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 
 from ares_exp.agents.toolbox.package import PACKAGES
 from ares_exp.agents.toolbox.package_store import AgentStore
-from tests.installed_agents import check_solved, local_python, play
+from tests.installed_agents import check_solved, execute, local_python
 
 pytestmark = pytest.mark.once
 
@@ -38,13 +38,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_it_solves_a_task_by_a_script_without_a_network(agent: str, container: str) -> None:
     more = [f"agent.pythons=['{local_python()}']"] if agent == "mini_swe_agent" else []
-    check_solved("run", play("run", agent, container, *more))
+    check_solved("run", execute("run", agent, container, *more))
 
 
 @DOCKER
 @pytest.mark.npm("mini_swe_agent")
 def test_an_image_without_python_is_refused_by_name() -> None:
-    results = play("run", "mini_swe_agent", "docker")
+    results = execute("run", "mini_swe_agent", "docker")
     [row] = [json.loads(line) for line in Path("run/episodes.jsonl").read_text().splitlines()]
     assert results.exit_code == 1
     assert row["outcome"] == "agent_error"
@@ -58,9 +58,9 @@ def test_an_image_without_python_is_refused_by_name() -> None:
 def test_codex_outlasts_a_slow_policy_by_keepalives_alone() -> None:
     """Its limit is on events of a stream, and it may not ask twice here."""
     impatient = ["agent.idle_timeout_ms=2000", "agent.extra_args=['-c','model_providers.ares.stream_max_retries=0']"]
-    kept = play("kept", "codex", "local", *impatient, "agent.keepalive_sec=0.5", delay_sec=4.0)
+    kept = execute("kept", "codex", "local", *impatient, "agent.keepalive_sec=0.5", delay_sec=4.0)
     check_solved("kept", kept)
-    lost = play("lost", "codex", "local", *impatient, "agent.keepalive_sec=60", delay_sec=4.0)
+    lost = execute("lost", "codex", "local", *impatient, "agent.keepalive_sec=60", delay_sec=4.0)
     assert lost.mean_reward == 0.0  # what it left is scored
     [row] = [json.loads(line) for line in Path("lost/episodes.jsonl").read_text().splitlines()]
     assert row["error"]["type"] == "AgentExitError"
@@ -78,7 +78,7 @@ def test_the_cache_is_neither_readable_nor_writable_but_for_the_agent_itself() -
         {"text": "", "tool_calls": [{"name": "Bash", "arguments": {"command": look, "description": "looks"}}]},
         ".",
     ]
-    play("run", "claude_code", "local", replies=replies)
+    execute("run", "claude_code", "local", replies=replies)
     [kept] = Path("run/files").glob("*/agent/output.txt")
     [said] = [
         block["content"]

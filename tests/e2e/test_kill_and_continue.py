@@ -69,8 +69,8 @@ def check_every_step(directory: Path, backend: str, agent: str) -> None:
     given = (str(directory), backend, agent)
     steps = range(len(REPLIES[agent]))
     with ThreadPoolExecutor(AT_ONCE) as threads:
-        whole = threads.submit(run, "play", *given)
-        killed = list(threads.map(lambda step: run("play", *given, str(step)), steps))
+        whole = threads.submit(run, "execute", *given)
+        killed = list(threads.map(lambda step: run("execute", *given, str(step)), steps))
         uninterrupted = whole.result()
     assert [one.returncode for one in killed] == [-signal.SIGKILL] * len(steps), killed[0].stderr
     assert uninterrupted.returncode == 0, uninterrupted.stderr

@@ -87,12 +87,12 @@ def test_an_endpoint_that_was_down_comes_back(tmp_path: Path, endpoint: Counting
     assert run.resume() == 1, "errors are kept"
     assert endpoint.asked.total() == failed
     endpoint.down_at = None
-    run.kills = 1  # of each episode one call had no answer
+    run.kills = 1  # of each episode one call had no response
     assert run.resume(Moment(), "resume_redo=[policy_error]") == 0, run.said
     assert {turn.number for turn, times in endpoint.asked.items() if times > 1} == {2}
     assert [row["replayed"]["steps"] for row in run.final.values()] == [2] * len(run.final)
     assert rewards(run) == rewards(whole)
-    assert not (run.path / "answers").exists()
+    assert not (run.path / "responses").exists()
 
 
 RANDOM = "od -An -N8 -tx8 /dev/urandom > /work/state; cat /work/state"
@@ -112,20 +112,20 @@ def test_an_environment_that_is_another_one(tmp_path: Path) -> None:
         assert {row["outcome"] for row in gone_on} == {"completed"}
         assert "differs from the recorded one at step 1" in run.said
         assert {row["outcome"] for row in run.final.values()} == {"completed"}
-        assert not (run.path / "answers").exists()
+        assert not (run.path / "responses").exists()
 
 
 def tear_files(run: KilledRun) -> Path:
-    """Cuts all that may be half written, and returns the log that lost its last answer."""
+    """Cuts all that may be half written, and returns the log that lost its last response."""
     with (run.path / "episodes.jsonl").open("a") as rows:
         rows.write('{"episode_id": "task-0__0')
     (run.path / "sessions.jsonl").write_text('{"started": 1')
-    log = max((run.path / "answers").glob("*.jsonl"), key=lambda path: path.stat().st_size)
+    log = max((run.path / "responses").glob("*.jsonl"), key=lambda path: path.stat().st_size)
     unfinished = [path for path in (run.path / "trajectories").iterdir() if b"\n]" not in path.read_bytes()]
     for path in (log, *unfinished):
         path.write_bytes(path.read_bytes()[:-9])
     (run.path / "trajectories" / "empty.json").touch()
-    (run.path / "answers" / ".x.jsonl.1.tmp").write_text("{")
+    (run.path / "responses" / ".x.jsonl.1.tmp").write_text("{")
     return log
 
 
@@ -133,7 +133,7 @@ def test_a_run_that_was_killed_is_gone_on_with_as_it_was(killed: KilledRun, whol
     kept = records(killed.path)
     with RunDir(killed.path).owned(resume=True):
         assert killed.resume() == 2
-    assert "another process plays it" in killed.said
+    assert "another process runs it" in killed.said
     test = killed.directory / "tasks" / "task-1" / "tests" / "test.sh"
     test.write_text(f"{TEST}# changed\n")
     assert killed.resume() == 2
@@ -141,7 +141,7 @@ def test_a_run_that_was_killed_is_gone_on_with_as_it_was(killed: KilledRun, whol
     test.write_text(TEST)
     log = tear_files(killed)
     (killed.directory / "elsewhere").mkdir()
-    assert killed.play(Moment(), "resume=../run", "concurrency=1", cwd="elsewhere") == 0, killed.said
+    assert killed.execute(Moment(), "resume=../run", "concurrency=1", cwd="elsewhere") == 0, killed.said
     killed.kills += 1  # the torn answer is lost, too
     assert log.stem in killed.tries
     check(killed, whole)
@@ -152,10 +152,10 @@ def test_a_run_that_was_killed_is_gone_on_with_as_it_was(killed: KilledRun, whol
     check(killed, whole)
 
 
-@pytest.mark.nightly  # by day, `test_resumable_policy` and `test_answer_log` say it
+@pytest.mark.nightly  # by day, `test_resumable_policy` and `test_response_log` say it
 @pytest.mark.parametrize(
     ("first_takes_sec", "command"),
-    [pytest.param(60, APPEND, id="no answer"), pytest.param(2.5, "sleep 1", id="a command in the middle")],
+    [pytest.param(60, APPEND, id="no response"), pytest.param(2.5, "sleep 1", id="a command in the middle")],
 )
 def test_a_stage_whose_time_was_up_ends_there_again(tmp_path: Path, first_takes_sec: float, command: str) -> None:
     check_time_is_up_again(tmp_path, first_takes_sec=first_takes_sec, command=command, snapshot="none")

@@ -59,7 +59,7 @@ async for episode in ares_exp.rollouts(env="harbor", policy="oracle", overrides=
 """
 
 
-def played(*sources, folder="."):
+def ran(*sources, folder="."):
     """What each cell printed."""
     import nbformat
 
@@ -74,7 +74,7 @@ def played(*sources, folder="."):
 
 @pytest.mark.filterwarnings("default")  # of the client and its dependencies
 def test_gymnasium():
-    said = played(SETUP, REFUSED, BLOCKING, LATER, AWAITED, LEFT)
+    said = ran(SETUP, REFUSED, BLOCKING, LATER, AWAITED, LEFT)
     assert "AsyncGymWrapper" in said[1]
     assert "`wrap_as_gym(env, allow_running_loop=True)` blocks on purpose" in said[1]
     assert said[2:] == ["", "(0.0, False, False)", "(1.0, True, False)", "[]"]
@@ -83,7 +83,7 @@ def test_gymnasium():
 @pytest.mark.local
 @pytest.mark.filterwarnings("default")  # of the client and its dependencies
 def test_runs_and_rollouts(tmp_path):
-    said = played(SETUP, RUN, FRAME, ROLLOUTS, folder=tmp_path)
+    said = ran(SETUP, RUN, FRAME, ROLLOUTS, folder=tmp_path)
     assert "mean reward 1.00" in said[1]
     assert "1/1 done" in said[1]
     assert said[2:] == ["[1.0] 1.0", "write-greeting 1.0"]

@@ -1,4 +1,4 @@
-"""The package's agents beside the shell agent: whole runs, each step branched, and played again."""
+"""The package's agents beside the shell agent: whole runs, each step branched, and run again."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def play(run_dir: str, *overrides: str, replies: list[Any] | None = None) -> EpisodeTrajectory:
+def execute(run_dir: str, *overrides: str, replies: list[Any] | None = None) -> EpisodeTrajectory:
     words = ["tracker=none", f"hydra.run.dir={run_dir}", *overrides]
     if replies is not None:  # JSON is also YAML: an option of its own needs no quoting
         Path("options/policy").mkdir(parents=True, exist_ok=True)
@@ -78,13 +78,13 @@ def play(run_dir: str, *overrides: str, replies: list[Any] | None = None) -> Epi
         pytest.param("terminal", "docker", marks=[pytest.mark.docker, pytest.mark.nightly]),
     ],
 )
-def test_every_step_is_branched_and_played_again(agent: str, container: str) -> None:
+def test_every_step_is_branched_and_run_again(agent: str, container: str) -> None:
     replies = SCRIPTS[agent]
     words = [f"agent={agent}", "env.tasks=write-greeting", f"container={container}", "snapshot=every_step"]
-    first = play("first", *words, replies=replies)
+    first = execute("first", *words, replies=replies)
     assert (first.total_reward, first.step_count) == (1.0, len(replies))
     for step in range(1, len(replies)):
-        branch = play(f"b{step}", f"branch_from=first/write-greeting@{step}", replies=replies[step:])
+        branch = execute(f"b{step}", f"branch_from=first/write-greeting@{step}", replies=replies[step:])
         assert branch.total_reward == 1.0
         compared = step + 1 if agent == "terminal" else None  # after that its terminal is another one
         pairs = zip(branch.steps[:compared], first.steps[:compared], strict=True)

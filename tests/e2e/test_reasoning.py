@@ -43,7 +43,7 @@ def overrides(endpoint: LoopbackEndpoint, run_dir: str, *more: str) -> tuple[str
     return ("ares_exp", "tracker=none", "env.tasks=write-greeting", *policy, f"hydra.run.dir={run_dir}", *more)
 
 
-def played(here: Path, endpoint: LoopbackEndpoint, run_dir: str, *more: str) -> None:
+def ran(here: Path, endpoint: LoopbackEndpoint, run_dir: str, *more: str) -> None:
     endpoint.then(*map(thinking, range(3)))
     done = command(here, *overrides(endpoint, run_dir, *more))
     assert done.returncode == 0, done.stderr
@@ -63,7 +63,7 @@ def thoughts(here: Path, run_dir: str) -> list[str]:
 
 
 def test_it_is_recorded_shown_exported_and_replayed(tmp_path: Path, endpoint: LoopbackEndpoint) -> None:
-    played(tmp_path, endpoint, "run")
+    ran(tmp_path, endpoint, "run")
     assert sent(endpoint) == [[], [None], [None, None]], "an endpoint that did not ask for it does not get it"
     assert thoughts(tmp_path, "run") == list(THOUGHTS)
     shown = command(tmp_path, "ares_exp", "show", "run/write-greeting").stdout
@@ -98,7 +98,7 @@ def rows_for_trainers(here: Path, out: str, *options: str) -> list[dict[str, Any
 def test_a_branch_sends_back_what_was_thought_before_it(
     tmp_path: Path, endpoint: LoopbackEndpoint, snapshots: str
 ) -> None:
-    played(tmp_path, endpoint, "run", f"snapshot={snapshots}", "policy.send_reasoning=true")
+    ran(tmp_path, endpoint, "run", f"snapshot={snapshots}", "policy.send_reasoning=true")
     assert sent(endpoint) == [[], [THOUGHTS[0]], list(THOUGHTS[:2])]
     endpoint.requests.clear()
     endpoint.then(thinking(2))
@@ -108,7 +108,7 @@ def test_a_branch_sends_back_what_was_thought_before_it(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("more", [(), ("snapshot=every_step",)], ids=["played again", "restored"])
+@pytest.mark.parametrize("more", [(), ("snapshot=every_step",)], ids=["run again", "restored"])
 def test_a_killed_run_sends_back_what_was_thought_before(
     tmp_path: Path, endpoint: LoopbackEndpoint, more: Sequence[str]
 ) -> None:
@@ -124,5 +124,5 @@ def test_a_killed_run_sends_back_what_was_thought_before(
     endpoint.then(thinking(2))
     resumed = command(tmp_path, "ares_exp", "resume=run")
     assert resumed.returncode == 0, resumed.stderr
-    assert sent(endpoint) == [list(THOUGHTS[:2])], "no answer was paid for twice, and none was forgotten"
+    assert sent(endpoint) == [list(THOUGHTS[:2])], "no response was paid for twice, and none was forgotten"
     assert thoughts(tmp_path, "run") == list(THOUGHTS)

@@ -1,4 +1,4 @@
-"""`replay=<run>[/<episode>]`: recorded episodes played again in fresh containers, and what the report says of them."""
+"""`replay=<run>[/<episode>]`: recorded episodes run again in fresh containers, and what the report says of them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_what_is_random_is_found_and_what_only_tells_the_time_is_not(cli: Any, t
     assert "step 0 exact, 1 normalised (timestamps), 2 different, 3 exact, 4 normalised (temp_paths)" in done.stdout
     assert "replay.json" in done.stdout
     runs = (rows(tmp_path / run) for run in ("runs/first", "runs/second"))
-    then, now = (sorted((row["attempt"], row["seed"]) for row in played) for played in runs)
+    then, now = (sorted((row["attempt"], row["seed"]) for row in ran) for ran in runs)
     assert then == now
 
 
@@ -78,7 +78,7 @@ def test_the_solutions_of_the_samples_are_deterministic(cli: Any, tmp_path: Path
     done = cli("resume=second")
     assert done.returncode == 0, done.stderr
     assert "no step could be compared" not in done.stdout
-    assert report_of(tmp_path / "second") == report, "a session that plays nothing leaves the report as it is"
+    assert report_of(tmp_path / "second") == report, "a session that runs nothing leaves the report as it is"
 
 
 @pytest.mark.nightly
@@ -164,7 +164,7 @@ def test_mistakes(cli: Any, tmp_path: Path, recorded: Path, argument: str, expec
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one episode, played once for all tests of mistakes."""
+    """A run of one episode, run once for all tests of mistakes."""
     import subprocess
 
     place = tmp_path_factory.mktemp("recorded")

@@ -138,9 +138,9 @@ def endpoint(name: str, *marks: pytest.MarkDecorator, behaviour: Callable[[], Be
     def words(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         for key in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
             monkeypatch.setenv(key, "sk-loopback")
-        answers = behaviour()
-        server = stack.enter_context(LoopbackEndpoint(otherwise=answers))
-        server.then(answers, interrupt)
+        responses = behaviour()
+        server = stack.enter_context(LoopbackEndpoint(otherwise=responses))
+        server.then(responses, interrupt)
         return [f"policy={name}", "policy.model=m", f"policy.base_url={server.url}", "container=local"]
 
     return Recipe(words, (LOCAL, *marks))

@@ -12,7 +12,7 @@ import pytest
 
 from ares_exp.trajectories import load
 from tests.conftest import SECRET_FREE, Cli
-from tests.loopback_endpoint import LoopbackEndpoint, answer, slow
+from tests.loopback_endpoint import LoopbackEndpoint, respond, slow
 from tests.warm_start import WarmProcess
 
 pytestmark = [pytest.mark.once, pytest.mark.timeout(600)]
@@ -27,7 +27,7 @@ async def greeting(episode, container, *, path="/app/greeting.txt"):
 
 def brief(episode, container):
     assert container is None or episode.reward == 1.0
-    return 1 / len(episode.answers)
+    return 1 / len(episode.responses)
 
 
 async def bad(episode, container):
@@ -49,7 +49,7 @@ def _own_modules(tmp_path: Path) -> None:
 
 @pytest.fixture
 def grader() -> Iterator[LoopbackEndpoint]:
-    with LoopbackEndpoint(otherwise=answer("It greets.\nScore: 8")) as server:
+    with LoopbackEndpoint(otherwise=respond("It greets.\nScore: 8")) as server:
         yield server
 
 
@@ -99,7 +99,7 @@ def test_a_run_that_is_killed_while_it_is_scored(cli: Cli, tmp_path: Path, grade
         "env.scorers.second.policy.model=grades",
     )
     first = f"scorer.policy.base_url={grader.url}"
-    grader.then(answer("Score: 8"), slow(60))  # the second judge's answer does not come
+    grader.then(respond("Score: 8"), slow(60))  # the second judge's response does not come
     grader.arrived.clear()
     command = [*TASK, *AT, *JUDGE, first, *second, url]
     with WarmProcess(command, cwd=tmp_path, env=SECRET_FREE) as process:

@@ -58,8 +58,8 @@ def test_links_in_tasks_reach_no_file_of_the_host(cli: Any, tmp_path: Path, endp
     policy = ("policy=openai", "policy.model=m", f"policy.base_url={endpoint.url}", "policy.api_key_env=null")
     done = cli("env.path=tasks", "tracker=none", "limits.steps=2", *policy)
     assert done.returncode == 0, done.stderr
-    played = [path.name.partition("__")[0] for path in tmp_path.glob("outputs/*/*/trajectories/*.json")]
-    assert played == ["shares"]
+    ran = [path.name.partition("__")[0] for path in tmp_path.glob("outputs/*/*/trajectories/*.json")]
+    assert ran == ["shares"]
     for link, target in (("instruction/instruction.md", outside), ("dockerfile/environment", outside.parent)):
         assert str(tasks / link) in done.stderr
         assert f"found a link to {target}" in done.stderr

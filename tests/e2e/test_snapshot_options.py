@@ -36,9 +36,9 @@ class Policy:
 """
 
 
-def answering(tmp_path: Path, answers: list[str] | dict[str, list[str]], **more: Any) -> list[str]:
-    """Arguments for a policy that gives these answers."""
-    node = {"_target_": "ares_exp.policies.scripted.ScriptedPolicy", "_convert_": "all", "replies": answers, **more}
+def answering(tmp_path: Path, responses: list[str] | dict[str, list[str]], **more: Any) -> list[str]:
+    """Arguments for a policy that gives these responses."""
+    node = {"_target_": "ares_exp.policies.scripted.ScriptedPolicy", "_convert_": "all", "replies": responses, **more}
     return option(tmp_path, node)
 
 
@@ -88,10 +88,10 @@ def test_every_step(cli: Any, tmp_path: Path, wrapper: str) -> None:
 
 
 def test_only_failures_keep_theirs(cli: Any, tmp_path: Path) -> None:
-    answers = {"write-greeting": [GREET, SUBMIT], "*": [LOOK, SUBMIT], "publish-release": [LOOK]}
+    responses = {"write-greeting": [GREET, SUBMIT], "*": [LOOK, SUBMIT], "publish-release": [LOOK]}
     tasks = "env.tasks=[write-greeting,count-records,publish-release]"
     done = cli(
-        *answering(tmp_path, answers),
+        *answering(tmp_path, responses),
         tasks,
         "snapshot=on_failure",
         "hydra.run.dir=run",

@@ -1,4 +1,4 @@
-"""Which tasks a run played is in W&B, also of an environment whose tasks have no folder."""
+"""Which tasks a run ran is in W&B, also of an environment whose tasks have no folder."""
 
 from __future__ import annotations
 

@@ -44,18 +44,18 @@ def repository(tmp_path: Path) -> Path:
     return root
 
 
-def _played(run: Path) -> list[tuple[str, float]]:
+def _ran(run: Path) -> list[tuple[str, float]]:
     lines = (run / "episodes.jsonl").read_text().splitlines()
     return [(row["task_name"], row["reward"]) for row in map(json.loads, lines)]
 
 
 @pytest.mark.local
 @pytest.mark.once
-def test_the_oracle_plays_a_registry_and_a_repository(cli: Cli, repository: Path, tmp_path: Path) -> None:
+def test_the_oracle_runs_a_registry_and_a_repository(cli: Cli, repository: Path, tmp_path: Path) -> None:
     commit, home = _git(repository, "rev-parse", "HEAD"), {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     done = cli(*("tracker=none", "env.registry=registry.json", "env.dataset=greetings", "hydra.run.dir=one"), env=home)
     assert done.returncode == 0, done.stderr
-    assert _played(tmp_path / "one") == [(TASK, 1.0)]
+    assert _ran(tmp_path / "one") == [(TASK, 1.0)]
     provenance = json.loads((tmp_path / "one" / "provenance.json").read_text())
     place = {"git_url": f"file://{repository}", "git_commit": commit, "path": f"tasks/{TASK}"}
     assert provenance["task_origins"] == {TASK: place}
@@ -63,7 +63,7 @@ def test_the_oracle_plays_a_registry_and_a_repository(cli: Cli, repository: Path
     repo = f"env.repo=file://{repository}@{commit}"
     done = cli("tracker=none", repo, f"env.tasks={TASK}", "env.path=tasks", "hydra.run.dir=two", env=home)
     assert done.returncode == 0, done.stderr
-    assert _played(tmp_path / "two") == [(TASK, 1.0)]
+    assert _ran(tmp_path / "two") == [(TASK, 1.0)]
     assert len(list((tmp_path / "cache" / "ares_exp" / "tasks").glob(f"*/{TASK}"))) == 1
 
     (tmp_path / "elsewhere").mkdir()
@@ -72,7 +72,7 @@ def test_the_oracle_plays_a_registry_and_a_repository(cli: Cli, repository: Path
         command, cwd=tmp_path / "elsewhere", env={**SECRET_FREE, **home}, capture_output=True, text=True, timeout=90
     )
     assert again.returncode == 0, again.stderr
-    assert _played(tmp_path / "two") == [(TASK, 1.0)] * 2
+    assert _ran(tmp_path / "two") == [(TASK, 1.0)] * 2
 
 
 @pytest.mark.nightly
@@ -92,7 +92,7 @@ def test_a_data_set_without_more_is_one_of_harbors_own_registry(cli: Cli, reposi
     command = ("tracker=none", "env=terminal_bench", "hydra.run.dir=one")
     done = cli(*command, env={**home, **instead})
     assert done.returncode == 0, done.stderr
-    assert _played(tmp_path / "one") == [(TASK, 1.0)]
+    assert _ran(tmp_path / "one") == [(TASK, 1.0)]
     provenance = json.loads((tmp_path / "one" / "provenance.json").read_text())
     assert provenance["task_origins"] == {TASK: {"git_url": tasks_at, "git_commit": commit, "path": f"tasks/{TASK}"}}
     registry_commit = _git(harbor, "rev-parse", "HEAD")

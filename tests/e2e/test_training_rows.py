@@ -46,7 +46,7 @@ def asking(endpoint: LoopbackEndpoint) -> list[str]:
     ]
 
 
-async def play(engine: TokenEngine, monkeypatch: pytest.MonkeyPatch) -> FinishedEpisode:
+async def execute(engine: TokenEngine, monkeypatch: pytest.MonkeyPatch) -> FinishedEpisode:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-trainer")
     with LoopbackEndpoint(otherwise=engine) as endpoint:
         episodes = ares_exp.rollouts(env="harbor", policy="openai", overrides=[*TASK, *asking(endpoint)])
@@ -62,7 +62,7 @@ def rows_of(episode: FinishedEpisode) -> tuple[TrainingSequence, ...]:
 
 async def test_rows_are_what_the_endpoint_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = TokenEngine([GREET, SUBMIT])
-    episode = await play(engine, monkeypatch)
+    episode = await execute(engine, monkeypatch)
     (row,) = rows_of(episode)
     first, second = engine.calls
     assert row.ids == (*second.prompt, *second.completion)
@@ -72,7 +72,7 @@ async def test_rows_are_what_the_endpoint_sampled(monkeypatch: pytest.MonkeyPatc
 
 async def test_a_history_in_other_tokens_than_were_sampled_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = TokenEngine([GREET, SUBMIT], spelling="own")
-    kept, forked = rows_of(await play(engine, monkeypatch))
+    kept, forked = rows_of(await execute(engine, monkeypatch))
     assert (kept.made, forked.made) == ("clean", "forked")
     assert forked.ids == (*engine.calls[1].prompt, *engine.calls[1].completion)
     assert check_rule([kept, forked], engine.calls) == sum(len(call.completion) for call in engine.calls)
@@ -80,7 +80,7 @@ async def test_a_history_in_other_tokens_than_were_sampled_forks(monkeypatch: py
 
 async def test_an_engine_that_keeps_what_was_sampled_gives_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = TokenEngine([GREET, SUBMIT], spelling="own", continues=True)
-    (row,) = rows_of(await play(engine, monkeypatch))
+    (row,) = rows_of(await execute(engine, monkeypatch))
     assert row.made == "clean"
     assert check_rule([row], engine.calls) == sum(len(call.completion) for call in engine.calls)
 
@@ -101,7 +101,7 @@ def test_rows_of_the_run_directory_are_the_same(tmp_path: Path, monkeypatch: pyt
         assert check_rule(report.rows, calls) == sum(len(call.completion) for call in calls)
 
 
-def play_with_defaults(run: Path, engine: TokenEngine, *words: str) -> EpisodeTrajectory:
+def run_with_defaults(run: Path, engine: TokenEngine, *words: str) -> EpisodeTrajectory:
     """Runs the task against a vLLM server whose model has a generation config."""
     with LoopbackEndpoint(otherwise=engine) as endpoint:
         asked = ["policy=vllm", "policy.model=policy", f"policy.base_url={endpoint.url}"]
@@ -119,7 +119,7 @@ def recorded_sampling(episode: EpisodeTrajectory) -> list[dict[str, Any]]:
 
 def test_rows_do_not_depend_on_the_generation_config(tmp_path: Path) -> None:
     engine = TokenEngine([GREET, SUBMIT], defaults=GENERATION_CONFIG)
-    episode = play_with_defaults(tmp_path / "run", engine)
+    episode = run_with_defaults(tmp_path / "run", engine)
     assert engine.sampled_with == recorded_sampling(episode) == [NEUTRAL_SAMPLING] * 2
     report = sequences_of(episode)
     assert (report.clean, report.unstated_sampling) == (1, 0)
@@ -139,7 +139,7 @@ def test_sampling_of_programs_is_sent_and_recorded(tmp_path: Path, wire: str) ->
     ]
     for forwards, expected in (("false", NEUTRAL_SAMPLING), ("true", {**NEUTRAL_SAMPLING, **own})):
         engine = TokenEngine([GREET], defaults=GENERATION_CONFIG)
-        episode = play_with_defaults(tmp_path / forwards, engine, *command, f"agent.forward_sampling={forwards}")
+        episode = run_with_defaults(tmp_path / forwards, engine, *command, f"agent.forward_sampling={forwards}")
         assert episode.total_reward == 1.0
         assert engine.sampled_with == recorded_sampling(episode) == [expected]
     with pytest.raises(UntrainableError, match=r"temperature 0\.5"):

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from ares_exp.trajectories import load
 from tests.conftest import SECRET_FREE, Cli
-from tests.loopback_endpoint import LoopbackEndpoint, Received, answer, slow
+from tests.loopback_endpoint import LoopbackEndpoint, Received, respond, slow
 from tests.warm_start import WarmProcess
 
 pytestmark = [pytest.mark.once, pytest.mark.timeout(600)]
@@ -84,7 +84,7 @@ def both_models(body: dict[str, Any]) -> str:
 
 @pytest.fixture
 def models() -> Iterator[LoopbackEndpoint]:
-    with LoopbackEndpoint(otherwise=answer(both_models)) as server:
+    with LoopbackEndpoint(otherwise=respond(both_models)) as server:
         yield server
 
 
@@ -93,7 +93,7 @@ def test_two_models_and_a_run_that_is_killed(cli: Cli, tmp_path: Path, models: L
     at = [f"policy.base_url={models.url}", "policy.api_key_env=null", "policy.model=asks"]
     oracle = [f"env.oracle.base_url={models.url}", "env.oracle.api_key_env=null", "env.oracle.model=knows"]
     overrides = ["policy=openai", *at, "policy@env.oracle=openai", *oracle, "env.tasks=[elephant]"]
-    models.then(*[answer(both_models)] * 3, slow(60))  # two questions; the second one's answer does not come
+    models.then(*[respond(both_models)] * 3, slow(60))  # two questions; the second one's answer does not come
     models.arrived.clear()
     with WarmProcess([*GAME, *overrides], cwd=tmp_path, env=SECRET_FREE | NO_ENGINE) as process:
         while len(models.requests) < 4 and process.poll() is None:
@@ -122,7 +122,7 @@ def test_two_models_and_a_run_that_is_killed(cli: Cli, tmp_path: Path, models: L
     assert "The oracle was asked 2 times: 20 prompt tokens" in (tmp_path / "run" / "run.log").read_text()
 
     asked_before = len(models.requests)
-    models.otherwise = answer("no")
+    models.otherwise = respond("no")
     again = cli("replay=run", "hydra.run.dir=again", env=NO_ENGINE)
     assert again.returncode == 0, again.stderr
     assert {one.body["model"] for one in models.requests[asked_before:]} == {"knows"}, "the oracle is asked anew"
@@ -156,7 +156,7 @@ class Fickle(LoopbackEndpoint):
                 self.holding.set()
                 await asyncio.Event().wait()
             self.answers -= 1
-        return await answer(self.say)(request, received)
+        return await respond(self.say)(request, received)
 
     def say(self, body: dict[str, Any]) -> str:
         """An answer."""

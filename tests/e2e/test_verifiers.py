@@ -12,7 +12,7 @@ from ares_exp.errors import ConfigError
 from ares_exp.training.verifiers import make_plugin
 from tests.e2e.conftest import SUBMIT
 from tests.e2e.test_training_rows import GREET
-from tests.loopback_endpoint import LoopbackEndpoint, answer, error
+from tests.loopback_endpoint import LoopbackEndpoint, error, respond
 
 pytestmark = pytest.mark.local
 PLUGIN = """
@@ -59,18 +59,18 @@ def vf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.train("verifiers")
 async def test_an_episode_is_a_rollout_with_its_calls_and_its_reward(vf: Any) -> None:
     with LoopbackEndpoint() as endpoint:
-        endpoint.then(answer(GREET), answer(SUBMIT))
-        played = await rollout(endpoint, vf)
-    assert played.ok, played.errors
-    [trace] = played.traces
+        endpoint.then(respond(GREET), respond(SUBMIT))
+        ran = await rollout(endpoint, vf)
+    assert ran.ok, ran.errors
+    [trace] = ran.traces
     assert (trace.reward, trace.task.key, trace.num_turns) == (1.0, "write-greeting", 2)
     assert [message.content for message in trace.assistant_messages] == [GREET, SUBMIT]
     assert {one.headers["authorization"] for one in endpoint.requests} == {"Bearer sk-of-the-trainer"}
 
 
 @pytest.mark.train("verifiers")
-async def test_an_episode_without_an_answer_is_a_rollout_that_failed(vf: Any) -> None:
+async def test_an_episode_without_a_response_is_a_rollout_that_failed(vf: Any) -> None:
     with LoopbackEndpoint(otherwise=error(400, "no such model")) as endpoint:
-        played = await rollout(endpoint, vf)
-    assert not played.ok
-    assert played.traces[0].has_error
+        ran = await rollout(endpoint, vf)
+    assert not ran.ok
+    assert ran.traces[0].has_error

@@ -25,7 +25,7 @@ async def policy(request: ares_exp.LLMRequest) -> ares_exp.LLMResponse:
     return ares_exp.LLMResponse.from_text(str(request.messages[-1]["content"]))
 
 
-async def play(environment: ares_exp.Environment) -> float | None:
+async def execute(environment: ares_exp.Environment) -> float | None:
     async with environment:
         step = await environment.reset()
         while step.observation is not None:
@@ -35,7 +35,7 @@ async def play(environment: ares_exp.Environment) -> float | None:
 
 def main() -> None:
     preset, *_ = ares_exp.list_presets()
-    print(asyncio.run(play(ares_exp.make(f"{preset}:0"))))
+    print(asyncio.run(execute(ares_exp.make(f"{preset}:0"))))
 """
 
 

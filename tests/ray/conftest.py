@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.killed_run import KilledRun
 from tests.ray.cluster import SmallCluster
-from tests.ray.runs import made, played
+from tests.ray.runs import made, ran
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,13 +23,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster_and_whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SmallCluster, KilledRun]]:
-    """Starts the one while the other is played."""
+    """Starts the one while the other is run."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("ray is not to be had here: pip install 'ares-exp[ray]'")
-    with made(tmp_path_factory.mktemp("whole")) as run, played(run.start) as playing:
+    with made(tmp_path_factory.mktemp("whole")) as run, ran(run.start) as running:
         cluster = SmallCluster(1)
         try:
-            assert playing.result() == 0, run.said
+            assert running.result() == 0, run.said
             yield cluster, run
         finally:
             cluster.close()

@@ -1,4 +1,4 @@
-"""Runs that are played on a cluster, and the same one without."""
+"""Runs that are run on a cluster, and the same one without."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Found = TypeVar("Found")
 
 
 def on(cluster: SmallCluster, *more: str) -> tuple[str, ...]:
-    """Overrides that have a run play on the cluster."""
+    """Overrides that have a run continue the cluster."""
     return (
         "executor=ray",
         f"executor.address={cluster.address}",
-        "executor.resources={play: 1}",
+        "executor.resources={run: 1}",
         f"executor.lease_sec={LEASE_SEC:g}",
         f"executor.join_timeout_sec={PATIENCE_SEC:g}",
         *more,
@@ -45,17 +45,17 @@ def made(directory: Path, *overrides: str, latency_sec: float = 0.03) -> Iterato
 
 
 @contextmanager
-def played(play: Callable[[], int]) -> Iterator[Future[int]]:
-    """Has a run played in a thread, while the main one harms it: Ray adds nodes there alone."""
+def ran(execute: Callable[[], int]) -> Iterator[Future[int]]:
+    """Has a run run in a thread, while the main one harms it: Ray adds nodes there alone."""
     with ThreadPoolExecutor(1) as pool:
-        yield pool.submit(play)
+        yield pool.submit(execute)
 
 
-def until(playing: Future[int], condition: Callable[[], Found]) -> Found:
-    """Waits until it is so, as long as the run is played; returns what it has found then."""
+def until(running: Future[int], condition: Callable[[], Found]) -> Found:
+    """Waits until it is so, as long as the run lasts; returns what it has found then."""
     deadline = time.monotonic() + PATIENCE_SEC
     while not (found := condition()):
-        assert not playing.done(), "the run has ended before"
+        assert not running.done(), "the run has ended before"
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return found

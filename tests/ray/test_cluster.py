@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.killed_run import KilledRun, Moment, check, check_stopped
 from tests.leaks import wait_until
 from tests.ray.cluster import SmallCluster
-from tests.ray.runs import PATIENCE_SEC, busy_node, made, on, played, until
+from tests.ray.runs import PATIENCE_SEC, busy_node, made, on, ran, until
 from tests.small_disk import small_disk
 from tests.unit.containers.local_containers import needs_local
 
@@ -39,23 +39,23 @@ def test_without_an_address_there_is_a_cluster_of_this_machine(
 def test_whatever_dies_it_goes_on(whole: KilledRun, cluster: SmallCluster, tmp_path: Path) -> None:
     """The driver is killed and resumed, the only host is killed, a node joins, and one with episodes loses its power.
 
-    Either the one that has joined had some then, or it plays the rest.
+    Either the one that has joined had some then, or it runs the rest.
     """
     with made(tmp_path, *on(cluster), latency_sec=0.3) as run:
         assert run.start(Moment(requests=6)) == -signal.SIGKILL
         assert wait_until(lambda: not cluster.hosts(), PATIENCE_SEC), "its hosts have ended"
-        with played(run.resume) as playing:
+        with ran(run.resume) as running:
             asked = run.endpoint.asked.total()
-            until(playing, lambda: run.endpoint.asked.total() >= asked + 2 and busy_node(cluster))
+            until(running, lambda: run.endpoint.asked.total() >= asked + 2 and busy_node(cluster))
             [host] = cluster.hosts()
             run.endpoint.answering.clear()
             host.kill()
             cluster.add()
             run.endpoint.answering.set()
             asked = run.endpoint.asked.total()
-            node = until(playing, lambda: run.endpoint.asked.total() >= asked + 3 and busy_node(cluster))
+            node = until(running, lambda: run.endpoint.asked.total() >= asked + 3 and busy_node(cluster))
             cluster.cut_power(node)
-            assert playing.result() == 0, run.said
+            assert running.result() == 0, run.said
         run.kills = 3
         check(run, whole)
     errors = [row["error"]["type"] for row in run.all_rows if row["outcome"] == "lost"]
@@ -65,11 +65,11 @@ def test_whatever_dies_it_goes_on(whole: KilledRun, cluster: SmallCluster, tmp_p
 @pytest.mark.root
 def test_run_on_full_disk_stops_and_resumes(whole: KilledRun, cluster: SmallCluster, tmp_path: Path) -> None:
     with made(tmp_path, "budget.cost=1000000", *on(cluster), latency_sec=0.3) as run, small_disk(run.path) as disk:
-        with played(run.start) as playing:
-            until(playing, lambda: run.endpoint.asked.total() >= 8)
+        with ran(run.start) as running:
+            until(running, lambda: run.endpoint.asked.total() >= 8)
             disk.fill()
             asked = run.endpoint.asked.total()
-            assert playing.result() == 1, run.said
+            assert running.result() == 1, run.said
         check_stopped(run, asked, "No space left on device")
         disk.free()
         run.kills = 1
@@ -79,9 +79,9 @@ def test_run_on_full_disk_stops_and_resumes(whole: KilledRun, cluster: SmallClus
 
 def test_run_in_deleted_directory_stops(cluster: SmallCluster, tmp_path: Path) -> None:
     with made(tmp_path, "budget.cost=1000000", *on(cluster), latency_sec=0.3) as run:
-        with played(run.start) as playing:
-            until(playing, lambda: run.endpoint.asked.total() >= 8)
+        with ran(run.start) as running:
+            until(running, lambda: run.endpoint.asked.total() >= 8)
             shutil.rmtree(run.path.rename(tmp_path / "deleted"))
             asked = run.endpoint.asked.total()
-            assert playing.result() == 1, run.said
+            assert running.result() == 1, run.said
         check_stopped(run, asked, "No such file or directory")

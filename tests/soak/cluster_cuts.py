@@ -1,4 +1,4 @@
-"""Nodes cut off from the network while runs are played on them: when do their containers end?
+"""Nodes cut off from the network while runs are run on them: when do their containers end?
 
 `python -m tests.soak.cluster_cuts [CUTS] [LEASE]`, as root: each node of the cluster is in a network namespace of its
 own, and a cut drops every packet to it and from it, without a word to either side; nothing on the node is harmed. It
@@ -28,7 +28,7 @@ import psutil
 from tests.e2e.killed_run import check
 from tests.leaks import processes
 from tests.ray.cluster import SmallCluster
-from tests.ray.runs import PATIENCE_SEC, played
+from tests.ray.runs import PATIENCE_SEC, ran
 from tests.soak.cluster_faults import BOX_SEC, CONCURRENCY, Box, boxes_in, long_run
 
 NODES = 2
@@ -100,7 +100,7 @@ def within(network: str) -> Iterator[None]:
 
 
 class Cuts:
-    """Cuts nodes off while runs are played on them.
+    """Cuts nodes off while runs are run on them.
 
     Attributes:
         todo: How many are still to come.
@@ -111,16 +111,16 @@ class Cuts:
         self.todo, self.late = todo, 0
         self._cluster, self._lease_sec, self._rng = cluster, lease_sec, rng
 
-    def during(self, playing: Future[int]) -> int:
+    def during(self, running: Future[int]) -> int:
         """Cuts one node after the other off until the run has ended; returns how many.
 
         In the main thread: Ray adds nodes there alone.
         """
         done = 0
-        while self.todo and not playing.done():
+        while self.todo and not running.done():
             time.sleep(self._rng.uniform(0.2, 4.0))
             nodes = [node for node in self._cluster.nodes if any(map(boxes_in, self._cluster.hosts(node)))]
-            if nodes and not playing.done():
+            if nodes and not running.done():
                 self._do(self._rng.choice(nodes))
                 self.todo, done = self.todo - 1, done + 1
         return done
@@ -157,13 +157,13 @@ def _is_dead(process: psutil.Process) -> bool:
 
 
 def main(cuts: int, lease_sec: float) -> int:
-    """Plays runs until so many nodes were cut off. Returns 1 if anything was not as it must be."""
+    """Runs runs until so many nodes were cut off. Returns 1 if anything was not as it must be."""
     folder = Path(tempfile.mkdtemp(prefix="cluster-cuts-"))
     with long_run(folder / "whole") as whole:
         assert whole.start() == 0, whole.said
     cluster, runs = CutCluster(NODES), 0
     overrides = (
-        *("executor=ray", f"executor.address={cluster.address}", "executor.resources={play: 1}"),
+        *("executor=ray", f"executor.address={cluster.address}", "executor.resources={run: 1}"),
         *(f"executor.lease_sec={lease_sec:g}", "executor.lost_per_attempt=1000"),
         f"executor.join_timeout_sec={PATIENCE_SEC:g}",
     )
@@ -172,9 +172,9 @@ def main(cuts: int, lease_sec: float) -> int:
         while harm.todo:
             runs += 1
             with long_run(folder / f"run-{runs}", *overrides) as one:
-                with played(one.start) as playing:
-                    one.kills = harm.during(playing)
-                    assert playing.result() == 0, one.said
+                with ran(one.start) as running:
+                    one.kills = harm.during(running)
+                    assert running.result() == 0, one.said
                 check(one, whole, concurrency=CONCURRENCY)
             lost = sum(row["outcome"] == "lost" for row in one.all_rows)
             print(

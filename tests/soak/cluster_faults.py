@@ -1,6 +1,6 @@
-"""Hosts killed and nodes cut off, many times, while runs are played on a cluster of three nodes.
+"""Hosts killed and nodes cut off, many times, while runs are run on a cluster of three nodes.
 
-`python -m tests.soak.cluster_faults [KILLS] [CUTS] [SEED]` plays runs until so many hosts were killed, at random
+`python -m tests.soak.cluster_faults [KILLS] [CUTS] [SEED]` runs runs until so many hosts were killed, at random
 moments, and so many nodes have lost their power; it prints a line for each. After each run everything is checked that
 `tests/ray` checks after one fault.
 """
@@ -28,7 +28,7 @@ from tests.e2e.counting_endpoint import CountingEndpoint
 from tests.e2e.killed_run import KilledRun, check, make_tasks
 from tests.leaks import processes
 from tests.ray.cluster import SmallCluster
-from tests.ray.runs import PATIENCE_SEC, played
+from tests.ray.runs import PATIENCE_SEC, ran
 
 NODES = 3
 CONCURRENCY = 6
@@ -47,7 +47,7 @@ class Box(NamedTuple):
 
 
 class Harm:
-    """Harms a cluster while runs are played on it.
+    """Harms a cluster while runs are continued it.
 
     Attributes:
         todo: What is still to be done, in this order.
@@ -62,16 +62,16 @@ class Harm:
         self._cluster, self._rng = cluster, rng
         rng.shuffle(self.todo)
 
-    def during(self, playing: Future[int]) -> int:
+    def during(self, running: Future[int]) -> int:
         """Harms hosts with containers until the run has ended; returns how often.
 
         In the main thread: Ray adds nodes there alone.
         """
         before = self.done.total()
-        while self.todo and not playing.done():
+        while self.todo and not running.done():
             time.sleep(self._rng.uniform(*PAUSE_SEC))
             nodes = [node for node in self._cluster.nodes if self._busy_hosts(node)]
-            if nodes and not playing.done():
+            if nodes and not running.done():
                 self._do(self.todo.pop(), self._rng.choice(nodes))
         return self.done.total() - before
 
@@ -102,11 +102,11 @@ def boxes_in(host: psutil.Process) -> list[Box]:
 
 
 def main(kills: int, cuts: int, seed: int) -> int:
-    """Plays runs until everything has happened. Returns 1 if anything was not as it must be."""
+    """Runs runs until everything has happened. Returns 1 if anything was not as it must be."""
     cluster, failed, runs, told = SmallCluster(NODES), 0, 0, Counter[str]()
     folder = Path(tempfile.mkdtemp(prefix="cluster-faults-"))
     overrides = (
-        *("executor=ray", f"executor.address={cluster.address}", "executor.resources={play: 1}"),
+        *("executor=ray", f"executor.address={cluster.address}", "executor.resources={run: 1}"),
         *(f"executor.lease_sec={LEASE_SEC}", "executor.lost_per_attempt=1000"),
         f"executor.join_timeout_sec={PATIENCE_SEC:g}",
     )
@@ -118,9 +118,9 @@ def main(kills: int, cuts: int, seed: int) -> int:
             runs, started = runs + 1, time.monotonic()
             with long_run(folder / f"run-{runs}", *overrides) as run:
                 try:
-                    with played(run.start) as playing:
-                        run.kills = harm.during(playing)
-                        assert playing.result() == 0, run.said
+                    with ran(run.start) as running:
+                        run.kills = harm.during(running)
+                        assert running.result() == 0, run.said
                     check(run, whole, concurrency=CONCURRENCY)
                 except (AssertionError, OSError, subprocess.TimeoutExpired):
                     failed += 1

@@ -23,10 +23,10 @@ import pytest
 from ares_exp.trajectories import load
 from tests.e2e.killed_run import KilledRun, Moment, check, containers_of, content
 from tests.leaks import wait_until
-from tests.loopback_endpoint import LoopbackEndpoint, answer
+from tests.loopback_endpoint import LoopbackEndpoint, respond
 from tests.ray.cluster import SmallCluster
 from tests.ray.conftest import cluster, cluster_and_whole, whole  # noqa: F401
-from tests.ray.runs import LEASE_SEC, PATIENCE_SEC, made, on, played, until
+from tests.ray.runs import LEASE_SEC, PATIENCE_SEC, made, on, ran, until
 from tests.unit.agents.test_command_agent import COMMAND, GREET
 from tests.unit.containers.local_containers import needs_local
 
@@ -57,8 +57,8 @@ def test_the_bundled_tasks_are_the_same(cluster: SmallCluster, tmp_path: Path) -
     found = {}
     for name, more in (("here", ()), ("there", on(cluster))):
         command = [sys.executable, "-m", "ares_exp", "tracker=none", "concurrency=6", f"hydra.run.dir={name}", *more]
-        played = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False)
-        assert played.returncode == 0, played.stderr
+        ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False)
+        assert ran.returncode == 0, ran.stderr
         found[name] = {
             (one.task_name, one.metadata["attempt"]): content(one) for one in load(tmp_path / name).trajectories()
         }
@@ -89,14 +89,14 @@ def _resume(host: psutil.Process) -> None:
 
 
 @pytest.mark.parametrize("harm", [kill_raylet, stop_host])
-def test_a_loss_costs_no_answer(run: KilledRun, whole: KilledRun, cluster: SmallCluster, harm: Harm) -> None:
+def test_a_loss_costs_no_response(run: KilledRun, whole: KilledRun, cluster: SmallCluster, harm: Harm) -> None:
     """One episode is on a node, which is harmed in the middle: it goes on elsewhere, and ends as it would have."""
     run.overrides = (*run.overrides, "executor.episodes_per_host=1")
-    with played(run.start) as playing:
-        until(playing, lambda: run.endpoint.asked.total() >= 8 and len(cluster.hosts()) == len(cluster.nodes))
+    with ran(run.start) as running:
+        until(running, lambda: run.endpoint.asked.total() >= 8 and len(cluster.hosts()) == len(cluster.nodes))
         mend = harm(cluster)
         try:
-            assert playing.result() == 0, run.said
+            assert running.result() == 0, run.said
         finally:
             mend()
     run.kills = 1
@@ -122,14 +122,14 @@ def test_background_client_are_answered_by_the_run(cluster: SmallCluster, tmp_pa
     for name, more in (("here", ()), ("there", on(cluster))):
         words = (*task, *COMMAND, "agent.background_requests=answer", f"hydra.run.dir={name}", *more)
         command = [sys.executable, "-m", "ares_exp", *words]
-        played = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False)
-        assert played.returncode == 0, played.stderr
+        ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False)
+        assert ran.returncode == 0, ran.stderr
         [stored] = load(tmp_path / name)
         episode = stored.load()
         found[name] = (
             content(episode),
             [
-                background_request.answer["data"][0]["content"]
+                background_request.response["data"][0]["content"]
                 for background_request in episode.steps[1].background_requests
             ],
         )
@@ -166,9 +166,9 @@ def test_containers_of_an_engine_end_with_what_they_belong_to(cluster: SmallClus
             assert run.start(Moment(requests=8)) == -signal.SIGKILL
             assert len(run.pids) > 1, "hosts have been seen"
             assert wait_until(lambda: not run.left(), PATIENCE_SEC), run.left()
-            with played(run.resume) as playing:
+            with ran(run.resume) as running:
                 asked = run.endpoint.asked.total()
-                until(playing, lambda: run.endpoint.asked.total() >= asked + 3 and len(run.left()) > 2)
+                until(running, lambda: run.endpoint.asked.total() >= asked + 3 and len(run.left()) > 2)
                 busy = max(cluster.hosts(), key=lambda host: len(containers_of(host.pid)))
                 held = containers_of(busy.pid)
                 assert held
@@ -178,7 +178,7 @@ def test_containers_of_an_engine_end_with_what_they_belong_to(cluster: SmallClus
                 print(
                     f"{len(held)} containers had ended {time.monotonic() - started:.1f} s after the kill of their host"
                 )
-                assert playing.result() == 0, run.said
+                assert running.result() == 0, run.said
             run.kills = 2
             check(run, whole)
     assert sum(row["outcome"] == "lost" for row in run.all_rows) > 0
@@ -220,7 +220,7 @@ def test_the_run_asks_the_judge_and_keeps_the_keys(cluster: SmallCluster, tmp_pa
             with contextlib.suppress(psutil.Error):
                 seen.append(" ".join([*host.cmdline(), *host.environ().values()]))
 
-    with LoopbackEndpoint(otherwise=answer("Score: 7")) as judge:
+    with LoopbackEndpoint(otherwise=respond("Score: 7")) as judge:
         command = (
             *(sys.executable, "-m", "ares_exp", "env.tasks=write-greeting", "tracker=none", "hydra.run.dir=run"),
             *("scorer=judge", "scorer.policy.model=m", f"scorer.policy.base_url={judge.url}"),
@@ -246,7 +246,7 @@ def test_the_run_asks_the_judge_and_keeps_the_keys(cluster: SmallCluster, tmp_pa
     assert CANARY not in "".join(seen)
 
 
-def test_a_run_that_no_node_can_play_is_refused(cluster: SmallCluster, tmp_path: Path) -> None:
+def test_a_run_that_no_node_can_run_is_refused(cluster: SmallCluster, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ares_exp", "tracker=none", "hydra.run.dir=run"]
     refused = subprocess.run(
         [*command, *on(cluster, "executor.storage=stream", "snapshot=every_step")],

@@ -1,4 +1,4 @@
-"""The real agents where CI does not play them: all of them on both backends, and on root filesystems made here.
+"""The real agents where CI does not run them: all of them on both backends, and on root filesystems made here.
 
 `pytest -n 0 -m '' tests/soak/installed_agents.py`, with every agent installed (`ares-exp agents install --all`, and
 `… install claude_code qwen_code --libc musl`), an engine, and packages of Debian within reach.
@@ -22,7 +22,7 @@ from ares_exp.agents.toolbox.placing import check_runs, fitting_build
 from ares_exp.containers.container import Container, ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.errors import AgentInstallError
-from tests.installed_agents import SCRIPTS, check_solved, local_python, play
+from tests.installed_agents import SCRIPTS, check_solved, execute, local_python
 from tests.loopback_endpoint import LoopbackEndpoint, Received, completion
 from tests.ray.cluster import SmallCluster
 from tests.ray.runs import on
@@ -102,7 +102,7 @@ def test_it_solves_a_task_by_a_script_without_a_network(agent: str, backend: str
             show = "import sys; print('%d.%d' % sys.version_info[:2])"
             python = subprocess.run([*run, show], capture_output=True, text=True, check=True).stdout.strip()
         more.append(f"agent.pythons=['{python}']")
-    check_solved("run", play("run", agent, backend, *more))
+    check_solved("run", execute("run", agent, backend, *more))
 
 
 @pytest.mark.parametrize("agent", ["claude_code", "opencode", "qwen_code"])
@@ -142,7 +142,7 @@ def test_a_node_without_its_package_fetches_it_and_the_run_needs_none(
             patch.setenv("XDG_CACHE_HOME", str(of_node))
             cluster.add()
         monkeypatch.setenv("XDG_CACHE_HOME", str(of_run))
-        check_solved("run", play("run", "claude_code", "local", *on(cluster)))
+        check_solved("run", execute("run", "claude_code", "local", *on(cluster)))
     finally:
         cluster.close()
     store = AgentStore(of_node / "ares_exp" / "agents")
@@ -158,14 +158,14 @@ def test_codex_needs_nothing_of_an_image_but_a_shell(roots: None) -> None:
     test = "cmp /tests/expected.txt /app/greeting.txt && r=1 || r=0; echo $r > /logs/verifier/reward.txt"
     Path("tasks/write-greeting/tests/test.sh").write_text(f"#!/bin/sh\n{test}\n")
     replies = json.loads(json.dumps(SCRIPTS["codex"]).replace("(exec 3<>/dev/tcp/1.1.1.1/443)", "false"))
-    check_solved("run", play("run", "codex", "docker", "env=harbor", where, replies=replies))
+    check_solved("run", execute("run", "codex", "docker", "env=harbor", where, replies=replies))
 
 
 def test_agents_of_others_are_swept_beside_those_of_the_package() -> None:
     """As on the command line: `-m agent=shell,codex,claude_code`, with one endpoint for all."""
     write = "echo 'Hello, harbor!' > /app/greeting.txt"
 
-    async def answer(_: web.Request, received: Received) -> web.StreamResponse:
+    async def respond(_: web.Request, received: Received) -> web.StreamResponse:
         tools = {tool["function"]["name"] for tool in received.body.get("tools", ())}
         if any(message["role"] == "assistant" for message in received.body["messages"]):
             done = "```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```" if not tools else "All done."
@@ -178,7 +178,7 @@ def test_agents_of_others_are_swept_beside_those_of_the_package() -> None:
         function = {"name": name, "arguments": json.dumps(arguments)}
         return web.json_response(completion(None, tool_calls=[{"id": "c1", "type": "function", "function": function}]))
 
-    with LoopbackEndpoint(otherwise=answer) as endpoint:
+    with LoopbackEndpoint(otherwise=respond) as endpoint:
         words = ["-m", "agent=shell,codex,claude_code", "env=harbor", "env.tasks=[write-greeting]"]
         words += ["container=local", "tracker=none", "policy=openai", f"policy.base_url={endpoint.url}"]
         words += ["policy.model=m", "policy.api_key_env=null", "hydra.sweep.dir=sweep"]
@@ -194,4 +194,4 @@ def test_it_outlasts_a_policy_of_eight_seconds_with_a_limit_of_three(agent: str)
         "claude_code": ["+agent.env.CLAUDE_STREAM_IDLE_TIMEOUT_MS='3000'"],
         "codex": ["agent.idle_timeout_ms=3000", "agent.extra_args=['-c','model_providers.ares.stream_max_retries=0']"],
     }
-    check_solved("run", play("run", agent, "local", *more[agent], "agent.keepalive_sec=1", delay_sec=8.0))
+    check_solved("run", execute("run", agent, "local", *more[agent], "agent.keepalive_sec=1", delay_sec=8.0))

@@ -20,7 +20,7 @@ from tests.soak.kills import main
 
 TURNS = 6
 _STATE = re.compile(r"\d+ \d \d+ [0-9a-f]{8}")
-"""A line of the file that the commands write: what else is shown differs at every playing."""
+"""A line of the file that the commands write: what else is shown differs at every run."""
 
 
 class AgentsEndpoint(CountingEndpoint):

@@ -1,7 +1,7 @@
 """Many runs that are killed at moments spread over them, and resumed until they are complete.
 
 `python -m tests.soak.kills BACKEND COUNT [SEED] [OVERRIDE …]` prints a line for each. What must hold of each is
-`tests.e2e.killed_run.check`: no turn paid twice but for the call in progress, nothing finished played again, no
+`tests.e2e.killed_run.check`: no turn paid twice but for the call in progress, nothing finished run again, no
 container and no partial file left.
 """
 

@@ -37,7 +37,7 @@ class Mutant(NamedTuple):
 M = Mutant
 MUTANTS = [
     # --- runner: running/, rollout.py, resume/
-    M("R01", "Scheduler._start", "len(self._playing) < self.concurrency", "len(self._playing) <= self.concurrency",
+    M("R01", "Scheduler._start", "len(self._running) < self.concurrency", "len(self._running) <= self.concurrency",
       "one more episode than `concurrency` runs at once", ("test_scheduler.py",)),
     M("R02", "Scheduler._wait", "self._ready.appendleft if retry.is_first else self._ready.append", "self._ready.append",
       "a retry that goes first waits at the end of the queue", ("test_scheduler.py",)),
@@ -51,12 +51,12 @@ MUTANTS = [
       "a budget that is exactly used up does not end the run", ("test_budget.py",)),
     M("R07", "BudgetMeter.add", "max(0.0, total.cost - known.cost)", "total.cost",
       "the cost of an episode is counted while it runs and again with its row", ("test_budget.py",)),
-    M("R08", "AnswerDeadline.hold", "self._given_up_at += seconds", "self._given_up_at += 0 * seconds",
+    M("R08", "ResponseDeadline.hold", "self._given_up_at += seconds", "self._given_up_at += 0 * seconds",
       "time in which the run is held counts towards policy_timeout_sec", ("test_rollout.py", "test_experiment.py")),
     M("R09", "run_episode", "            await client.close()\n", "            pass\n",
       "requests that were sent ahead are not cancelled when the episode ends", ("test_rollout.py", "test_experiment.py")),
-    M("R10", "AnswerLog._append", "        except StorageError as failure:\n            self._failure = failure\n            raise\n", "        except StorageError:\n            raise\n",
-      "lines follow a line that could not be written", ("test_answer_log.py",)),
+    M("R10", "ResponseLog._append", "        except StorageError as failure:\n            self._failure = failure\n            raise\n", "        except StorageError:\n            raise\n",
+      "lines follow a line that could not be written", ("test_response_log.py",)),
     # --- containers
     M("C01", "CommandRunner._run", "            except asyncio.CancelledError:\n                await finish(self._killer.end(channel, run, exec_id))\n                raise\n", "            except asyncio.CancelledError:\n                raise\n",
       "a cancelled command keeps running in the container", ("test_command_runner.py",)),

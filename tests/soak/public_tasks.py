@@ -1,4 +1,4 @@
-"""A folder of tasks, played by their own solutions on Docker and locally, and a table of their rewards.
+"""A folder of tasks, run by their own solutions on Docker and locally, and a table of their rewards.
 
 `python -m tests.soak.public_tasks FOLDER [OVERRIDE …]` takes any folder of tasks in Harbor's format, such as a checkout
 of a public repository. Tasks that a backend refuses are left out there, with the reason. Needs an engine, and what the
@@ -20,21 +20,21 @@ MOST_REFUSED = 100
 
 
 def main(folder: Path, overrides: Sequence[str]) -> int:
-    """Returns 1 if a task has another reward than 1 on a backend that plays it."""
+    """Returns 1 if a task has another reward than 1 on a backend that runs it."""
     with tempfile.TemporaryDirectory() as temporary:
-        played = {name: play(name, folder, Path(temporary), overrides) for name in BACKENDS}
-    names = sorted({task for results in played.values() for task in results})
+        ran = {name: execute(name, folder, Path(temporary), overrides) for name in BACKENDS}
+    names = sorted({task for results in ran.values() for task in results})
     width = max(map(len, names), default=4)
     print(f"\n{'task':{width}}  " + "  ".join(f"{name:>8}" for name in BACKENDS))
     for task in names:
-        print(f"{task:{width}}  " + "  ".join(f"{played[name].get(task, '-'):>8}" for name in BACKENDS))
-    for name, results in played.items():
+        print(f"{task:{width}}  " + "  ".join(f"{ran[name].get(task, '-'):>8}" for name in BACKENDS))
+    for name, results in ran.items():
         print(f"{name}: {sum(reward == '1' for reward in results.values())} of {len(results)} have reward 1")
-    return int(any(reward != "1" for results in played.values() for reward in results.values()))
+    return int(any(reward != "1" for results in ran.values() for reward in results.values()))
 
 
-def play(backend: str, folder: Path, temporary: Path, overrides: Sequence[str]) -> dict[str, str]:
-    """Plays the tasks that a backend can play; returns the reward of each, or the class of its error."""
+def execute(backend: str, folder: Path, temporary: Path, overrides: Sequence[str]) -> dict[str, str]:
+    """Runs the tasks that a backend can run; returns the reward of each, or the class of its error."""
     refused: list[str] = []
     while len(refused) <= MOST_REFUSED:
         run = temporary / f"{backend}-{len(refused)}"
@@ -51,7 +51,7 @@ def play(backend: str, folder: Path, temporary: Path, overrides: Sequence[str]) 
         if more is None:
             raise SystemExit(done.stderr)
         refused += more.partition("env.exclude=[")[2].partition("]")[0].split(",")
-    raise SystemExit(f"Over {MOST_REFUSED} tasks cannot be played with container={backend}.")
+    raise SystemExit(f"Over {MOST_REFUSED} tasks cannot be run with container={backend}.")
 
 
 def _told(row: dict[str, object]) -> str:

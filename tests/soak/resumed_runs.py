@@ -50,7 +50,7 @@ def test_a_branch_run(tmp_path: Path, endpoint: CountingEndpoint) -> None:
     branch = f"branch_from=recorded/{row['episode_id']}@1"
     command = [branch, "branches=4", "concurrency=2", "hydra.run.dir=run"]
     asked = endpoint.asked.total()
-    assert run.play(Moment(requests=3), *command) == -signal.SIGKILL
+    assert run.execute(Moment(requests=3), *command) == -signal.SIGKILL
     assert run.resume() == 0, run.said
     assert [row["outcome"] for row in run.final.values()] == ["completed"] * 4
     assert len({row["reward"] for row in run.final.values()}) == 4, "each has a seed of its own"

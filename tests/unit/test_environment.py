@@ -202,8 +202,8 @@ async def test_three_methods_are_an_environment(number: int) -> None:
         return LLMResponse.from_text("yes")
 
     env = Bare()
-    for played in (env, wrappers(env)[number]):
-        assert (await run_episode(played, policy, EpisodeEvents())).reward == 1.0
+    for ran in (env, wrappers(env)[number]):
+        assert (await run_episode(ran, policy, EpisodeEvents())).reward == 1.0
     assert env.closed == 2
     async with wrappers(env)[number] as entered:
         assert (await entered.reset(seed=4)).observation == "first"

@@ -36,7 +36,7 @@ FLOORS = (
 """From the bottom to the top. A room imports only rooms of floors below its own; lazy and type-only imports count."""
 
 TYPES_ONLY = {("errors", "llms"), ("environment", "snapshots")}
-"""An exception carries the answer that was paid for, and names its type; so does the contract what is exported."""
+"""An exception carries the response that was paid for, and names its type; so does the contract what is exported."""
 
 
 FOLDERS = sorted(path.parent for path in PACKAGE.glob("*/__init__.py"))

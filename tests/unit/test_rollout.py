@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from ares_exp.environment import TimeStep, restart, termination, transition
-from ares_exp.errors import MalformedAnswerError, PolicyError, PolicyTimeoutError, RefusalError
+from ares_exp.errors import MalformedResponseError, PolicyError, PolicyTimeoutError, RefusalError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
-from ares_exp.policies.episode_events import AnswerDeadline, EpisodeEvents
+from ares_exp.policies.episode_events import EpisodeEvents, ResponseDeadline
 from ares_exp.rollout import run_episode
 
 REQUEST = LLMRequest([{"role": "user", "content": "?"}])
@@ -38,16 +38,16 @@ class ThreeSteps:
         self.closed_with.append(kind)
 
 
-async def test_the_loop_plays_to_the_last_step_and_counts() -> None:
+async def test_the_loop_runs_to_the_last_step_and_counts() -> None:
     env, events = ThreeSteps(), EpisodeEvents()
-    answer = LLMResponse.from_text("a", usage=Usage(10, 5), cost=0.25)
+    response = LLMResponse.from_text("a", usage=Usage(10, 5), cost=0.25)
 
     async def policy(request: LLMRequest) -> LLMResponse:
         assert request is REQUEST
-        return answer
+        return response
 
     last = await run_episode(env, policy, events)
-    assert (last.reward, env.actions, env.closed_with) == (0.75, [answer] * 3, [None])
+    assert (last.reward, env.actions, env.closed_with) == (0.75, [response] * 3, [None])
     usage = events.usage
     assert (usage.num_steps, usage.prompt_tokens, usage.generated_tokens, usage.cost) == (3, 30, 15, 0.75)
 
@@ -76,7 +76,7 @@ async def test_a_failing_policy_is_a_policy_error_and_closes_the_environment(err
 
 async def test_a_refusal_that_ends_the_episode_is_paid_but_is_no_step() -> None:
     events, refusal = EpisodeEvents(), RefusalError("no")
-    refusal.answer = LLMResponse.from_text("no", usage=Usage(10, 5), cost=0.25)
+    refusal.response = LLMResponse.from_text("no", usage=Usage(10, 5), cost=0.25)
 
     async def policy(request: LLMRequest) -> LLMResponse:
         raise refusal
@@ -88,7 +88,7 @@ async def test_a_refusal_that_ends_the_episode_is_paid_but_is_no_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "expected"),
+    ("response", "expected"),
     [
         ("text", "an LLMResponse, got str"),
         (None, "got NoneType"),
@@ -96,9 +96,9 @@ async def test_a_refusal_that_ends_the_episode_is_paid_but_is_no_step() -> None:
         (LLMResponse(["text"]), "got .'text'"),  # type: ignore[list-item]
     ],
 )
-async def test_what_is_no_answer_is_a_policy_error(answer: Any, expected: str) -> None:
+async def test_what_is_no_response_is_a_policy_error(response: Any, expected: str) -> None:
     async def policy(request: LLMRequest) -> Any:
-        return answer
+        return response
 
     with pytest.raises(PolicyError, match=f"Expected the .*{expected}.*LLMResponse.from_text"):
         await run_episode(ThreeSteps(), policy, EpisodeEvents())
@@ -111,13 +111,13 @@ async def test_what_is_no_answer_is_a_policy_error(answer: Any, expected: str) -
         *((0.0, usage) for usage in (Usage(-1, 1), Usage(1, -1), Usage(2**53, 1), Usage(1, 10**30))),
     ],
 )
-async def test_an_answer_that_cannot_be_counted_is_malformed(cost: Any, usage: Usage) -> None:
+async def test_a_response_that_cannot_be_counted_is_malformed(cost: Any, usage: Usage) -> None:
     events = EpisodeEvents()
 
     async def policy(request: LLMRequest) -> LLMResponse:
         return LLMResponse.from_text("a", usage=usage, cost=cost)
 
-    with pytest.raises(MalformedAnswerError, match=r"Expected .* 0 or more .* got cost=") as raised:
+    with pytest.raises(MalformedResponseError, match=r"Expected .* 0 or more .* got cost=") as raised:
         await run_episode(ThreeSteps(), policy, events)
     assert repr(cost) in str(raised.value)
     assert repr(usage) in str(raised.value)
@@ -164,7 +164,7 @@ async def test_a_policy_that_never_answers_is_bounded() -> None:
 async def test_deadline_moves_while_a_request_is_held_or_waits(
     limit_sec: float | None, left_sec: float, extended_by: float
 ) -> None:
-    deadline, times = AnswerDeadline(limit_sec, left_sec), []
+    deadline, times = ResponseDeadline(limit_sec, left_sec), []
     async with deadline.timer:
         for move in (lambda seconds: None, deadline.hold, deadline.extend):
             move(3.0)

@@ -10,7 +10,7 @@ from ares_exp.agents.installed.recipe import Launch, LaunchedCommand
 from ares_exp.agents.toolbox.placing import Placed
 
 _SESSION = str(uuid.uuid5(uuid.NAMESPACE_URL, "https://github.com/ares-exp/ares_exp"))
-"""The session of every episode: two runs with the same answers ask the same."""
+"""The session of every episode: two runs with the same responses ask the same."""
 _OF_THE_PROVIDER = ("WebSearch", "WebFetch")
 _SUBAGENTS = ("Agent", "Task", "Workflow")
 _MODELS = (

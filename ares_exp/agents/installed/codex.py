@@ -113,12 +113,12 @@ class CodexFactory(InstalledAgentFactory):
         Args:
             model_name: The name of the model that it is told to ask for.
             subagents: Whether it may start agents of its own (`agents.enabled`); each is a conversation.
-            idle_timeout_ms: How long it waits for an event of an answer before it asks again
+            idle_timeout_ms: How long it waits for an event of a response before it asks again
                 (`stream_idle_timeout_ms`); keepalives are such events.
             extra_args: More arguments of `codex exec`, such as `-c key=value`.
             env: More variables of it.
             port: The port of its LLM in the container that is tried first.
-            keepalive_sec: After how many seconds, each time, it is sent something while it waits for an answer.
+            keepalive_sec: After how many seconds, each time, it is sent something while it waits for a response.
             forward_sampling: Whether its own sampling parameters are put into the requests that the policy gets.
         """
         recipe = CodexRecipe(extra_args=extra_args or (), env=env)

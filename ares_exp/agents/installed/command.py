@@ -145,13 +145,13 @@ class CommandAgentFactory(InstalledAgentFactory):
             model_name: The name of the model that it is told to ask for.
             conversation_headers: Names of request headers whose values tell its conversations apart.
             ok_exit_codes: Exit codes that are no failure; by default 0 alone.
-            normalise: What differs in what it asks whenever it is played again, beside what always may (times, process
+            normalise: What differs in what it asks whenever it is run again, beside what always may (times, process
                 ids): `{pattern, replacement}`. In resumes, branches and replays it does not count.
             port: The port of its LLM in the container that is tried first.
-            keepalive_sec: After how many seconds, each time, it is sent something while it waits for an answer.
+            keepalive_sec: After how many seconds, each time, it is sent something while it waits for a response.
             forward_sampling: Whether its own sampling parameters are put into the requests that the policy gets.
             background_requests: What becomes of calls without tools that start conversations beside one with tools
-                (titles, summaries): `observe`: each is an observation like any other; `answer`: the policy answers it
+                (titles, summaries): `observe`: each is an observation like any other; `response`: the policy answers it
                 without a step.
         """
         wrong = [path for path in files or {} if not path.startswith("/")]

@@ -40,7 +40,7 @@ class EndpointOptions:
     Attributes:
         model_name: The name of the model that it is told to ask for; any other is answered, too.
         port: The port in the container that is tried first.
-        keepalive_sec: After how many seconds, each time, a client that waits for an answer is sent something.
+        keepalive_sec: After how many seconds, each time, a client that waits for a response is sent something.
         forward_sampling: Whether its own sampling parameters are put into the requests that the policy gets.
         background_requests: What becomes of calls beside its work.
     """
@@ -85,7 +85,7 @@ class InstalledAgentFactory(AgentFactoryBase):
         return self.recipe.supports
 
     @property
-    def answers_background_requests(self) -> bool:
+    def responds_in_background(self) -> bool:
         """As the options say."""
         return self._endpoint_options.background_requests == "answer"
 

@@ -99,7 +99,7 @@ class MiniSweAgentFactory(InstalledAgentFactory):
             libc: The build to be installed: `glibc`, `musl` (for images without glibc), or `auto`: what is installed
                 already, else glibc's.
             port: The port of its LLM in the container that is tried first.
-            keepalive_sec: After how many seconds, each time, it is sent something while it waits for an answer.
+            keepalive_sec: After how many seconds, each time, it is sent something while it waits for a response.
             forward_sampling: Whether its own sampling parameters are put into the requests that the policy gets.
         """
         recipe = MiniSweAgentRecipe(extra_args=extra_args or (), env=env, libc=libc, pythons=pythons or ())

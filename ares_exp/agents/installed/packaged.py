@@ -160,10 +160,10 @@ class PackagedAgentFactory(InstalledAgentFactory):
             libc: The build to be installed: `glibc`, `musl` (for images without glibc, where there is one), or `auto`:
                 what is installed already, else glibc's.
             port: The port of its LLM in the container that is tried first.
-            keepalive_sec: After how many seconds, each time, it is sent something while it waits for an answer.
+            keepalive_sec: After how many seconds, each time, it is sent something while it waits for a response.
             forward_sampling: Whether its own sampling parameters are put into the requests that the policy gets.
             background_requests: What becomes of calls beside its work, which offer no tools (titles, summaries):
-                `observe`: each is an observation like any other; `answer`: the policy answers it without a step.
+                `observe`: each is an observation like any other; `response`: the policy answers it without a step.
         """
         recipe = self.recipe_type(extra_args=extra_args or (), env=env, libc=libc)
         recipe.subagents = subagents

@@ -1,9 +1,9 @@
 """The endpoint: an HTTP server that speaks the wires of LLM providers, on connections that forwarded ports hand over.
 
-It listens nowhere. An agent's request becomes a call of its episode's `Line`, and the answer goes back in the wire
+It listens nowhere. An agent's request becomes a call of its episode's `Line`, and the response goes back in the wire
 that was used. While there is none, the client is kept from giving up: a stream starts at once and then has an event
-now and then; a whole answer starts after half a minute, with blanks, which JSON ignores. What ends an answer for the
-client is sent when the answer is there, and so on record.
+now and then; a whole response starts after half a minute, with blanks, which JSON ignores. What ends a response for the
+client is sent when the response is there, and so on record.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Connection(web.RequestHandler):
 
     Attributes:
         line: Whose it is.
-        served: The call whose answer was the last thing that was written whole to it.
-        waits_for: The call whose answer its client waits for.
+        served: The call whose response was the last thing that was written whole to it.
+        waits_for: The call whose response its client waits for.
     """
 
     def __init__(self, server: web.Server, line: Line) -> None:
@@ -78,7 +78,7 @@ class Connection(web.RequestHandler):
 
     @contextmanager
     def waiting_for(self, turn: Turn) -> Iterator[None]:
-        """Counts its client as waiting for an answer, as long as it is there."""
+        """Counts its client as waiting for a response, as long as it is there."""
         self.waits_for = turn
         turn.waiting += 1
         try:
@@ -92,7 +92,7 @@ class Connection(web.RequestHandler):
             self.waits_for = None
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Notes that nobody waits any more, and, where the client cut it, that the last answer may not have arrived."""
+        """Notes that nobody waits any more, and, if the client cut it, that the last response may not have arrived."""
         self._wait_no_more()
         if exc is not None and self.served is not None:
             self.served.is_delivered = False
@@ -100,7 +100,7 @@ class Connection(web.RequestHandler):
 
 
 WHOLE_STARTS_SEC = 30.0
-"""After so long, an answer that is not streamed starts with blanks."""
+"""After so long, a response that is not streamed starts with blanks."""
 UNWIND_SEC = 2.0
 _CHUNK_BYTES = 64 * 1024
 _LONGEST_CONTEXT = 1_000_000
@@ -116,7 +116,7 @@ class Endpoint:
         """Serves nothing yet.
 
         Args:
-            whole_starts_sec: After how long an answer that is not streamed starts with blanks.
+            whole_starts_sec: After how long a response that is not streamed starts with blanks.
         """
         self._loop = asyncio.get_running_loop()
         self._whole_starts_sec = whole_starts_sec
@@ -165,14 +165,14 @@ class Endpoint:
         connection.served = None
         path, wire = _route(request.path)
         try:
-            return await self._answer(request, connection, path, wire)
+            return await self._respond(request, connection, path, wire)
         except _RefusedError as refused:
             shown = wire or WIRES[0]
             return _json(shown.error(refused.status, str(refused)), status=refused.status)
         except (LineClosedError, ConnectionError):
             return _cut(request)
 
-    async def _answer(
+    async def _respond(
         self, request: web.BaseRequest, connection: Connection, path: str, wire: Wire | None
     ) -> web.StreamResponse:
         line = connection.line
@@ -201,7 +201,7 @@ class Endpoint:
 
 
 class _RefusedError(Exception):
-    """A request that gets no answer but an error."""
+    """A request that gets no response but an error."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -209,7 +209,7 @@ class _RefusedError(Exception):
 
 
 class _Exchange:
-    """One request for an answer, and the answer on its way back."""
+    """One request for a response, and the response on its way back."""
 
     def __init__(self, request: web.BaseRequest, connection: Connection, wire: Wire, asked: Asked, turn: Turn) -> None:
         self._request = request
@@ -223,7 +223,7 @@ class _Exchange:
 
         Raises:
             ConnectionError: The client has gone.
-            LineClosedError: There is no answer.
+            LineClosedError: There is no response.
         """
         wire, asked = self._wire, self._asked
         out = web.StreamResponse(headers={"Content-Type": wire.content_type, "Cache-Control": "no-cache"})
@@ -231,7 +231,7 @@ class _Exchange:
         if opening := wire.opening(asked):
             await out.write(opening)
         keepalives = 0
-        while (response := await self._turn.answer(keepalive_sec)) is None:
+        while (response := await self._turn.respond(keepalive_sec)) is None:
             keepalives += 1
             await self._write(out, wire.keepalive(asked, keepalives))
         *events, last = wire.events(asked, response, keepalives)
@@ -244,7 +244,7 @@ class _Exchange:
     async def whole(self, starts_sec: float, keepalive_sec: float) -> web.StreamResponse:
         """Answers by one JSON body; raises as `stream`."""
         out = web.StreamResponse(headers={"Content-Type": "application/json"})
-        response = await self._turn.answer(starts_sec)
+        response = await self._turn.respond(starts_sec)
         if response is not None:
             text = self._wire.whole(self._asked, response)
             out.content_length = len(text)
@@ -260,7 +260,7 @@ class _Exchange:
     async def _blanks(self, out: web.StreamResponse, keepalive_sec: float) -> LLMResponse:
         while True:
             await self._write(out, b" ")
-            if (response := await self._turn.answer(keepalive_sec)) is not None:
+            if (response := await self._turn.respond(keepalive_sec)) is not None:
                 return response
 
     async def _write(self, out: web.StreamResponse, data: bytes) -> None:
@@ -269,7 +269,7 @@ class _Exchange:
         await out.write(data)
 
     async def _end(self, out: web.StreamResponse) -> None:
-        """Ends the answer. From now on it counts as delivered, until the client cuts the connection."""
+        """Ends the response. From now on it counts as delivered, until the client cuts the connection."""
         await out.write_eof()
         if self._request.transport is not None:
             self._turn.is_delivered = True
@@ -348,7 +348,7 @@ def _models(name: str) -> bytes:
 
 
 def _cut(request: web.BaseRequest) -> web.StreamResponse:
-    """Ends a connection without an answer: no error is made up to stop an agent."""
+    """Ends a connection without a response: no error is made up to stop an agent."""
     if request.transport is not None:
         request.transport.abort()
     return web.Response()  # which is sent nowhere

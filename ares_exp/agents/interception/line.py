@@ -1,12 +1,13 @@
-"""The line between one agent and its LLM: which of its requests are calls, and which ask for an answer once more.
+"""The line between one agent and its LLM: which of its requests are calls, and which ask for a response once more.
 
-Clients of providers send a request again when they did not get all of the answer: after a timeout, a lost connection, a
-stream that ended early. What tells such a retry from a new call is not in their headers, so it is found out here:
+Clients of providers send a request again when they did not get all of the response: after a timeout, a lost
+connection, a stream that ended early. What tells such a retry from a new call is not in their headers, so it is found
+out here:
 
-- While a call is pending, the same request in the same conversation waits for the same answer.
-- An answer that was not delivered is given to the same request again. It was delivered when the whole of it was
+- While a call is pending, the same request in the same conversation waits for the same response.
+- A response that was not delivered is given to the same request again. It was delivered when the whole of it was
   written and the client then ended the connection in order, or went on using it.
-- An answer that was delivered is given again if the client says that it retries (`x-stainless-retry-count`). If not,
+- A response that was delivered is given again if the client says that it retries (`x-stainless-retry-count`). If not,
   the agent asks anew, as it may, and that is a new call.
 
 A call whose client has gone is kept until the agent asks something else in that conversation.
@@ -37,7 +38,7 @@ from ares_exp.records.secrets import EPISODE_KEY_PREFIX
 
 
 class LineClosedError(Exception):
-    """The agent gets no answers any more."""
+    """The agent gets no responses any more."""
 
 
 @dataclass(eq=False, slots=True)
@@ -46,8 +47,8 @@ class Turn:
 
     Attributes:
         request: What was asked.
-        call: Waits for its answer, which is on record when it is there.
-        waiting: How many clients wait for the answer, or are being given it.
+        call: Waits for its response, which is on record when it is there.
+        waiting: How many clients wait for the response, or are being given it.
         is_delivered: Whether a client has got all of it.
     """
 
@@ -56,8 +57,8 @@ class Turn:
     waiting: int = 0
     is_delivered: bool = False
 
-    async def answer(self, timeout_sec: float | None = None) -> LLMResponse | None:
-        """Waits for the answer, so long at most; `None` when it is not there by then.
+    async def respond(self, timeout_sec: float | None = None) -> LLMResponse | None:
+        """Waits for the response, so long at most; `None` when it is not there by then.
 
         Raises:
             LineClosedError: There will be none: the agent's time is over.
@@ -196,8 +197,8 @@ class LineReport:
     """What came over a line.
 
     Attributes:
-        requests: Requests for an answer, retries included.
-        retries: Those of them that asked for an answer once more.
+        requests: Requests for a response, retries included.
+        retries: Those of them that asked for a response once more.
         conversations: Names of the conversations, in the order in which they started.
         dropped: What requests had that could not be carried, sorted.
         background requests: Calls that were answered beside the steps.

@@ -98,7 +98,7 @@ def make_asked(
     wants_usage: bool = True,
     forms: Mapping[str, ToolForm] | None = None,
 ) -> Asked:
-    """Puts together what a wire has read; the id of the answer starts with `prefix`.
+    """Puts together what a wire has read; the id of the response starts with `prefix`.
 
     Raises:
         WireFormatError: The request refers to media that are not in it.

@@ -11,8 +11,8 @@
 | `n` above 1 | refused |
 | other tools, `response_format`, `metadata`, and all else | named in `origin.dropped` |
 
-The answer has the reasoning as text in `reasoning_content`, and in `reasoning_details`, too, where it has more than one
-text. Token ids, log-probabilities, costs and times are no business of an agent's.
+The response has the reasoning as text in `reasoning_content`, and in `reasoning_details`, too, where it has more than
+one text. Token ids, log-probabilities, costs and times are no business of an agent's.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class ChatCompletionsWire:
         losses = Losses()
         rest, sampling = take(typed(body, "the request", Mapping), SAMPLING)
         if sampling.get("n", 1) != 1:
-            raise WireFormatError(f"Expected `n` to be 1, got {shorten(sampling['n'])}: a policy gives one answer")
+            raise WireFormatError(f"Expected `n` to be 1, got {shorten(sampling['n'])}: a policy gives one response")
         rest, options = take(rest, ["stream_options"])
         stream_options = optional(options, "stream_options", Mapping) or {}
         messages = [_unmarked(check_message(message), losses) for message in required(rest, "messages", list)]
@@ -108,7 +108,7 @@ class ChatCompletionsWire:
         )
 
     def whole(self, asked: Asked, response: LLMResponse) -> bytes:
-        """Writes the answer as one `chat.completion`."""
+        """Writes the response as one `chat.completion`."""
         return to_json(_completion(asked, response))
 
     def opening(self, asked: Asked) -> bytes:
@@ -173,7 +173,7 @@ def _unmarked(message: Mapping[str, Any], losses: Losses) -> Mapping[str, Any]:
 
 
 def _completion(asked: Asked, response: LLMResponse) -> dict[str, Any]:
-    """Makes the answer as a `chat.completion`; the borders and order of its pieces have no place in one."""
+    """Makes the response as a `chat.completion`; the borders and order of its pieces have no place in one."""
     shown = LLMResponse(
         with_call_ids(asked, response).data,
         usage=response.usage,

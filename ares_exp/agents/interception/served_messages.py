@@ -74,7 +74,7 @@ class MessagesWire:
         )
 
     def whole(self, asked: Asked, response: LLMResponse) -> bytes:
-        """Writes the answer as one `message`."""
+        """Writes the response as one `message`."""
         return to_json(_message(asked, response))
 
     def opening(self, asked: Asked) -> bytes:

@@ -69,7 +69,7 @@ class ResponsesWire:
         rest, sampling = take(typed(body, "the request", Mapping), SAMPLING)
         rest, options = take(rest, ["stream_options", "background"])
         if optional(options, "background", bool):
-            raise WireFormatError("Expected no `background`: an answer is given at once, or as a stream.")
+            raise WireFormatError("Expected no `background`: a response is given at once, or as a stream.")
         if (_mapping(_mapping(sampling, "text"), "format")).get("type", "text") != "text":
             losses.add("text.format")
         request = request_from_body(rest, strict=False, report=losses)
@@ -86,7 +86,7 @@ class ResponsesWire:
         )
 
     def whole(self, asked: Asked, response: LLMResponse) -> bytes:
-        """Writes the answer as one `response`."""
+        """Writes the response as one `response`."""
         return to_json(_response(asked, response))
 
     def opening(self, asked: Asked) -> bytes:

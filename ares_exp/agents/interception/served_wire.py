@@ -19,9 +19,9 @@ class Asked:
 
     Attributes:
         request: The request, with its `origin` (but for the conversation, which the wire does not know).
-        streamed: Whether the answer is to be a stream of events.
-        model: The name of the model that was asked for; the answer repeats it.
-        response_id: The id of the answer, made up when the request was read.
+        streamed: Whether the response is to be a stream of events.
+        model: The name of the model that was asked for; the response repeats it.
+        response_id: The id of the response, made up when the request was read.
         created: Epoch seconds at which the request was read.
         wants_usage: Whether a stream is to end with token counts, where the wire leaves that to the client.
         forms: How calls of tools that are no plain functions are written, by the names that the policy sees.
@@ -37,7 +37,7 @@ class Asked:
 
 
 class Wire(Protocol):
-    """One wire format. Stateless: everything that an answer needs to know of its request is in `Asked`.
+    """One wire format. Stateless: everything that a response needs to know of its request is in `Asked`.
 
     Attributes:
         name: `"chat_completions"`, `"responses"` or `"messages"`.
@@ -66,21 +66,21 @@ class Wire(Protocol):
         ...
 
     def whole(self, asked: Asked, response: LLMResponse) -> bytes:
-        """Writes the whole answer: a JSON body."""
+        """Writes the whole response: a JSON body."""
         ...
 
     def opening(self, asked: Asked) -> bytes:
-        """Writes the events that a stream starts with, before there is an answer."""
+        """Writes the events that a stream starts with, before there is a response."""
         ...
 
     def keepalive(self, asked: Asked, number: int) -> bytes:
-        """Writes what keeps a client from giving up while there is no answer yet; `number` counts from 1."""
+        """Writes what keeps a client from giving up while there is no response yet; `number` counts from 1."""
         ...
 
     def events(self, asked: Asked, response: LLMResponse, keepalives: int) -> Iterator[bytes]:
-        """Writes the answer as events that go on from `opening` and as many `keepalives`.
+        """Writes the response as events that go on from `opening` and as many `keepalives`.
 
-        The last item ends the answer for the client, and is to be sent only when the answer is on record.
+        The last item ends the response for the client, and is to be sent only when the response is on record.
         """
         ...
 
@@ -124,10 +124,10 @@ def slices(text: str) -> Iterator[str]:
 
 
 def with_call_ids(asked: Asked, response: LLMResponse) -> LLMResponse:
-    """Returns the answer with ids that its tool calls share with no other of the conversation.
+    """Returns the response with ids that its tool calls share with no other of the conversation.
 
-    Agents find the result of a call by its id; policies may leave it empty, or start to count anew in each answer. The
-    same answer to the same conversation gets the same ids.
+    Agents find the result of a call by its id; policies may leave it empty, or start to count anew in each response.
+    The same answer to the same conversation gets the same ids.
     """
     if not any(isinstance(piece, ToolCallData) for piece in response.data):
         return response

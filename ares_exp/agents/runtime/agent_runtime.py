@@ -50,7 +50,7 @@ class AgentRuntime:
         Args:
             journal: Where to write down what happens: empty, or what `replay` is to follow. `None`: the agent needs the
                 whole event loop, and cannot be run again.
-            on_llm: Called with each LLM call, which waits for `answer`.
+            on_llm: Called with each LLM call, which waits for `response`.
             on_change: Called whenever the agent has run, or may have.
         """
         self.journal = journal
@@ -209,7 +209,7 @@ class AgentRuntime:
             DivergenceError: The agent did something else than recorded.
             JournalError: The journal cannot be followed.
         """
-        self._play_again(agent, originals)
+        self._rerun(agent, originals)
         self._started = time.monotonic() - elapsed_sec
         self._new = sorted(self._open.values(), key=lambda call: call.call_id)
         if busy := self.in_flight:
@@ -223,9 +223,9 @@ class AgentRuntime:
             JournalError: As `replay`.
         """
         self.hold()
-        self._play_again(agent, None)
+        self._rerun(agent, None)
 
-    def _play_again(self, agent: AgentStart, originals: Mapping[int, LLMRequest] | None) -> None:
+    def _rerun(self, agent: AgentStart, originals: Mapping[int, LLMRequest] | None) -> None:
         from ares_exp.agents.runtime.replayed_calls import JournalReplay
 
         assert self.journal is not None

@@ -173,7 +173,7 @@ class JournalEncoder:
         if isinstance(entry, SeedEntry):
             return {"t": "seed", "seed": entry.seed}
         if isinstance(entry, UnheardEntry):
-            return {"t": "unheard", "id": entry.call_id, "r": serialize_llm_response(entry.answer)}
+            return {"t": "unheard", "id": entry.call_id, "r": serialize_llm_response(entry.response)}
         seconds = [entry.policy_sec, entry.environment_sec, entry.container_sec]
         commands = [[c.command, c.exit_code, c.duration_sec, c.timed_out] for c in entry.commands]
         step = {"t": "step", "id": entry.call_id, "time": entry.timestamp, "reward": entry.reward, "sec": seconds}

@@ -55,7 +55,7 @@ class StepEntry:
         call_id: Number of the call.
         timestamp: Epoch seconds.
         reward: Of that time step; `None` on FIRST.
-        policy_sec: Seconds from the time step before to its answer; `None` on FIRST.
+        policy_sec: Seconds from the time step before to its response; `None` on FIRST.
         environment_sec: Seconds that the time step took.
         container_sec: Seconds of the container's in them.
         commands: What the agent ran in them.
@@ -83,15 +83,15 @@ class SeedEntry:
 
 @dataclass(frozen=True, slots=True)
 class UnheardEntry:
-    """An answer of the policy to an LLM call that the agent had given up meanwhile.
+    """A response of the policy to an LLM call that the agent had given up meanwhile.
 
     Attributes:
         call_id: Number of the call.
-        answer: The answer.
+        response: The response.
     """
 
     call_id: int
-    answer: LLMResponse
+    response: LLMResponse
 
 
 Entry = CallEntry | DoneEntry | StepEntry | SeedEntry | UnheardEntry
@@ -124,7 +124,7 @@ class Call:
         call_id: Its number in the journal.
         kind: What the agent asked for.
         arguments: What identifies it; see `CallEntry`.
-        perform: Carries it out, on the event loop outside. An LLM call has none, and waits for its answer.
+        perform: Carries it out, on the event loop outside. An LLM call has none, and waits for its response.
         again: Takes the place of that when the agent is run again: from the recorded outcome to the outcome.
         future: What the agent awaits; `None` of a timer.
         handle: Of a timer, what is to be run.

@@ -221,13 +221,13 @@ class JournalReplay:
 
     def _fail(self, position: int, why: str) -> None:
         asked = {e.call_id for e in self._entries if isinstance(e, CallEntry) and e.kind == "llm"}
-        answers = sum(isinstance(e, DoneEntry) and e.call_id in asked for e in self._entries[:position])
+        responses = sum(isinstance(e, DoneEntry) and e.call_id in asked for e in self._entries[:position])
         self.error = DivergenceError(
-            f"The agent, run again, did something else than recorded, after {answers} LLM responses (entry {position} "
+            f"The agent, run again, did not do what was recorded, after {responses} LLM responses (entry {position} "
             f"of {len(self._entries)} of its journal): {why}. What it does may depend on its container, its LLM, "
             "asyncio, and the functions of the modules `time`, `random` and `uuid`; not on object ids, the order of "
             "sets, datetime.now(), os.urandom or files of the host.",
-            step=answers,
+            step=responses,
             entry=position,
             why=why,
         )

@@ -51,7 +51,7 @@ class JobFunction:
         return _arrive, (tuple(sys.argv[1:]), tuple(owner_labels().items()))
 
     def __call__(self, config: DictConfig) -> float | None:
-        """Runs a job; one that was complete before is not played again.
+        """Runs a job; one that was complete before is not run again.
 
         Raises:
             KeyboardInterrupt: It was interrupted, and with it the command.
@@ -64,7 +64,7 @@ class JobFunction:
         from ares_exp.errors import SweepInterrupted, UserError
         from ares_exp.records.run_dir import RunDir
         from ares_exp.records.statistics.metric_estimates import DEFAULT, check_objective, objective
-        from ares_exp.runs.run import Run, play_attended, prepare_log
+        from ares_exp.runs.run import Run, prepare_log, run_attended
 
         hydra = HydraConfig.get()
         run_dir = RunDir(Path(hydra.runtime.output_dir))
@@ -75,21 +75,21 @@ class JobFunction:
 
             note = FailureNote(run_dir.path)
         try:
-            with self._process.playing(Path(hydra.sweep.dir)) if self._process is not None else nullcontext():
+            with self._process.running(Path(hydra.sweep.dir)) if self._process is not None else nullcontext():
                 with suppress(OmegaConfBaseException):  # the run says what is wrong with its config
                     if config.objective != DEFAULT:
                         check_objective(config.objective, attempts=config.attempts)
                 summary = _complete_before(config, hydra) if note is not None and config.resume else None
                 if summary is None:
-                    summary = asyncio.run(play_attended(Run(config, hydra)))
+                    summary = asyncio.run(run_attended(Run(config, hydra)))
         except UserError as error:
-            played = run_dir.has_run  # what it has stands
+            ran = run_dir.has_run  # what it has stands
             if note is None:  # Hydra goes on writing in the folders of a sweep
                 run_dir.discard()
-            self._fail(None if played else note, exit_codes.USAGE, str(error))
+            self._fail(None if ran else note, exit_codes.USAGE, str(error))
             if note is None:
                 print_error(str(error))
-            elif played:  # of the others the sweep's summary says why they failed
+            elif ran:  # of the others the sweep's summary says why they failed
                 print_error(f"job {hydra.job.num}: {error}")
             return None
         except SweepInterrupted:

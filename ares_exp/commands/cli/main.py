@@ -18,7 +18,7 @@ from ares_exp.records.terminal_text import print_error
 
 HELP = {"--help", "-h"}
 COMPLETION = {"-sc", "--shell-completion"}
-PLAYS = ("run", "start", "play", "eval", "evaluate", "rollout", "exec")
+RUN_WORDS = ("run", "start", "execute", "eval", "evaluate", "rollout", "exec")
 """What a run is called elsewhere; here it has no name."""
 OTHERS_CALL_IT = {
     "help": "--help", "version": "--version", "ls": "list", "log": "show", "logs": "show",
@@ -36,11 +36,11 @@ def main() -> int:
     """Runs the command line in `sys.argv` and returns the exit code."""
     _find_modules_here()
     exit_code = run_word(sys.argv[1:], program())
-    return play() if exit_code is None else exit_code
+    return execute() if exit_code is None else exit_code
 
 
-def play() -> int:
-    """Plays what the overrides in `sys.argv` say, or answers its flags; returns the exit code."""
+def execute() -> int:
+    """Runs what the overrides in `sys.argv` say, or answers its flags; returns the exit code."""
     sys.argv[1:] = with_home(sys.argv[1:])
     if "--version" in sys.argv[1:]:
         sys.stdout.write(f"ares_exp {__version__}\n")
@@ -59,7 +59,7 @@ def play() -> int:
 
 
 def run_word(argv: Sequence[str], program: str) -> int | None:
-    """Runs the command that a command line starts with, and returns its exit code; `None` of one that plays.
+    """Runs the command that a command line starts with, and returns its exit code; `None` of one that runs.
 
     `--help COMMAND` is `COMMAND --help`.
     """
@@ -94,14 +94,14 @@ def _meant(word: str, rest: Sequence[str], program: str) -> str:
 
     settable = (*KEYS, *GROUPS)
     value = rest[0] if rest and "=" not in rest[0] else "…"
-    if word in PLAYS:
+    if word in RUN_WORDS:
         return f" A run needs no word: `{' '.join([program, *map(shlex.quote, rest)])}`."
     if word in OTHERS_CALL_IT:
         return f" It is `{program} {OTHERS_CALL_IT[word]}` here."
     if word in settable:
         return f" What is set has a `=`: `{program} {word}={value}`."
     if Path(word).is_dir():
-        return f" To look at a run: `{program} show {word}`; to play tasks in it: `{program} env.path={word}`."
+        return f" To look at a run: `{program} show {word}`; to run tasks in it: `{program} env.path={word}`."
     return close_matches(word, [*COMMANDS, *settable])
 
 

@@ -189,7 +189,7 @@ def _split_hosts(policy: NetworkPolicy) -> tuple[list[str], list[str]]:
 
 def _unsupported(what: str) -> UnsupportedTaskError:
     return UnsupportedTaskError(
-        f"an allow-list of the Daytona service {what}. Use container=docker for this task, or play it under another "
+        f"an allow-list of the Daytona service {what}. Use container=docker for this task, or run it under another "
         "network by container.network=no-network or public."
     )
 

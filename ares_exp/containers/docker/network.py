@@ -79,7 +79,7 @@ def check_network(spec: ContainerSpec, options: NetworkOptions, host: str | None
     if why is not None:
         raise UnsupportedTaskError(
             f"Task {spec.name} asks for a network with allowed_hosts. container=docker enforces that as root on the "
-            f"engine's own machine, over the engine's unix socket, but {why}. Run it there as root, or play the task "
+            f"engine's own machine, over the engine's unix socket, but {why}. Run it there as root, or run the task "
             "under another network with container.network=no-network or container.network=public."
         )
     if "public" in modes and options.allowed_hosts:

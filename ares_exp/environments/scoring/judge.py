@@ -1,6 +1,6 @@
 """The judge: a scorer that has a model grade an episode, by a prompt of your own or by a rubric.
 
-How its answer is read: thoughts at its start (`<think>…</think>`) do not count. For each thing that is graded, the
+How its response is read: thoughts at its start (`<think>…</think>`) do not count. For each thing that is graded, the
 last line of the form `NAME: N` or `NAME: N/HIGHEST` counts, whatever the case, emphasis and list marks around it. The
 name is `Score`, or that of a criterion. N is a decimal number between `lowest` and `highest`; the score is
 (N - lowest) / (highest - lowest), from 0 to 1. If a line is missing, or a number is out of bounds, the model is told so
@@ -22,7 +22,7 @@ from ares_exp.containers.container import Container
 from ares_exp.environments.own_model import OwnModel, Reading
 from ares_exp.environments.scoring.scorer import ScoredEpisode, ScorerBase
 from ares_exp.environments.scoring.scorer_call import REWARD
-from ares_exp.errors import ConfigError, JudgeAnswerError
+from ares_exp.errors import ConfigError, JudgeResponseError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.trajectories.episode_printer import message_text
 
@@ -87,7 +87,7 @@ class Judge(ScorerBase):
             highest: The best grade.
             command: A shell command that is run in the episode's container, for `{output}`, which is in `prompt` then;
                 `None`: none is.
-            tries: How often the model is asked while its answer cannot be read.
+            tries: How often the model is asked while its response cannot be read.
             max_chars: Bound on the length of each text that is put into the prompt; of a longer one the middle is left
                 out.
 
@@ -104,11 +104,11 @@ class Judge(ScorerBase):
                     f"got {name!r}."
                 )
         _check_prompt(prompt, command)
-        self._model = OwnModel(policy, name="The judge", key="scorer.policy", error=JudgeAnswerError)
+        self._model = OwnModel(policy, name="The judge", key="scorer.policy", error=JudgeResponseError)
         if self._model.policy.needs_solution:
             raise ConfigError(
                 f"Expected `policy` of a judge to be an LLM client that can grade, got {type(policy).__name__}, which "
-                "plays the solutions of tasks. Set `policy@scorer.policy=openai`."
+                "runs the solutions of tasks. Set `policy@scorer.policy=openai`."
             )
         self._prompt, self._criteria = prompt, criteria
         self._lowest, self._highest = lowest, highest
@@ -140,7 +140,7 @@ class Judge(ScorerBase):
         """Returns the score as `reward`, and those of the criteria by their names.
 
         Raises:
-            JudgeAnswerError: The model gave no answer, or none that can be read.
+            JudgeResponseError: The model gave no response, or none that can be read.
             ContainerError: `command` could not be run.
         """
         output = await self._output(container)
@@ -164,7 +164,7 @@ class Judge(ScorerBase):
         if self._command is None:
             return ""
         if container is None:
-            raise JudgeAnswerError(
+            raise JudgeResponseError(
                 f"{self._model.name} has a `command`, and this environment has no container. Set `command=null`, and "
                 "take `{output}` out of the prompt."
             )
@@ -174,7 +174,7 @@ class Judge(ScorerBase):
         texts = {
             "task": episode.instruction,
             "transcript": "\n\n".join(f"[{one.get('role')}]\n{message_text(one)}" for one in episode.conversation),
-            "answer": episode.answers[-1] if episode.answers else "",
+            "answer": episode.responses[-1] if episode.responses else "",
             "output": output,
         }
         marked = {name: self._shortened(text) for name, text in texts.items()}
@@ -259,7 +259,7 @@ def _check_prompt(prompt: str, command: str | None) -> None:
 
 
 def read_grades(said: str, names: tuple[str, ...], *, lowest: float, highest: float) -> dict[str, float] | None:
-    """Reads the grades in an answer, as the module says; `None` when one is missing or out of bounds."""
+    """Reads the grades in a response, as the module says; `None` when one is missing or out of bounds."""
     text = _THOUGHTS.sub("", said)
     grades: dict[str, float] = {}
     for name in names:

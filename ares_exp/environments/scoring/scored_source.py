@@ -55,7 +55,7 @@ class ScoringEnvironment(EnvironmentWrapper):
         """Scores the episodes of `env`.
 
         Args:
-            env: What is played.
+            env: What is run.
             rules: The scorers and their weights.
             parts: What `env` was made from.
             task_name: What scorers are told; by default what `env` reports, or its class.

@@ -90,18 +90,18 @@ class ScoredEpisode:
         return message_text(messages[0]) if messages else ""
 
     @property
-    def answers(self) -> tuple[str, ...]:
+    def responses(self) -> tuple[str, ...]:
         """The texts that the policy answered, in order."""
         return tuple(_said(step.action) for step in self.steps if step.action is not None)
 
     @property
     def conversation(self) -> tuple[Mapping[str, Any], ...]:
-        """Messages of the last request, and the last answer after them."""
+        """Messages of the last request, and the last response after them."""
         requests = [step.observation for step in self.steps if step.observation is not None]
         messages = tuple(requests[-1].get("messages") or ()) if requests else ()
-        answers = self.answers
-        is_answered = bool(self.steps) and self.steps[-1].action is not None and bool(answers)
-        return (*messages, Message(role="assistant", content=answers[-1])) if is_answered else messages
+        responses = self.responses
+        is_answered = bool(self.steps) and self.steps[-1].action is not None and bool(responses)
+        return (*messages, Message(role="assistant", content=responses[-1])) if is_answered else messages
 
 
 @runtime_checkable
@@ -173,7 +173,7 @@ def as_scorer(scorer: object) -> ScorerBase:
 
 
 def _said(action: Mapping[str, Any]) -> str:
-    """Returns the text of an answer; of another environment's action, its JSON-ready form as text."""
+    """Returns the text of a response; of another environment's action, its JSON-ready form as text."""
     try:
         return deserialize_llm_response(action).text
     except (TypeError, KeyError, ValueError):

@@ -140,7 +140,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
 
         Raises:
             ConfigError: No such object.
-            OracleAnswerError: The oracle has nothing for it.
+            OracleResponseError: The oracle has nothing for it.
         """
         with self._calls.during("reset()"):
             self._give_up()
@@ -166,7 +166,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
         Raises:
             EpisodeStateError: Before `reset()`, after LAST, while another call is running, or when the environment
                 was closed meanwhile.
-            OracleAnswerError: The oracle gave no answer.
+            OracleResponseError: The oracle gave no answer.
             TypeError: `action` is something else than an `LLMResponse`; the episode continues.
         """
         check_action(action)

@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from ares_exp.environments.own_model import OwnModel, Reading
-from ares_exp.errors import ConfigError, OracleAnswerError, PolicyError
+from ares_exp.errors import ConfigError, OracleResponseError, PolicyError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec, Policy
@@ -138,7 +138,7 @@ class Oracle(OwnModel):
             key="env.oracle",
             timeout_key="env.oracle_timeout_sec",
             timeout_sec=timeout_sec,
-            error=OracleAnswerError,
+            error=OracleResponseError,
         )
         if self.policy.needs_solution:
             raise ConfigError(

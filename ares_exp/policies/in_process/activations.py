@@ -1,6 +1,6 @@
 """Hidden states of a model while it generates: kept in files beside the trajectory, or changed by functions.
 
-A state is what a module gives at one position. `generated` are the states from which the tokens of an answer were
+A state is what a module gives at one position. `generated` are the states from which the tokens of a response were
 sampled: one for each token, the first at the last position of the prompt. Each is a row of a `.npy` file of float32,
 which numpy maps into memory without reading it; a file is complete when it has its name.
 """
@@ -85,7 +85,7 @@ class ForwardPass:
         module: Name of the module.
         episodes: Of each row of the batch, the episode.
         prompt_lengths: Of each row, the tokens of its prompt; shorter prompts have padding before them.
-        num_generated: Tokens of the answers before this pass: 0 when it reads the prompts.
+        num_generated: Tokens of the responses before this pass: 0 when it reads the prompts.
     """
 
     module: str
@@ -229,7 +229,7 @@ class StateWatcher:
                 self._is_full = True
                 logger.warning(
                     f"{self._directory} has reached policy.activations_max_bytes={self._max_bytes}: no more states are "
-                    "kept of answers that do not fit."
+                    "kept of responses that do not fit."
                 )
             return False
         self._left -= size
@@ -240,7 +240,7 @@ class StateWatcher:
             self._left += size
 
     def _place(self, row: Row) -> Path:
-        """Makes the directory of an answer, numbered within its episode."""
+        """Makes the directory of a response, numbered within its episode."""
         assert self._directory is not None
         spec: EpisodeSpec = row.tag
         episode = f"{_UNSAFE.sub('_', spec.task_name) or '_'}__{spec.attempt}__{spec.retry}"
@@ -253,7 +253,7 @@ class StateWatcher:
 
 
 class _States:
-    """The files of one answer."""
+    """The files of one response."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
@@ -361,12 +361,12 @@ def _wants(positions: Any, token: int) -> bool:
     return token in positions if isinstance(positions, list) else positions in ("generated", "all")
 
 
-def read_activations(run_dir: Path, answer: LLMResponse) -> dict[str, np.ndarray[Any, Any]]:
-    """Maps the states of an answer into memory, by the names of their modules.
+def read_activations(run_dir: Path, response: LLMResponse) -> dict[str, np.ndarray[Any, Any]]:
+    """Maps the states of a response into memory, by the names of their modules.
 
     Args:
         run_dir: Directory of the run.
-        answer: The answer, as the trajectory has it.
+        response: The response, as the trajectory has it.
 
     Raises:
         ConfigError: It links what is no file of the run.
@@ -374,7 +374,7 @@ def read_activations(run_dir: Path, answer: LLMResponse) -> dict[str, np.ndarray
     import numpy as np
 
     found = {}
-    for name, link in (answer.activations or {}).items():
+    for name, link in (response.activations or {}).items():
         path = (run_dir / link["file"]).resolve()
         if not path.is_relative_to(run_dir.resolve()) or not path.is_file():
             raise ConfigError(f"Expected {link['file']} of {name} to be a file of {run_dir}, which it is not.")

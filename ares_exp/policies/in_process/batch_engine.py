@@ -123,7 +123,7 @@ class ModelThread:
                 return await asyncio.wrap_future(job.future)
         except TimeoutError:
             raise PolicyTimeoutError(
-                f"The model gave no answer within {timeout_sec:g} s: raise policy.timeout_sec, or lower "
+                f"The model gave no response within {timeout_sec:g} s: raise policy.timeout_sec, or lower "
                 "policy.max_output_tokens."
             ) from None
         finally:
@@ -209,7 +209,7 @@ class ModelThread:
             job.row.on_end = self._hand_over(job)
         try:
             generate(model, [job.row for job in jobs], self._watch)
-            left: Exception = PolicyError("Nobody waits for this answer any more.")
+            left: Exception = PolicyError("Nobody waits for this response any more.")
         except Exception as error:
             left = _told(error)
         self._in_progress = []

@@ -1,8 +1,8 @@
 """Prompts of token ids by a tokenizer's chat template: rendered whole, or continued from earlier ids.
 
-A prompt that is continued is the earlier prompt, the answer as it was sampled, and of the template only what comes
-after that answer. So the ids of a conversation are one growing row, whatever the template would make of the answer's
-text; and what a template leaves out of earlier turns (reasoning, with some) stays in.
+A prompt that is continued is the earlier prompt, the response as it was sampled, and of the template only what comes
+after that response. So the ids of a conversation are one growing row, whatever the template would make of the
+response's text; and what a template leaves out of earlier turns (reasoning, with some) stays in.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ares_exp.llms.chat_messages import arguments_object, text_of
 from ares_exp.llms.request import REASONING_FIELDS, LLMRequest
 from ares_exp.llms.response import LLMResponse, Piece, TextData, ToolCallData
 from ares_exp.llms.wire import plain
-from ares_exp.policies.in_process.answer_parsing import pieces_of
+from ares_exp.policies.in_process.response_parsing import pieces_of
 
 _MARK = "\u2063ares-exp-mark\u2063"
-"""Stands for the text of an answer, to find its place in what a template makes."""
+"""Stands for the text of a response, to find its place in what a template makes."""
 
 MAX_TURNS = 64
 """How many turns of an episode are remembered: of every conversation of it the last ones."""
@@ -48,13 +48,13 @@ class ChatTemplate:
         Raises:
             UnsendableRequestError: The template cannot hold it.
         """
-        return self._ids(self._render(messages_of(request), request, starts_answer=True))
+        return self._ids(self._render(messages_of(request), request, starts_response=True))
 
     def continued(self, turn: Turn, request: LLMRequest) -> list[int] | None:
         """Makes the ids of a request whose conversation starts with a turn: those of the turn, and what is new.
 
         Returns:
-            The ids; `None` where the template does not tell what comes after an answer.
+            The ids; `None` where the template does not tell what comes after a response.
 
         Raises:
             UnsendableRequestError: The template cannot hold it.
@@ -64,7 +64,7 @@ class ChatTemplate:
         marked = [*messages[:place], {**messages[place], "content": _MARK}]
         for name in REASONING_FIELDS:
             marked[-1].pop(name, None)
-        asked = self._after_mark(self._render([*marked, *messages[place + 1 :]], request, starts_answer=True))
+        asked = self._after_mark(self._render([*marked, *messages[place + 1 :]], request, starts_response=True))
         answered = self._after_mark(self._render(marked, request))
         bare = self._after_mark(self._render([*marked[:-1], {"role": "assistant", "content": _MARK}], request))
         if asked is None or answered is None or bare is None or not asked.startswith(answered):
@@ -75,8 +75,8 @@ class ChatTemplate:
         is_end_sampled = bool(added) and turn.ids[-1:] == added[:1]
         return [*turn.ids, *(added[1:] if is_end_sampled else added)]
 
-    def end_of_answer(self) -> int | None:
-        """Returns the id of the special token that the template ends an answer with; `None` where it has none."""
+    def end_of_response(self) -> int | None:
+        """Returns the id of the special token that the template ends a response with; `None` where it has none."""
         conversation = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
         after = self._after_mark(self._render(conversation, LLMRequest([])))
         ids = self._ids(after) if after else []
@@ -104,11 +104,11 @@ class ChatTemplate:
         _, mark, after = text.rpartition(_MARK)
         return after if mark else None
 
-    def _render(self, messages: list[dict[str, Any]], request: LLMRequest, *, starts_answer: bool = False) -> str:
+    def _render(self, messages: list[dict[str, Any]], request: LLMRequest, *, starts_response: bool = False) -> str:
         tools = None if request.tool_choice == "none" else plain(request.tools) or None
         try:
             text: str = self._tokenizer.apply_chat_template(
-                messages, tools=tools, tokenize=False, add_generation_prompt=starts_answer
+                messages, tools=tools, tokenize=False, add_generation_prompt=starts_response
             )
         except Exception as error:  # of the template: jinja2's, or whatever it does to the messages
             raise UnsendableRequestError(
@@ -169,7 +169,7 @@ def with_template(tokenizer: Any, name: str | None, chat_template: Path | None) 
 def prompt_of(
     template: ChatTemplate, request: LLMRequest, conversations: Conversations, warn: Callable[[str], None]
 ) -> list[int]:
-    """Makes the ids of a request: continued where it goes on from an answer of the conversations, or else whole.
+    """Makes the ids of a request: continued where it goes on from a response of the conversations, or else whole.
 
     Raises:
         UnsendableRequestError: The template cannot hold it.
@@ -180,16 +180,16 @@ def prompt_of(
     if (continued := template.continued(turn, request)) is not None:
         return continued
     warn(
-        "The chat template of the model does not tell what comes after an answer: such prompts are rendered whole, and "
+        "The chat template of the model does not tell what follows a response: such prompts are rendered whole, and "
         "rows fork where that changes the ids."
     )
     return template.prompt(request)
 
 
-def answer_pieces(
+def response_pieces(
     template: ChatTemplate, request: LLMRequest, *, prompt: Sequence[int], text: str, call_id: str
 ) -> list[Piece]:
-    """Returns the pieces of an answer.
+    """Returns the pieces of a response.
 
     Args:
         template: The template of its prompt.
@@ -241,12 +241,12 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A request and its answer, as ids.
+    """A request and its response, as ids.
 
     Attributes:
-        ids: Those of the prompt and of the answer, as sampled.
-        num_messages: Of the request, the system prompt included; the answer's message comes after them.
-        digests: Of the conversation up to and with the answer.
+        ids: Those of the prompt and of the response, as sampled.
+        num_messages: Of the request, the system prompt included; the response's message comes after them.
+        digests: Of the conversation up to and with the response.
     """
 
     ids: Sequence[int]
@@ -260,13 +260,13 @@ class Conversations:
 
     turns: list[Turn] = field(default_factory=list)
 
-    def add(self, request: LLMRequest, answer: LLMResponse) -> None:
-        """Remembers an answer, if its ids are known and none of it was cut away."""
-        if answer.prompt_token_ids is None or answer.completion_token_ids is None:
+    def add(self, request: LLMRequest, response: LLMResponse) -> None:
+        """Remembers a response, if its ids are known and none of it was cut away."""
+        if response.prompt_token_ids is None or response.completion_token_ids is None:
             return
-        messages = [*request.messages, _message_of(answer)]
+        messages = [*request.messages, _message_of(response)]
         whole = canonical(_with_messages(request, messages))
-        ids = [*answer.prompt_token_ids, *answer.completion_token_ids]
+        ids = [*response.prompt_token_ids, *response.completion_token_ids]
         self.turns.append(Turn(ids, len(whole.messages) - 1, whole))
         del self.turns[:-MAX_TURNS]
 
@@ -293,11 +293,11 @@ def _with_messages(request: LLMRequest, messages: Sequence[Mapping[str, Any]]) -
     )
 
 
-def _message_of(answer: LLMResponse) -> dict[str, Any]:
-    text = "".join(piece.content for piece in answer.data if isinstance(piece, TextData))
+def _message_of(response: LLMResponse) -> dict[str, Any]:
+    text = "".join(piece.content for piece in response.data if isinstance(piece, TextData))
     calls = [
         {"id": piece.id, "type": "function", "function": {"name": piece.name, "arguments": piece.arguments}}
-        for piece in answer.data
+        for piece in response.data
         if isinstance(piece, ToolCallData)
     ]
     return {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}

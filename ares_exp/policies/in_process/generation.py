@@ -20,7 +20,7 @@ class LoadedModel:
         model: The module.
         tokenizer: Its tokenizer.
         pad: Id of the padding.
-        ends: Ids that end an answer.
+        ends: Ids that end a response.
         max_tokens: Length of its context; `None` where it has no bound.
     """
 
@@ -64,7 +64,7 @@ def generate(loaded: LoadedModel, rows: Sequence[Row], watch: Watch) -> None:
     except torch.OutOfMemoryError as error:
         if len(rows) == 1:
             raise PolicyError(
-                f"A prompt of {len(rows[0].prompt)} tokens and its answer do not fit into the memory of "
+                f"A prompt of {len(rows[0].prompt)} tokens and its response do not fit into the memory of "
                 f"{loaded.model.device}: {error}"
             ) from None
     left = [row for row in rows if row.finish is None]
@@ -142,7 +142,7 @@ class _Ended:
 
 @contextlib.contextmanager
 def _as_it_generates(model: Any, pad: int) -> Iterator[None]:
-    """Puts the model into evaluation mode, and its own defaults of sampling aside: an answer is sampled as asked."""
+    """Puts the model into evaluation mode, and its own defaults of sampling aside: a response is sampled as asked."""
     from transformers import GenerationConfig
 
     defaults, is_training = model.generation_config, model.training

@@ -1,4 +1,4 @@
-"""Sampling of one answer, and the rows of a batch: each with draws, bounds and a stop of its own.
+"""Sampling of one response, and the rows of a batch: each with draws, bounds and a stop of its own.
 
 A row is drawn by inverse transform: one uniform number of the row's own sequence for each token, looked up in the
 cumulated probabilities. What else is in the batch changes nothing but the rounding of the logits.
@@ -23,12 +23,12 @@ NEUTRAL_SAMPLING: Mapping[str, float] = {
 }
 """Values that leave the model's distribution unchanged."""
 DEFAULT_MAX_OUTPUT_TOKENS = 2048
-"""Bound on an answer where neither the policy nor the agent sets one."""
+"""Bound on a response where neither the policy nor the agent sets one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How one answer is sampled.
+    """How one response is sampled.
 
     Attributes:
         max_tokens: Bound on the generated tokens.

@@ -16,7 +16,7 @@ ALPHA = 0.05
 
 @dataclass(frozen=True, slots=True)
 class TaskPair:
-    """One task that both runs played.
+    """One task that both runs run.
 
     Attributes:
         a, b: Its statistics in either run.

@@ -1,4 +1,4 @@
-"""A mean with its interval, for tasks that are a sample of a larger set and were each played several times.
+"""A mean with its interval, for tasks that are a sample of a larger set and were each run several times.
 
 Attempts at one task resemble each other, so that they are no independent observations: the task is the unit.
 

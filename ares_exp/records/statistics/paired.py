@@ -1,4 +1,4 @@
-"""The paired test of two runs on the tasks that both played: each task is compared with itself.
+"""The paired test of two runs on the tasks that both run: each task is compared with itself.
 
 What all tasks have in common (some are hard, some easy) drops out of the differences, so that they tell more than the
 two means do (Miller 2024, "Adding Error Bars to Evals", section 4). One difference a task, whatever its attempts.

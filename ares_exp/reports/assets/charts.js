@@ -244,7 +244,7 @@ function branchTree(runs) {
   return picture("Branches", 900, 20 + lines.length * 22, parts, "@n is the step at which a branch starts; rewards are those at the ends.");
 }
 
-// Two runs: a line for each task that both played, from A's mean reward to B's.
+// Two runs: a line for each task that both ran, from A's mean reward to B's.
 function pairedDots(tasks) {
   const rows = [...tasks].sort((a, b) => b.difference - a.difference).slice(0, 120);
   if (!rows.length) return null;

@@ -37,12 +37,12 @@ class Live {
   has(index, id) { const row = this.run(index).episodes.find((one) => one.episode_id === id); return !!row && row.has_steps; }
   async ask(path) {
     const known = this.tags.get(path);
-    const answer = await fetch(path, { headers: known ? { "If-None-Match": known } : {}, cache: "no-store" });
-    if (answer.status === 304) return { isNew: false, data: this.found.get(path) };
-    if (!answer.ok) throw new Error(`${answer.status}: ${await answer.text()}`);
-    this.tags.set(path, answer.headers.get("ETag"));
+    const response = await fetch(path, { headers: known ? { "If-None-Match": known } : {}, cache: "no-store" });
+    if (response.status === 304) return { isNew: false, data: this.found.get(path) };
+    if (!response.ok) throw new Error(`${response.status}: ${await response.text()}`);
+    this.tags.set(path, response.headers.get("ETag"));
     if (this.found.size > 20) { const first = this.found.keys().next().value; this.found.delete(first); this.tags.delete(first); }
-    this.found.set(path, await answer.json());
+    this.found.set(path, await response.json());
     return { isNew: true, data: this.found.get(path) };
   }
   async load(index) {

@@ -325,5 +325,5 @@ class LiveStatus:
         if self._scheduler.interrupted:
             return "ending"
         if self._scheduler.paused:
-            return "pausing" if self._scheduler.playing else "paused"
+            return "pausing" if self._scheduler.running else "paused"
         return "running"

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from ares_exp import __version__
-from ares_exp.agents.code_agent import AgentFactoryBase, as_agent_factory, playing_agent
+from ares_exp.agents.code_agent import AgentFactoryBase, as_agent_factory, effective_agent
 from ares_exp.cancellation import finish, in_thread
 from ares_exp.config.targets import instantiate_group
 from ares_exp.containers.container import ContainerFactoryBase, as_container_factory
@@ -41,7 +41,7 @@ from ares_exp.errors import ConfigError, EpisodeStateError, SnapshotUnsupportedE
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec
-from ares_exp.records.environment_answers import Asked
+from ares_exp.records.environment_responses import Asked
 from ares_exp.runs.executors.executor import Recipe
 from ares_exp.runs.executors.host_calls import CALL_BYTES, HostCalls, Method, failed
 from ares_exp.runs.executors.remote_messages import (
@@ -79,7 +79,7 @@ class HostOrder:
 
     Attributes:
         recipe: What environments are made from.
-        task_names: The tasks that may be played.
+        task_names: The tasks that may be run.
         digests: By task, what tells whether it is the same here; `None`: that is not known.
         parts: Those of any episode, without the factories.
         versions: Versions of what the run runs on, by name.
@@ -221,7 +221,7 @@ class EnvironmentHost(ModelsElsewhere):
     # What the run says
 
     async def prepare(self, order: HostOrder) -> HostReady:
-        """Makes the parts, and checks that the tasks can be played here.
+        """Makes the parts, and checks that the tasks can be run here.
 
         Raises:
             UserError: They cannot; or they are not the run's.
@@ -236,7 +236,7 @@ class EnvironmentHost(ModelsElsewhere):
         config = OmegaConf.create(dict(order.recipe.nodes))
         source = await asyncio.to_thread(make_scored_source, config)
         agents = as_agent_factory(await asyncio.to_thread(instantiate_group, config, "agent"))
-        self._agents = playing_agent(agents, plays_solutions=order.parts["provide_solution"])
+        self._agents = effective_agent(agents, runs_solutions=order.parts["provide_solution"])
         self._containers = as_container_factory(await asyncio.to_thread(instantiate_group, config, "container"))
         names = await asyncio.to_thread(source.load, warnings.append)
         if missing := [name for name in order.task_names if name not in names]:

@@ -43,8 +43,8 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
-    """What a run is going to play.
+class RunPlan:
+    """What a run is going to run.
 
     Attributes:
         source: Its task set, loaded.
@@ -64,7 +64,7 @@ class Played:
 
 
 class Place(Protocol):
-    """A place for one environment, held while its episode is played."""
+    """A place for one environment, held while its episode is run."""
 
     def make(self, source: SourceBase, task_name: str, parts: EpisodeParts) -> MinimalEnvironment:
         """Makes the environment of an episode there. Starts nothing."""
@@ -81,8 +81,8 @@ class Executor(Protocol):
         """Returns what can be checked while the tasks are read. Each raises `PreflightError`."""
         ...
 
-    async def open(self, played: Played, report: Report) -> None:
-        """Checks that the tasks can be played there, and makes ready for them.
+    async def open(self, ran: RunPlan, report: Report) -> None:
+        """Checks that the tasks can be run there, and makes ready for them.
 
         Raises:
             UserError: They cannot.
@@ -94,7 +94,7 @@ class Executor(Protocol):
 
         Args:
             task_name: The task of the environment.
-            losses: How often the attempt was lost with the host that it was played on.
+            losses: How often the attempt was lost with the host that it was continued.
         """
         ...
 
@@ -124,9 +124,9 @@ class LocalExecutor(ExecutorBase):
             return ()
         return parts.container_factory.preflight(), parts.code_agent_factory.preflight()
 
-    async def open(self, played: Played, report: Report) -> None:
-        """Has the source check its tasks. Raises `UserError` when they cannot be played."""
-        await asyncio.to_thread(played.source.check, played.parts, report=report)
+    async def open(self, ran: RunPlan, report: Report) -> None:
+        """Has the source check its tasks. Raises `UserError` when they cannot be run."""
+        await asyncio.to_thread(ran.source.check, ran.parts, report=report)
 
     def room(self, task_name: str, *, losses: int = 0) -> AbstractAsyncContextManager[Place]:
         """Gives a place at once."""

@@ -26,7 +26,7 @@ class HostConnection(Protocol):
     node: str
 
     async def send(self, message: bytes) -> bytes:
-        """Has the host handle a message, and returns its answer.
+        """Has the host handle a message, and returns its response.
 
         Raises:
             ConnectionLostError: The host is gone.

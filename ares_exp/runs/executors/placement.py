@@ -80,7 +80,7 @@ class Placement(Generic[HostT]):
         """Waits for a slot, which is held inside the block.
 
         Args:
-            task_name: What is played.
+            task_name: What is run.
             losses: How often it was lost with its host.
 
         Raises:

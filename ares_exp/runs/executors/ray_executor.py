@@ -34,7 +34,7 @@ from ares_exp.runs.executors.environment_host import (
     parts_to_send,
     versions_here,
 )
-from ares_exp.runs.executors.executor import ExecutorBase, Place, Played
+from ares_exp.runs.executors.executor import ExecutorBase, Place, RunPlan
 from ares_exp.runs.executors.host_connection import ConnectionDoubtfulError, ConnectionLostError, HostConnection
 from ares_exp.runs.executors.placement import Placement
 from ares_exp.runs.executors.remote_environment import RemoteEnvironment
@@ -46,8 +46,8 @@ NODES_INTERVAL_SEC = 1.0
 RESTART_SEC = (1.0, 2.0, 5.0, 15.0, 60.0)
 """Waits before a host is started again on a node where one has ended, by how often that was in a row."""
 CONNECT_SEC = 60.0
-ANSWER_SEC = 30.0
-"""Bound on what Ray is asked while the run is played."""
+RESPONSE_SEC = 30.0
+"""Bound on what Ray is asked while the run lasts."""
 LEAVE_SEC = 15.0
 """Bound on leaving the cluster."""
 
@@ -124,27 +124,27 @@ class RayExecutor(ExecutorBase):
         """Connects to the cluster. Backend and agent are checked where environments will be."""
         return (self._connect(),)
 
-    async def open(self, played: Played, report: Report) -> None:
+    async def open(self, ran: RunPlan, report: Report) -> None:
         """Starts hosts, and returns when the first one is ready; others join.
 
         Raises:
-            PreflightError: No node can play the tasks; the message says why each cannot.
+            PreflightError: No node can run the tasks; the message says why each cannot.
             ConfigError: The parts of the run cannot be made in another process.
         """
-        if played.recipe is None:
+        if ran.recipe is None:
             raise ConfigError(
                 "Expected parts that other processes can make, and some were given as objects. Name them by options, "
                 "or use `executor=local`."
             )
-        self._report, self._needs_shared_disk = report, played.needs_shared_disk
-        self._models = {model.key: model for model in played.source.own_models}
-        digests = await asyncio.to_thread(lambda: {name: played.source.digest(name) for name in played.task_names})
-        seen_file = await asyncio.to_thread(_write_seen_file, played.run_dir) if played.run_dir is not None else None
+        self._report, self._needs_shared_disk = report, ran.needs_shared_disk
+        self._models = {model.key: model for model in ran.source.own_models}
+        digests = await asyncio.to_thread(lambda: {name: ran.source.digest(name) for name in ran.task_names})
+        seen_file = await asyncio.to_thread(_write_seen_file, ran.run_dir) if ran.run_dir is not None else None
         self._order = HostOrder(
-            recipe=played.recipe,
-            task_names=tuple(played.task_names),
+            recipe=ran.recipe,
+            task_names=tuple(ran.task_names),
             digests=digests,
-            parts=parts_to_send(played.parts),
+            parts=parts_to_send(ran.parts),
             versions=versions_here(),
             seen_file=seen_file,
         )
@@ -158,7 +158,7 @@ class RayExecutor(ExecutorBase):
             if seen_file is not None and not self._placement.hosts:
                 seen_file[0].unlink(missing_ok=True)
         if not self._placement.hosts:
-            raise PreflightError(self._why_none("none can play these tasks"))
+            raise PreflightError(self._why_none("none can run these tasks"))
 
     @asynccontextmanager
     async def room(self, task_name: str, *, losses: int = 0) -> AsyncIterator[Place]:
@@ -222,7 +222,7 @@ class RayExecutor(ExecutorBase):
         except (Exception, SystemExit) as error:
             self._has_left.set()
             raise PreflightError(
-                f"Expected a Ray cluster at {address!r}, and there is none that answers ({type(error).__name__}: "
+                f"Expected a Ray cluster at {address!r}, and there is none that responses ({type(error).__name__}: "
                 f"{' '.join(str(error).split())[:500]}). Start one (`ray start --head`), or name it by "
                 "`executor.address=host:6379` or RAY_ADDRESS."
             ) from error
@@ -234,7 +234,7 @@ class RayExecutor(ExecutorBase):
         empty_since: float | None = None
         while True:
             with suppress(Exception):  # the head may be away for a moment
-                self._follow(await _ask_ray(_ray().nodes, within_sec=ANSWER_SEC))
+                self._follow(await _ask_ray(_ray().nodes, within_sec=RESPONSE_SEC))
             now = time.monotonic()
             was_ready = was_ready or bool(self._placement.hosts)
             if self._placement.hosts or not was_ready:
@@ -353,7 +353,7 @@ class RayExecutor(ExecutorBase):
     def _why_none(self, what: str) -> str:
         reasons = [f"{node.name}: {node.refusal or node.trouble or 'it is not ready'}" for node in self._nodes.values()]
         nodes = "; ".join(reasons) or f"It has no nodes{f' with {self._resources}' if self._resources else ''}."
-        return f"Expected nodes of the cluster that can play, but {what}. {nodes}"
+        return f"Expected nodes of the cluster that can run, but {what}. {nodes}"
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)
@@ -369,7 +369,7 @@ class _Node:
     Attributes:
         node_id: As Ray has it.
         name: For people.
-        refusal: Why it cannot play the tasks; `None` when it can, as far as is known.
+        refusal: Why it cannot run the tasks; `None` when it can, as far as is known.
         trouble: Why a host could not be started the last time.
     """
 
@@ -477,17 +477,17 @@ class RayConnection(HostConnection):
         from ray import exceptions
 
         try:
-            answer: bytes = await self._actor.handle.remote(message)
+            response: bytes = await self._actor.handle.remote(message)
         except exceptions.ActorUnavailableError as error:
             raise ConnectionDoubtfulError(_in_short(error)) from error
         except exceptions.RayError as error:
             raise ConnectionLostError(_in_short(error)) from error
-        return answer
+        return response
 
     async def end(self) -> None:
         """Kills the actor's process."""
         with suppress(Exception):
-            await _ask_ray(lambda: _ray().kill(self._actor), within_sec=ANSWER_SEC)
+            await _ask_ray(lambda: _ray().kill(self._actor), within_sec=RESPONSE_SEC)
 
 
 def _in_short(error: BaseException) -> str:

@@ -27,7 +27,7 @@ from ares_exp.environment import (
 from ares_exp.errors import ConfigError, HostLostError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.records.environment_answers import Asked
+from ares_exp.records.environment_responses import Asked
 from ares_exp.records.results import EnvironmentUsage
 from ares_exp.runs.executors.remote_host import RemoteHost
 from ares_exp.runs.executors.remote_messages import EnvironmentOrder, Facts, Reply, RequestDecoder, coded_step
@@ -45,7 +45,7 @@ Find = Callable[[str], Awaitable[RemoteHost]]
 
 
 class RemoteEnvironment(EnvironmentBase):
-    """Plays its episodes in a host. What can be asked without a call is what the host said with its last answer.
+    """Runs its episodes in a host. What can be asked without a call is what the host said with its last response.
 
     When the host is lost, calls raise `HostLostError`, and there is nothing left to close.
 
@@ -238,9 +238,9 @@ class RemoteEnvironment(EnvironmentBase):
 
     def _note(self, time_step: TimeStep[Any], action: Any, started: float, policy_sec: float | None) -> None:
         """Keeps a time step as one of the past steps."""
-        answer = action if isinstance(action, LLMResponse) else None
+        response = action if isinstance(action, LLMResponse) else None
         seconds, seen = time.perf_counter() - started, self._facts.activity or Activity()
-        self._past.append(PastStep(time_step, answer, time.time(), policy_sec, seconds, seen))
+        self._past.append(PastStep(time_step, response, time.time(), policy_sec, seconds, seen))
 
     async def _fetch_files(self) -> None:
         """Fetches the files of the episode that has ended, piece by piece."""

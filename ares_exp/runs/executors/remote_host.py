@@ -20,7 +20,7 @@ from ares_exp.errors import EpisodeStateError, HostLostError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec
-from ares_exp.records.environment_answers import Asked, read_asked
+from ares_exp.records.environment_responses import Asked, read_asked
 from ares_exp.runs.executors.host_calls import Message, fitting
 from ares_exp.runs.executors.host_connection import ConnectionDoubtfulError, ConnectionLostError, HostConnection
 from ares_exp.runs.executors.remote_messages import (

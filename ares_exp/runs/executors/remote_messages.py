@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 from ares_exp.containers.activity import Activity
 from ares_exp.environment import MAIN_CONVERSATION, EpisodeReport, PastStep, PendingRequest, TimeStep
 from ares_exp.llms.request import LLMRequest
-from ares_exp.records.environment_answers import Asked
+from ares_exp.records.environment_responses import Asked
 
 MAX_DETAIL_CHARS = 20_000
 """Bound on the traceback that goes with an error."""
@@ -312,7 +312,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class AskModel(Question):
-    """An answer of a model is needed."""
+    """A response of a model is needed."""
 
     client: ClientOfModel
     request: LLMRequest

@@ -62,7 +62,7 @@ _GOES_ON = "the run goes on where it is"
 FIXED: Mapping[str, Mapping[str, str]] = {
     "resume": {"hydra.run.dir": _GOES_ON, "hydra.sweep.dir": _GOES_ON},
     "replay": {
-        "policy": "the recorded answers are the policy",
+        "policy": "the recorded responses are the policy",
         **dict.fromkeys(BRANCH_KEYS, "it belongs to `branch_from=<run>/<episode>@<step>`"),
     },
     "branch_from": {"attempts": "`branches` is their number"},
@@ -176,7 +176,7 @@ def _resume_sweep(sweep: RecordedSweep, flags: Sequence[str], typed: Sequence[Ov
 
 
 def _replay(ref: EpisodeRef) -> tuple[list[str], Collection[str]]:
-    """Expands `replay=`; returns the recorded tasks, too. All attempts are played, unless `attempts=` is given."""
+    """Expands `replay=`; returns the recorded tasks, too. All attempts are run, unless `attempts=` is given."""
     if ref.step is not None:
         raise ConfigError(f"A replay is of whole episodes: leave `@{ref.step}` out, or use `branch_from=`.")
     episodes = [ref.episode] if ref.episode is not None else list(ref.run.trajectories())

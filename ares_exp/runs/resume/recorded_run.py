@@ -1,4 +1,4 @@
-"""Records of an earlier run: which episodes it played, and how it was composed. All of it is untrusted input."""
+"""Records of an earlier run: which episodes it ran, and how it was composed. All of it is untrusted input."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RecordedEpisode:
     Attributes:
         episode_id: As in `episodes.jsonl`, the trajectories and the snapshots.
         task_name: The task.
-        last_step: The last step at which it waited for an answer, counting from 0; -1 where it never did.
+        last_step: The last step at which it waited for a response, counting from 0; -1 where it never did.
     """
 
     episode_id: str
@@ -152,14 +152,14 @@ class RecordedRun:
         return list(found.values())
 
     def episode(self, name: str) -> RecordedEpisode:
-        """Finds the episode by id, by task if it was played once, or by a unique prefix of an id.
+        """Finds the episode by id, by task if it was run once, or by a unique prefix of an id.
 
         Raises:
             ConfigError: No episode matches, or several do.
         """
         episodes = self.episodes()
         if not episodes:
-            raise ConfigError(f"Expected recorded episodes in {self.path}, found none: nothing was played or kept.")
+            raise ConfigError(f"Expected recorded episodes in {self.path}, found none: nothing was run or kept.")
         for found in (
             [one for one in episodes if one.episode_id == name],
             [one for one in episodes if one.task_name == name],
@@ -230,7 +230,7 @@ class RecordedRun:
         except OSError as error:
             raise ConfigError(
                 f"{path}: {error.strerror}. Without Hydra's records of a run it cannot be composed again; its "
-                f"trajectories alone can be played with `policy=replay policy.trajectory={self.path}`."
+                f"trajectories alone can be run with `policy=replay policy.trajectory={self.path}`."
             ) from error
 
     def _broken(self, name: str, expected: str, got: str) -> ConfigError:
@@ -332,7 +332,7 @@ class EpisodeRef:
     Attributes:
         run: The run.
         episode: The episode; `None`: the whole run.
-        step: Number of applied answers; `None`: not given.
+        step: Number of applied responses; `None`: not given.
     """
 
     run: RecordedRun
@@ -344,7 +344,7 @@ class EpisodeRef:
         """Finds what `text` means: the longest part of it that is a run directory; the rest is the episode.
 
         Args:
-            text: For the episode its id, a start of it that no other has, or its task if that was played once.
+            text: For the episode its id, a start of it that no other has, or its task if that was run once.
 
         Raises:
             ConfigError: There is no such run, episode or step; the message lists those that exist.
@@ -365,7 +365,7 @@ class EpisodeRef:
         episode = RecordedRun(run).episode(name)
         if step is not None and step > episode.last_step:
             there = f"0 to {episode.last_step}" if episode.last_step > 0 else "0 alone"
-            there = f"its steps are {there}" if episode.last_step >= 0 else "it never asked for an answer"
+            there = f"its steps are {there}" if episode.last_step >= 0 else "it never asked for a response"
             raise ConfigError(f"Episode {episode.episode_id} of {run} has no step {step}: {there}.")
         return cls(RecordedRun(run), episode, step)
 

@@ -1,6 +1,6 @@
-"""The policy of an episode that can be resumed: logs every answer, and gives logged answers again.
+"""The policy of an episode that can be resumed: logs every response, and gives logged responses again.
 
-So is that there was no answer in time: the stage of the task that it ended ends there again.
+So is that there was no response in time: the stage of the task that it ended ends there again.
 """
 
 from __future__ import annotations
@@ -19,58 +19,58 @@ from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.asked_ahead import NO_CALL, AskedAhead, concurrency_of
 from ares_exp.policies.episode_events import EpisodeEvents
-from ares_exp.policies.policy import AdvancingClient, checked_answer
-from ares_exp.trajectories.answer_log import AnswerLog
-from ares_exp.trajectories.recorded_responses import Exchange, RecordedResponses, answers
+from ares_exp.policies.policy import AdvancingClient, checked_response
+from ares_exp.trajectories.recorded_responses import Exchange, RecordedResponses, responses
 from ares_exp.trajectories.records import conversation_of, deserialize_llm_request, serialize_llm_request
 from ares_exp.trajectories.request_diff import Normaliser, StepComparison
+from ares_exp.trajectories.response_log import ResponseLog
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class GivenAgain:
-    """The answers of an earlier try that a policy has given again.
+    """The responses of an earlier try that a policy has given again.
 
     Attributes:
-        answers: The answers in order, including those before a restored snapshot.
+        responses: The responses in order, including those before a restored snapshot.
         diverged_at: The first step whose request differed; `None`: all were the same.
     """
 
-    answers: list[LLMResponse]
+    responses: list[LLMResponse]
     diverged_at: int | None = None
 
 
 class _Answered(NamedTuple):
-    """An answer that is on record.
+    """A response that is on record.
 
     Attributes:
-        answer: The answer.
+        response: The response.
         ahead: Its number in the log, if it was asked ahead; `None`: its turn is recorded with it.
         is_taken: Whether the earlier try had asked for it.
     """
 
-    answer: LLMResponse
+    response: LLMResponse
     ahead: int | None
     is_taken: bool = False
 
 
 class ResumablePolicy:
-    """Gives the answers of an earlier try again while the requests are the same; then asks the policy.
+    """Gives the responses of an earlier try again while the requests are the same; then asks the policy.
 
     Times, process ids and the like may differ (see `request_diff`). The conversations of an agent are conversations,
-    each with an order of its own: a request is compared with the next one of its conversation. Answers that were asked
-    ahead are logged when they come; those of the earlier try whose turn never came are given to the requests that they
-    answer, in whatever order.
+    each with an order of its own: a request is compared with the next one of its conversation. Responses that were
+    asked ahead are logged when they come; those of the earlier try whose turn never came are given to the requests
+    that they answer, in whatever order.
 
     Attributes:
-        given_again: The answers given again so far.
+        given_again: The responses given again so far.
     """
 
     def __init__(
         self,
         client: LLMClient,
-        log: AnswerLog,
+        log: ResponseLog,
         *,
         earlier: Sequence[Exchange] = (),
         ahead: Sequence[Exchange] = (),
@@ -82,13 +82,13 @@ class ResumablePolicy:
         """Advances the client past the exchanges before `start_at`.
 
         Args:
-            client: Answers new requests. An `AdvancingClient` is informed of the answers that are
+            client: Answers new requests. An `AdvancingClient` is informed of the responses that are
                 given instead of its own, and of missing ones.
             log: Has the earlier exchanges already, and receives the new ones.
             earlier: The exchanges of the earlier try.
             ahead: What the earlier try had asked ahead, and had not applied.
             start_at: How many of them precede the snapshot that the episode continues from.
-            events: Says how many stages of the task have ended and whether the time is up, and hears of every answer
+            events: Says how many stages of the task have ended and whether the time is up, and hears of every response
                 that is to be paid for.
             may_ask: Returns when the policy may be asked: not while the run is held.
             normalisers: What may differ between two requests that are the same; `None`: the built-in ones.
@@ -111,13 +111,13 @@ class ResumablePolicy:
         self._background_request = asyncio.Lock()
         self._is_live = self._has_gone_live = False
         self._left_over = dict(enumerate(ahead))
-        self.given_again = GivenAgain(answers(earlier[:start_at]))
+        self.given_again = GivenAgain(responses(earlier[:start_at]))
         for exchange in earlier[:start_at]:
-            self._advance(deserialize_llm_request(exchange.request), exchange.answer)
+            self._advance(deserialize_llm_request(exchange.request), exchange.response)
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether the policy may be asked for several answers at once."""
+        """Whether the policy may be asked for several responses at once."""
         return self._asked.looks_ahead
 
     def expect(self, pending: Sequence[PendingRequest]) -> None:
@@ -134,17 +134,17 @@ class ResumablePolicy:
         """Answers one request.
 
         Raises:
-            PolicyError: The policy failed, or what it answered is no answer.
-            UnansweredError: There was no answer to it in time.
+            PolicyError: The policy failed, or what it answered is no response.
+            UnansweredError: There was no response to it in time.
         """
         position = self._position
         self._position += 1
-        if self._recorded and (given := await self._recorded_answer(request, position)) is not None:
+        if self._recorded and (given := await self._recorded_response(request, position)) is not None:
             return given
         if not self._is_live:
             self._go_live()
         try:
-            answer, ahead, is_taken = await self._asked(request)
+            response, ahead, is_taken = await self._asked(request)
         except PolicyError as error:
             if isinstance(error, UnansweredError):
                 self._note_unanswered(request)
@@ -156,12 +156,12 @@ class ResumablePolicy:
         if ahead is not None:
             self._log.apply(ahead)
         if self._recorded:
-            self._note(request, answer)
+            self._note(request, response)
         if is_taken:
-            self._advance(request, answer)
-        return answer
+            self._advance(request, response)
+        return response
 
-    async def _recorded_answer(self, request: LLMRequest, position: int) -> LLMResponse | None:
+    async def _recorded_response(self, request: LLMRequest, position: int) -> LLMResponse | None:
         """Returns the recorded response to the same request; `None` if its conversation has no more or differs.
 
         Raises:
@@ -176,33 +176,33 @@ class ResumablePolicy:
         compared = self._recorded.compare(exchange, asked, position)
         if compared.is_same:
             self._recorded.use(asked)
-            self._advance(request, exchange.answer)
-            if exchange.answer is None:
-                raise UnansweredError("There was no answer to this request in time.")
-            self._give_again(exchange.answer)
-            return exchange.answer
+            self._advance(request, exchange.response)
+            if exchange.response is None:
+                raise UnansweredError("There was no response to this request in time.")
+            self._give_again(exchange.response)
+            return exchange.response
         await self._diverge(position, asked, compared)
         return None
 
     async def respond_in_background(self, request: LLMRequest) -> LLMResponse:
-        """Answers a request that takes no step, one at a time; given again, too, if an earlier try had the answer.
+        """Answers a request that takes no step, one at a time; given again, too, if an earlier try had the response.
 
-        In the log such an answer is one that was asked ahead and whose turn never comes.
+        In the log such a response is one that was asked ahead and whose turn never comes.
 
         Raises:
-            PolicyError: The policy failed, or what it answered is no answer.
+            PolicyError: The policy failed, or what it answered is no response.
         """
         async with self._background_request:
             call = PendingRequest(NO_CALL, conversation_of(serialize_llm_request(request)), request)
             if (taken := self._take(call)) is not None:
-                self._advance(request, taken.answer)
+                self._advance(request, taken.response)
                 if not self._has_gone_live:
-                    self._give_again(taken.answer)
-                return taken.answer
-            answer = await self._paid_answer(request)
-            self._log.append_ahead(request, answer, stage=self._events.num_stages)
-            self._events.pay(answer)
-            return answer
+                    self._give_again(taken.response)
+                return taken.response
+            response = await self._paid_response(request)
+            self._log.append_ahead(request, response, stage=self._events.num_stages)
+            self._events.pay(response)
+            return response
 
     async def _diverge(self, position: int, asked: Mapping[str, Any], compared: StepComparison) -> None:
         """Continues a conversation with the policy: its later recorded responses are not used."""
@@ -222,58 +222,58 @@ class ResumablePolicy:
         """Asks the policy from now on, ahead, too, when nothing is given again any more."""
         if not self._has_gone_live:
             self._has_gone_live = True
-            for answer in answers(self._left_over.values()):  # paid for, whether or not its turn comes
-                self._give_again(answer)
+            for response in responses(self._left_over.values()):  # paid for, whether or not its turn comes
+                self._give_again(response)
         if not self._is_live and not self._recorded:
             self._is_live = True
             self._asked.expect(self._pending)
 
-    def _give_again(self, answer: LLMResponse) -> None:
-        self.given_again.answers.append(answer)
-        self._events.usage.pay(answer)
+    def _give_again(self, response: LLMResponse) -> None:
+        self.given_again.responses.append(response)
+        self._events.usage.pay(response)
 
     async def _ask(self, call: PendingRequest, is_ahead: bool) -> _Answered:
         """Asks the policy for one response, which is on record and paid for when this returns."""
         if self._left_over and (taken := self._take(call)) is not None:
             return taken
-        answer = await self._paid_answer(call.request)
+        response = await self._paid_response(call.request)
         stage, ahead = self._events.num_stages, None
         if is_ahead:
-            ahead = self._log.append_ahead(call.request, answer, stage=stage)
+            ahead = self._log.append_ahead(call.request, response, stage=stage)
         else:
-            self._log.append(call.request, answer, stage=stage)
-        self._events.pay(answer)
-        return _Answered(answer, ahead)
+            self._log.append(call.request, response, stage=stage)
+        self._events.pay(response)
+        return _Answered(response, ahead)
 
-    async def _paid_answer(self, request: LLMRequest) -> LLMResponse:
-        """Asks the policy, when it may be asked. Who calls counts the answer; that of a refusal is counted here."""
+    async def _paid_response(self, request: LLMRequest) -> LLMResponse:
+        """Asks the policy, when it may be asked. Who calls counts the response; that of a refusal is counted here."""
         if self._may_ask is not None:
             await self._may_ask()
         try:
-            return checked_answer(await self._client(request))
+            return checked_response(await self._client(request))
         except RefusalError as refusal:
-            if refusal.answer is not None:
-                self._events.pay(refusal.answer)
+            if refusal.response is not None:
+                self._events.pay(refusal.response)
             raise
 
     def _take(self, call: PendingRequest) -> _Answered | None:
-        """Returns the answer that the earlier try had asked ahead to this request, if there is one."""
+        """Returns the response that the earlier try had asked ahead to this request, if there is one."""
         stage, request = self._events.num_stages, serialize_llm_request(call.request)
         for number, earlier in self._left_over.items():
-            answer = earlier.answer
-            if answer is not None and earlier.stage == stage and self._recorded.are_same(earlier.request, request):
+            response = earlier.response
+            if response is not None and earlier.stage == stage and self._recorded.are_same(earlier.request, request):
                 del self._left_over[number]
-                return _Answered(answer, number, is_taken=True)
+                return _Answered(response, number, is_taken=True)
         return None
 
     def _note_unanswered(self, request: LLMRequest) -> None:
-        """Logs that the last request had no answer before the environment's time was up."""
+        """Logs that the last request had no response before the environment's time was up."""
         self._log.append(request, None, stage=self._events.num_stages)
         if self._recorded:
             self._note(request, None)
 
-    def _note(self, request: LLMRequest, answer: LLMResponse | None) -> None:
-        self._logged.append(Exchange(serialize_llm_request(request), answer, self._events.num_stages))
+    def _note(self, request: LLMRequest, response: LLMResponse | None) -> None:
+        self._logged.append(Exchange(serialize_llm_request(request), response, self._events.num_stages))
 
     async def _end_stage(self, asked: Mapping[str, Any], next_one: Exchange) -> None:
         """Logs the end of a stage whose agent was interrupted by its time limit, before the next exchange."""
@@ -287,5 +287,5 @@ class ResumablePolicy:
         await in_thread(lambda: self._log.start(self._logged, ahead))
 
 
-def _stay(request: LLMRequest, answer: LLMResponse | None) -> None:
+def _stay(request: LLMRequest, response: LLMResponse | None) -> None:
     """Does nothing: a client without a position has none to advance."""

@@ -18,11 +18,11 @@ from urllib.parse import urlsplit
 
 from ares_exp.config.overrides import covers, dotted_items
 from ares_exp.errors import ConfigError, TrajectoryFormatError, UserError
-from ares_exp.records.environment_answers import recorded_usage
+from ares_exp.records.environment_responses import recorded_usage
 from ares_exp.records.record_files import read_json_object, read_record
 from ares_exp.records.recorded_results import read_results
 from ares_exp.records.results import (
-    ANSWERS_USED_UP,
+    RESPONSES_USED_UP,
     UNFINISHED,
     EnvironmentUsage,
     EpisodeResult,
@@ -37,8 +37,8 @@ from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.secrets import scrub_argv
 from ares_exp.runs.scheduler import PlannedEpisode, episode_seed
 from ares_exp.tasks.task_files import changed_files, content_of
-from ares_exp.trajectories.answer_log import SUFFIX, LoggedEpisode, logged_episodes
-from ares_exp.trajectories.recorded_responses import answers
+from ares_exp.trajectories.recorded_responses import responses
+from ares_exp.trajectories.response_log import SUFFIX, LoggedEpisode, logged_episodes
 
 Slot = tuple[str, int]
 
@@ -50,7 +50,7 @@ class PreviousSessions:
     Attributes:
         results: Every try that ended, or was lost.
         lost: Those whose row was written by this session.
-        logs: The answers of attempts that have no result, by attempt.
+        logs: The responses of attempts that have no result, by attempt.
         wall_sec: Seconds of earlier sessions.
     """
 
@@ -62,12 +62,12 @@ class PreviousSessions:
     def owed(
         self, planned: Sequence[PlannedEpisode], *, run_seed: int, redo: Sequence[str] = ()
     ) -> list[PlannedEpisode]:
-        """Returns the attempts still to be played, those that were running first.
+        """Returns the attempts still to be run, those that were running first.
 
         Args:
             planned: All planned attempts.
             run_seed: Seed of the run.
-            redo: Outcomes that do not count as results: their attempts are played again.
+            redo: Outcomes that do not count as results: their attempts are run again.
         """
         final = {(result.task_name, result.attempt): result for result in final_results(self.results)}
         started: list[PlannedEpisode] = []
@@ -103,7 +103,7 @@ def load_previous_sessions(run_dir: RunDir, *, wall_sec: float = 0.0) -> Previou
     if recorded_results.torn:
         os.truncate(run_dir.episodes, recorded_results.whole_bytes)
     results = list(recorded_results.results)
-    logs = logged_episodes(run_dir.answers)
+    logs = logged_episodes(run_dir.responses)
     ended = {result.episode_id for result in results}
     _end_lost_trajectories(run_dir.path)
     lost = [log for log in logs if log.episode_id not in ended and log.has_started]
@@ -127,23 +127,23 @@ def _latest(
 
     The newest log may belong to an earlier try: a try that ended early has taken nothing over yet.
     """
-    used_up = {(one.task_name, one.attempt) for one in final_results(results) if one.outcome in ANSWERS_USED_UP}
+    used_up = {(one.task_name, one.attempt) for one in final_results(results) if one.outcome in RESPONSES_USED_UP}
     useful = [log for log in logs if log.slot not in used_up and log not in never]
     newest = {log.slot: log for log in sorted(useful, key=lambda one: one.retry)}
     for log in logs:
         if newest.get(log.slot) is not log:
-            (run_dir.answers / f"{log.episode_id}{SUFFIX}").unlink(missing_ok=True)
+            (run_dir.responses / f"{log.episode_id}{SUFFIX}").unlink(missing_ok=True)
     return newest
 
 
 def _lost(log: LoggedEpisode, end_time: float, used: EnvironmentUsage | None) -> EpisodeResult:
     """Returns the row of an episode whose process died before its end."""
     usage = EpisodeUsage()
-    for answer in answers(log.exchanges):
-        usage.add(answer)
-    for answer in answers(log.ahead):
-        usage.pay(answer)
-    taken_over = [*answers(log.exchanges[: log.taken_over]), *log.ahead_taken_over]
+    for response in responses(log.exchanges):
+        usage.add(response)
+    for response in responses(log.ahead):
+        usage.pay(response)
+    taken_over = [*responses(log.exchanges[: log.taken_over]), *log.ahead_taken_over]
     return EpisodeResult(
         episode_id=log.episode_id,
         task_name=log.task_name,
@@ -204,7 +204,7 @@ _TOP_LEVEL = (
 )
 _OF_THE_ENDPOINT = (
     *("api_key_env", "timeout_sec", "max_retries", "retry_base_sec", "max_retry_wait_sec", "max_concurrency"),
-    *("max_answer_bytes", "preflight_timeout_sec", "stream", "stream_idle_sec"),
+    *("max_response_bytes", "preflight_timeout_sec", "stream", "stream_idle_sec"),
 )
 _OF_THE_MODEL = ("output_dir", "max_batch_size", "batch_wait_sec", "activations_max_bytes")
 _OF_FETCHING = ("env.cache_dir", "env.git_timeout_sec")
@@ -221,7 +221,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One process that plays a run.
+    """One process that runs a run.
 
     Attributes:
         run_id: Of the run.
@@ -288,8 +288,8 @@ def close_session(run_dir: RunDir, summary: RunSummary) -> None:
     line = dump_json({"ended": time.time(), "interrupted": summary.interrupted})
     try:
         append_durably(run_dir.sessions, f"{line}\n")  # does not create a deleted directory again
-        if run_dir.answers.is_dir() and not any(run_dir.answers.iterdir()):
-            run_dir.answers.rmdir()
+        if run_dir.responses.is_dir() and not any(run_dir.responses.iterdir()):
+            run_dir.responses.rmdir()
     except OSError as error:
         level = logging.WARNING if summary.ended_by is None else logging.DEBUG  # the run has reported why it ended
         logger.log(level, "Writing %s failed: %s", run_dir.sessions.name, error.strerror)

@@ -89,7 +89,7 @@ def values_as_meant(run: RecordedRun) -> dict[str, Any]:
     try:
         values = recorded_config(run.path)
     except OSError as error:
-        raise ConfigError(f"{run.path / 'config.yaml'}: {error.strerror}. Nobody knows what was played.") from error
+        raise ConfigError(f"{run.path / 'config.yaml'}: {error.strerror}. Nobody knows what was run.") from error
     place = run.working_directory()
     given = {key for key, value in dotted_items(values) if value is not None}
 

@@ -45,8 +45,8 @@ class JobProcess:
         threading.Thread(target=self._watch, name="sweep-watch", daemon=True).start()
 
     @contextmanager
-    def playing(self, sweep_dir: Path) -> Iterator[None]:
-        """Lets the played job end in good order when the sweep is to end.
+    def running(self, sweep_dir: Path) -> Iterator[None]:
+        """Lets the run job end in good order when the sweep is to end.
 
         Raises:
             SweepInterrupted: It ends already.

@@ -72,7 +72,7 @@ class SweepReport:
         path: The folder.
         plan: What the sweep was to consist of.
         rows: One for each job, those that have not started included.
-        exit_code: What the command that played the sweep exits with, unless it was interrupted.
+        exit_code: What the command that ran the sweep exits with, unless it was interrupted.
     """
 
     path: Path

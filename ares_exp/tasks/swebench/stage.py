@@ -119,7 +119,7 @@ class SweBenchStage:
     def check_solution(self) -> None:
         """Raises `TaskError` when the row has no fix."""
         if not self.row.patch.strip():
-            raise TaskError(f"{self.row.instance_id}: expected a fix in `patch`, found none. Play another policy.")
+            raise TaskError(f"{self.row.instance_id}: expected a fix in `patch`, found none. Run another policy.")
 
     async def collect(self, container: Container, target: Path | None) -> None:
         """Takes the agent's changes out of its container: `model.patch`, or `no_patch.txt` with the reason."""

@@ -109,10 +109,10 @@ class Repositories:
         names = ["HEAD"] if ref is None else [ref, f"refs/{ref}", f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}"]
         names += [f"refs/heads/{ref}"] if ref is not None else []
         try:
-            answer = self._git.run("ls-remote", "--", url, *names)
+            response = self._git.run("ls-remote", "--", url, *names)
         except GitError as error:
             raise _unreachable(url, error) from None
-        lines = (line.partition("\t") for line in answer.decode("utf-8", "replace").splitlines())
+        lines = (line.partition("\t") for line in response.decode("utf-8", "replace").splitlines())
         found = {name: commit for commit, _, name in lines if is_commit(commit)}
         if commit := next((found[name] for name in names if name in found), None):
             return commit

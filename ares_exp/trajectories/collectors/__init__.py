@@ -1,1 +1,1 @@
-"""Collectors: where recorded episodes go while they are played."""
+"""Collectors: where recorded episodes go while they are run."""

@@ -71,13 +71,13 @@ def message_of_result(result: Mapping[str, Any], llm_call_ids: Collection[str]) 
 
 
 def reply_message(action: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns an answer of the LLM as agents keep it in the conversation."""
+    """Returns a response of the LLM as agents keep it in the conversation."""
     text = "".join(piece["content"] for piece in action["data"] if "content" in piece)
     return _with_calls({"role": "assistant", "content": text}, action_calls(action["data"]))
 
 
 def action_calls(pieces: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
-    """Returns id, name and arguments of the tool calls among the pieces of an answer."""
+    """Returns id, name and arguments of the tool calls among the pieces of a response."""
     return [(piece["id"], piece["name"], piece["arguments"]) for piece in pieces if "arguments" in piece]
 
 

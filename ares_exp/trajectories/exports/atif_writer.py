@@ -172,8 +172,8 @@ class _AtifWriter:
         if self._conversation != MAIN_CONVERSATION:
             ours["conversation"] = self._conversation
         reply = None
-        if (answer := _answer_fields(record.action)) is not None:
-            fields, rest = answer
+        if (response := _response_fields(record.action)) is not None:
+            fields, rest = response
             reply = reply_message(record.action or {})
             ours |= {"action": rest} if rest else {}
         else:
@@ -252,7 +252,7 @@ class _AtifWriter:
         )
 
     def _show(self, new: Sequence[Mapping[str, Any]], step: dict[str, Any] | None) -> None:
-        """Shows new messages: as results of `step` those that answer its calls, the others as steps."""
+        """Shows new messages: as results of `step` those that response its calls, the others as steps."""
         if not all(map(_parts_fit, new)):
             self._dropped[PARTS] = None
         rest = list(new)
@@ -284,8 +284,8 @@ class _AtifWriter:
         self._steps.append(step)
 
 
-def _answer_fields(action: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Returns an answer's fields of an agent step, and those that ATIF lacks; `None` for any other action."""
+def _response_fields(action: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Returns a response's fields of an agent step, and those that ATIF lacks; `None` for any other action."""
     try:
         pieces = action["data"]
         fields: dict[str, Any] = {

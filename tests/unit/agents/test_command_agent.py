@@ -1,4 +1,4 @@
-"""`agent=command`: a program of the user's plays, limited, scored, recorded and resumed like any other agent."""
+"""`agent=command`: a program of the user's runs, limited, scored, recorded and resumed like any other agent."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from ares_exp.records.results import EpisodeResult, Outcome
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.training.sampled_calls import conversations_of
 from ares_exp.trajectories import load
-from ares_exp.trajectories.answer_log import logged_episodes
 from ares_exp.trajectories.exports.atif_writer import to_atif
 from ares_exp.trajectories.request_diff import request_change
+from ares_exp.trajectories.response_log import logged_episodes
 from tests.conftest import SECRET_FREE
 from tests.leaks import processes, wait_until
 from tests.loopback_endpoint import LoopbackEndpoint, Received, completion
@@ -52,7 +52,7 @@ def replies(*texts: str) -> tuple[str, str]:
     return "policy=scripted", f"policy.replies={json.dumps(list(texts))}"
 
 
-def play(*words: str, container: str = "local", command: tuple[str, ...] = COMMAND) -> EpisodeResult:
+def execute(*words: str, container: str = "local", command: tuple[str, ...] = COMMAND) -> EpisodeResult:
     overrides = [*TASK, f"container={container}", *command, "hydra.run.dir=run", *words]
     [row] = ares_exp.run(overrides, quiet=True).rows
     return row
@@ -70,7 +70,7 @@ def asked() -> list[dict[str, Any]]:
 
 def test_a_program_solves_a_task_without_a_network() -> None:
     probe = "env; cat /proc/net/dev; echo kept > $ARES_AGENT_DIR/note.txt"
-    row = play(*replies(probe, GREET, "DONE"))
+    row = execute(*replies(probe, GREET, "DONE"))
     assert (row.outcome, row.reward, row.num_steps) == (Outcome.COMPLETED, 1.0, 3)
     assert row.agent is not None
     assert (row.agent.name, row.agent.requests, row.agent.retries, row.agent.conversations) == (
@@ -97,7 +97,7 @@ def test_a_program_solves_a_task_without_a_network() -> None:
 
 
 def test_conversations_side_by_side_are_conversations() -> None:
-    row = play(*replies("PARTS one|two", "DONE", "DONE", GREET, "DONE"))
+    row = execute(*replies("PARTS one|two", "DONE", "DONE", GREET, "DONE"))
     assert (row.reward, row.num_steps) == (1.0, 5)
     conversations = [request["origin"].get("conversation", "main") for request in asked()]
     assert (conversations[0], conversations[3:]) == ("main", ["main", "main"])
@@ -111,8 +111,8 @@ def test_conversations_side_by_side_are_conversations() -> None:
 
 
 @pytest.mark.slow
-def test_a_replay_plays_the_conversations_again() -> None:
-    play(*replies("PARTS one|two", "DONE", "DONE", GREET, "DONE"))
+def test_a_replay_runs_the_conversations_again() -> None:
+    execute(*replies("PARTS one|two", "DONE", "DONE", GREET, "DONE"))
     results = ares_exp.run(["replay=run", "tracker=none", "hydra.run.dir=again"], quiet=True)
     [row] = results.rows
     assert (row.outcome, row.reward, row.num_steps) == (Outcome.COMPLETED, 1.0, 5)
@@ -125,13 +125,13 @@ SIDE = ("TITLE a greeting", "Greetings", GREET, "DONE")
 
 @pytest.mark.slow
 def test_a_background_request_is_an_observation_or_answered_without_a_step(capsys: pytest.CaptureFixture[str]) -> None:
-    row = play(*replies(*SIDE))
+    row = execute(*replies(*SIDE))
     assert (row.reward, row.num_steps) == (1.0, 4)
     assert row.agent is not None
     assert (row.agent.requests, row.agent.background_requests) == (4, 0)
     observed = asked()
     Path("run").rename("observed")
-    again = play(*replies(*SIDE), "agent.background_requests=answer")
+    again = execute(*replies(*SIDE), "agent.background_requests=answer")
     Path("run").rename("background_request")
     assert (again.reward, again.num_steps) == (1.0, 3)
     assert (again.prompt_tokens, again.generated_tokens) == (row.prompt_tokens, row.generated_tokens), "it is counted"
@@ -151,12 +151,12 @@ def test_a_background_request_is_an_observation_or_answered_without_a_step(capsy
     assert background_request in episode.steps[1].background_requests
     assert background_request.request["messages"] == observed[1]["messages"]
     assert background_request.request["origin"] == {**observed[1]["origin"], "is_background": True}
-    assert background_request.answer["data"][0]["content"] == "Greetings"
+    assert background_request.response["data"][0]["content"] == "Greetings"
     assert conversations_of(episode) == ["main", row.agent.conversations[1], "main", "main"], (
         "trained on where its conversation is asked for"
     )
     records = [step["extra"]["ares_exp"]["record"] for step in to_atif(episode)[0]["steps"] if "extra" in step]
-    assert [one["answer"]["data"] for record in records for one in record.get("background_requests", ())] == [
+    assert [one["response"]["data"] for record in records for one in record.get("background_requests", ())] == [
         [{"content": "Greetings"}]
     ]
     assert trajectories(["show", "background_request"]) == 0
@@ -171,7 +171,7 @@ def test_a_background_request_is_an_observation_or_answered_without_a_step(capsy
 
 
 def test_a_background_request_that_cannot_be_answered_is_the_policys_failure() -> None:
-    row = play(*replies("TITLE a greeting"), "agent.background_requests=answer")
+    row = execute(*replies("TITLE a greeting"), "agent.background_requests=answer")
     assert (row.outcome, row.num_steps) == (Outcome.POLICY_ERROR, 1)
     assert row.error is not None
     assert "the agent asks for one more (request 2)" in row.error.message
@@ -180,7 +180,7 @@ def test_a_background_request_that_cannot_be_answered_is_the_policys_failure() -
 @pytest.mark.slow
 def test_what_an_agent_says_differs_does_not_count_in_a_replay() -> None:
     draw = "echo job $(od -An -N4 -tu4 /dev/urandom)"
-    play(*replies(draw, GREET, "DONE"), "agent.normalise=[{pattern: 'job +[0-9]+', replacement: job}]")
+    execute(*replies(draw, GREET, "DONE"), "agent.normalise=[{pattern: 'job +[0-9]+', replacement: job}]")
     ares_exp.run(["replay=run", "tracker=none", "hydra.run.dir=again", "policy.strict=normalised"], quiet=True)
     report = json.loads(Path("again/replay.json").read_text())
     [episode] = report["episodes"]
@@ -192,9 +192,9 @@ def test_what_an_agent_says_differs_does_not_count_in_a_replay() -> None:
 
 
 @pytest.mark.slow
-def test_branches_are_played_again_up_to_the_step_each_in_a_container_of_its_own() -> None:
+def test_branches_are_run_again_up_to_the_step_each_in_a_container_of_its_own() -> None:
     draw = "od -An -N8 -tu8 /dev/urandom > /tmp/drawn; cat /tmp/drawn"
-    play(*replies("PARTS one|two", "DONE", "DONE", draw, "DONE"))
+    execute(*replies("PARTS one|two", "DONE", "DONE", draw, "DONE"))
     branch = ["branch_from=run/write-greeting@4", "branches=2", "tracker=none", "hydra.run.dir=branches"]
     branch += [f"policy.replies={json.dumps(['cat /tmp/drawn', 'DONE'])}", f"branch.response={json.dumps(GREET)}"]
     results = ares_exp.run([*branch, "snapshot=none"], quiet=True)
@@ -211,14 +211,14 @@ def test_branches_are_played_again_up_to_the_step_each_in_a_container_of_its_own
         assert shown is not None
         drawn.append(pending["messages"][-1]["content"])
         assert shown["messages"][-1]["content"] == drawn[-1], "the file of its own is there"
-    assert len({*drawn}) == 2, "each has played by itself"
-    differs = "Played again up to step 4, the episode differs from the recorded one in 1 request, from step 4 on."
+    assert len({*drawn}) == 2, "each has run by itself"
+    differs = "Run again up to step 4, the episode differs from the recorded one in 1 request, from step 4 on."
     assert Path("branches/run.log").read_text().count(differs) == 1
 
 
 @pytest.mark.slow
 def test_a_branch_that_cannot_come_to_its_step_says_why() -> None:
-    play(*replies("true", GREET, "DONE"))
+    execute(*replies("true", GREET, "DONE"))
     [path] = Path("run").glob("trajectories/**/*.json")
     path.write_text(path.read_text().replace(GREET, "DONE"))  # then the agent ends there
     branch = ["branch_from=run/write-greeting@2", "tracker=none", "hydra.run.dir=b"]
@@ -233,8 +233,8 @@ def test_a_branch_that_cannot_come_to_its_step_says_why() -> None:
 @pytest.mark.slow
 def test_a_failed_episode_has_a_snapshot_of_its_files_to_look_at() -> None:
     with pytest.raises(UserError, match=r"Expected `snapshot=on_failure`, `manual` or `none` with agent=command"):
-        play("snapshot=every_step", *replies("DONE"))
-    assert play("snapshot=on_failure", *replies("echo left > /app/mine.txt", "DONE")).reward == 0.0
+        execute("snapshot=every_step", *replies("DONE"))
+    assert execute("snapshot=on_failure", *replies("echo left > /app/mine.txt", "DONE")).reward == 0.0
     [path] = Path("run/snapshots").glob("write-greeting*")
     snapshot = EnvironmentSnapshot.load_from_file(path)
     assert (snapshot.step_count, snapshot.is_restorable) == (1, False)
@@ -244,11 +244,11 @@ def test_a_failed_episode_has_a_snapshot_of_its_files_to_look_at() -> None:
         asyncio.run(CodeEnvironment.load_from_state(path, code_agent_factory=CommandAgentFactory(command="x")))
     branch = ["branch_from=run/write-greeting@1", "tracker=none", "hydra.run.dir=b", "snapshot=none"]
     [row] = ares_exp.run([*branch, f"policy.replies={json.dumps([GREET, 'DONE'])}"], quiet=True).rows
-    assert row.reward == 1.0, "played again, and not from the snapshot"
+    assert row.reward == 1.0, "run again, and not from the snapshot"
 
 
 def test_what_a_failed_program_did_is_scored() -> None:
-    row = play(*replies(GREET, "EXIT 3"))
+    row = execute(*replies(GREET, "EXIT 3"))
     assert (row.outcome, row.reward, row.limit) == (Outcome.TRUNCATED, 1.0, "agent_exit")
     assert row.error is not None
     assert row.error.type == "AgentExitError"
@@ -259,12 +259,12 @@ def test_what_a_failed_program_did_is_scored() -> None:
 
 
 def test_exit_codes_that_are_no_failure() -> None:
-    row = play("agent.ok_exit_codes=[0,3]", *replies(GREET, "EXIT 3"))
+    row = execute("agent.ok_exit_codes=[0,3]", *replies(GREET, "EXIT 3"))
     assert (row.outcome, row.reward) == (Outcome.COMPLETED, 1.0)
 
 
 def test_a_program_without_a_request_is_told_what_it_lacks() -> None:
-    row = play(*replies("DONE"), command=("agent=command", "agent.command='echo I know nothing of it; exit 2'"))
+    row = execute(*replies("DONE"), command=("agent=command", "agent.command='echo I know nothing of it; exit 2'"))
     assert (row.outcome, row.reward) == (Outcome.AGENT_ERROR, None)
     assert row.error is not None
     assert row.error.type == "NoRequestError"
@@ -277,7 +277,7 @@ def test_a_program_without_a_request_is_told_what_it_lacks() -> None:
     ("limit", "name", "then"), [("limits.steps=1", "steps", "true"), ("timeouts.agent=2", "time", "wait")]
 )
 def test_a_limit_ends_the_program_and_what_it_did_is_scored(limit: str, name: str, then: str) -> None:
-    row = play(limit, *replies(f"{GREET}; sleep 4711 >/dev/null 2>&1 & {then}", "true"))
+    row = execute(limit, *replies(f"{GREET}; sleep 4711 >/dev/null 2>&1 & {then}", "true"))
     assert (row.outcome, row.reward, row.limit) == (Outcome.TRUNCATED, 1.0, name)
     assert not [words for _, _, _, words in processes() if "sleep 4711" in words]
 
@@ -309,7 +309,7 @@ def test_mounted_files_and_variables(tmp_path: Path) -> None:
         "agent.env={OPENAI_BASE_URL: $ARES_LLM_URL/v1, PLAIN: $HOME}",
         "agent.name=mine",
     )
-    row = play(*replies("env; touch $ARES_AGENT_MOUNT/x; true", GREET, "DONE"), command=command)
+    row = execute(*replies("env; touch $ARES_AGENT_MOUNT/x; true", GREET, "DONE"), command=command)
     assert row.reward == 1.0
     assert row.agent is not None
     assert row.agent.name == "mine"
@@ -331,7 +331,7 @@ def test_mounted_files_and_variables(tmp_path: Path) -> None:
 )
 def test_mistakes_are_refused_before_anything_starts(words: list[str], says: str) -> None:
     with pytest.raises(UserError, match=says):
-        play(*words, *replies("DONE"), command=("agent=command", "agent.command=./x"))
+        execute(*words, *replies("DONE"), command=("agent=command", "agent.command=./x"))
 
 
 def test_a_backend_without_forwarded_ports_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,9 +339,9 @@ def test_a_backend_without_forwarded_ports_is_refused_before_anything_starts(mon
     with pytest.raises(
         UserError, match=r"agent=command .* by a forwarded port, and container=local .*forwards_ports = True"
     ):
-        play(*replies("DONE"))
+        execute(*replies("DONE"))
     assert not Path("run/episodes.jsonl").exists()
-    assert play("policy=oracle").reward == 1.0, "the oracle plays without the program"
+    assert execute("policy=oracle").reward == 1.0, "the oracle runs without the program"
 
 
 @pytest.mark.docker
@@ -349,16 +349,16 @@ def test_a_backend_without_forwarded_ports_is_refused_before_anything_starts(mon
 def test_in_docker_without_a_network() -> None:
     perl = AGENT.with_name("chat_agent.pl")
     command = ("agent=command", "agent.command='perl /opt/a.pl'", f"agent.files={{/opt/a.pl: {perl}}}")
-    row = play(*replies(GREET, "DONE"), container="docker", command=command)
+    row = execute(*replies(GREET, "DONE"), container="docker", command=command)
     assert (row.outcome, row.reward) == (Outcome.COMPLETED, 1.0)
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_and_no_answer_is_asked_twice(tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_and_no_response_is_asked_twice(tmp_path: Path) -> None:
     turns = ["PARTS one|two", GREET, "sleep 0.2", "DONE"]
     asked: list[str] = []
 
-    async def answer(_: Any, received: Received) -> Any:
+    async def respond(_: Any, received: Received) -> Any:
         from aiohttp import web
 
         messages = received.body["messages"]
@@ -367,7 +367,7 @@ def test_a_killed_run_goes_on_and_no_answer_is_asked_twice(tmp_path: Path) -> No
         asked.append(f"{messages[0]['content'] if is_part else 'main'} {number}")
         return web.json_response(completion(["sleep 0.1", "DONE"][number] if is_part else turns[number]))
 
-    with LoopbackEndpoint(otherwise=answer) as endpoint:
+    with LoopbackEndpoint(otherwise=respond) as endpoint:
         words = [*TASK, "container=local", *COMMAND, "policy=openai", f"policy.base_url={endpoint.url}"]
         words += ["policy.model=m", "policy.api_key_env=null", "hydra.run.dir=run"]
         command = [sys.executable, "-m", "ares_exp", *words]
@@ -387,5 +387,5 @@ def test_a_killed_run_goes_on_and_no_answer_is_asked_twice(tmp_path: Path) -> No
 
 
 def _logged(folder: Path) -> int:
-    """How many answers are on record."""
-    return sum(len(log.exchanges) + len(log.ahead) for log in logged_episodes(folder / "run" / "answers"))
+    """How many responses are on record."""
+    return sum(len(log.exchanges) + len(log.ahead) for log in logged_episodes(folder / "run" / "responses"))

@@ -94,7 +94,7 @@ async def test_a_server_over_http(box: Any) -> None:
     [
         (McpServer(name="a", transport="stdio", command="nosuch"), "'a' of the task cannot be used: .*nosuch"),
         (McpServer(name="a", transport="stdio", command="cat"), "Expected a field `result`"),
-        (McpServer(name="a", transport="stdio", command="sleep", args=("99",)), "no answer within 2 s"),
+        (McpServer(name="a", transport="stdio", command="sleep", args=("99",)), "no response within 2 s"),
         (McpServer(name="a", transport="http", url="http://127.0.0.1:1/"), "exit code 1.*onnect"),
         (McpServer(name="a", transport="sse", url="http://h"), "has the transport sse"),
         (McpServer(name="a", transport="http", url="http://h", headers={"A-Key": "${K}"}), "headers of host variables"),
@@ -147,7 +147,7 @@ def test_calls_are_checked() -> None:
 async def test_an_agent_with_servers_can_be_run_again() -> None:
     number = 0
 
-    def answer(command: str) -> str:
+    def respond(command: str) -> str:
         nonlocal number
         tools = [{"name": "add/it", "inputSchema": {"type": "object"}}]
         found = command.partition('"id": "')[2].partition('"')[0]
@@ -155,4 +155,4 @@ async def test_an_agent_with_servers_can_be_run_again() -> None:
         return json.dumps({"jsonrpc": "2.0", "id": found, "result": result}) if found else ""
 
     replies = [calling(ADD, by=1), calling("bash", command="ls"), calling("submit")]
-    assert await check_agent(Factory(), replies=replies, container=RehearsalContainer(answer)) == 3
+    assert await check_agent(Factory(), replies=replies, container=RehearsalContainer(respond)) == 3

@@ -272,7 +272,7 @@ async def test_an_episode_in_a_terminal(box: Any) -> None:
     try:
         assert await host.next_request() is not None
         for reply in (keys(("echo $((6 * 7)) > /tmp/answer\n", 0.5)), DONE):
-            host.answer(LLMResponse.from_text(reply))
+            host.respond(LLMResponse.from_text(reply))
             assert await host.next_request() is not None
     finally:
         await host.cancel()

@@ -1,4 +1,4 @@
-"""Which folders are checked, and what keeps tasks from being played."""
+"""Which folders are checked, and what keeps tasks from being run."""
 
 from __future__ import annotations
 

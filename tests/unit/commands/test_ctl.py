@@ -34,8 +34,8 @@ def main(*words: str | Path) -> int:
 class Live:
     """A run that goes on, and its command."""
 
-    def __init__(self, path: Path, playing: asyncio.Task[Any], capsys: pytest.CaptureFixture[str]) -> None:
-        self.path, self.playing, self._capsys = path, playing, capsys
+    def __init__(self, path: Path, running: asyncio.Task[Any], capsys: pytest.CaptureFixture[str]) -> None:
+        self.path, self.running, self._capsys = path, running, capsys
 
     async def ctl(self, *words: str) -> tuple[int, str]:
         """Runs the command; returns exit code and output."""
@@ -56,16 +56,16 @@ async def live(
     path = tmp_path / "run"
     words = ["policy=slow", "env.tasks=[write-greeting]", "attempts=3", "container=local", "tracker=none"]
     limits = ["limits.steps=10000", "concurrency=2", f"hydra.run.dir={path}"]
-    playing = asyncio.create_task(ares_exp.arun([*words, *limits], config_dirs=[tmp_path / "conf"], quiet=True))
+    running = asyncio.create_task(ares_exp.arun([*words, *limits], config_dirs=[tmp_path / "conf"], quiet=True))
     try:
         async with asyncio.timeout(LIMIT_SEC):
             while not (path / "status.json").exists():
-                assert not playing.done() or playing.result()
+                assert not running.done() or running.result()
                 await asyncio.sleep(0.02)
-        yield Live(path, playing, capsys)
+        yield Live(path, running, capsys)
     finally:
-        playing.cancel()
-        await asyncio.wait({playing}, timeout=LIMIT_SEC)
+        running.cancel()
+        await asyncio.wait({running}, timeout=LIMIT_SEC)
 
 
 @pytest.mark.local
@@ -85,7 +85,7 @@ async def test_a_run_is_told_paused_resumed_and_ended(live: Live) -> None:
     told = json.loads((await live.ctl("stop", "--json"))[1])
     assert [one["outcome"] for one in told["outcomes"]] == ["done"]
     async with asyncio.timeout(LIMIT_SEC):
-        results = await live.playing
+        results = await live.running
     assert results.exit_code == 130
     noted = [json.loads(line) for line in (live.path / "control.jsonl").read_text().splitlines()]
     assert [(line["verb"], line["outcome"]) for line in noted] == [(v, "done") for v in ("pause", "resume", "stop")]

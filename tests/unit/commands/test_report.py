@@ -19,7 +19,7 @@ from ares_exp.reports.run_payload import ShownRun
 from ares_exp.reports.written_report import in_order
 from ares_exp.runs.sweeps.sweep_report import SweepReport
 from tests.unit.commands.recorded import data_of, row, run_of
-from tests.unit.trajectories.chats import chat, with_answer
+from tests.unit.trajectories.chats import chat, with_response
 
 compare = partial(COMMANDS["compare"].main, program="ares-exp compare")
 
@@ -48,7 +48,7 @@ def test_the_file_stays_below_its_size_and_names_what_is_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     noise = os.urandom(240_000).hex()
-    episodes = [with_answer(chat(one.episode_id, one.task_name), LLMResponse.from_text(noise)) for one in ROWS]
+    episodes = [with_response(chat(one.episode_id, one.task_name), LLMResponse.from_text(noise)) for one in ROWS]
     run, out = run_of(tmp_path / "a run", ROWS, *episodes), tmp_path / "out.html"
     assert main([str(run), "-o", str(out), "--max-mb", "1"]) == 0
     payload, found = data_of(out)
@@ -73,7 +73,7 @@ def test_which_episodes(tmp_path: Path, which: str, ids: set[str]) -> None:
 
 
 def test_secrets_never_get_into_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    episode = with_answer(chat("easy-0", "easy"), LLMResponse.from_text("the key is swordfish-and-chips"))
+    episode = with_response(chat("easy-0", "easy"), LLMResponse.from_text("the key is swordfish-and-chips"))
     run = run_of(tmp_path / "run", ROWS[:1], episode)
     (run / "run.log").write_text("asked with swordfish-and-chips\n")
     monkeypatch.setenv("SOME_API_KEY", "swordfish-and-chips")
@@ -87,7 +87,7 @@ def test_redacted_paths_and_environment(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.setenv("TEAM_SERVER", "machine.example.org")
     text = f"see {tmp_path}/run/x and /home/someone/y and /home/other/z on machine.example.org\nSHELL_LEVEL=seventeen"
-    run = run_of(tmp_path / "run", ROWS[:1], with_answer(chat("easy-0", "easy"), LLMResponse.from_text(text)))
+    run = run_of(tmp_path / "run", ROWS[:1], with_response(chat("easy-0", "easy"), LLMResponse.from_text(text)))
     (run / "provenance.json").write_text(json.dumps({"hostname": "vm-17", "seed": 3}))
     out = tmp_path / "out.html"
     assert main([str(run), "-o", str(out), "--redact", "paths,env"]) == 0

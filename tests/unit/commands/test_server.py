@@ -37,8 +37,8 @@ class Visitor:
         own = "; ".join(f"{name}={value}" for name, value in self.cookie.items()) if cookie else ""
         sent = {name.replace("_", "-"): value for name, value in headers.items()} | ({"Cookie": own} if own else {})
         address = path if path.startswith("http") else self.root + path
-        async with self._session.request(method, address, headers=sent, allow_redirects=False) as answer:
-            return answer.status, await answer.text(), answer.headers
+        async with self._session.request(method, address, headers=sent, allow_redirects=False) as response:
+            return response.status, await response.text(), response.headers
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ async def test_pipes_and_broken_records_are_told_and_do_not_hang(visitor: Visito
     assert "unreadable" in listed[1]["summary"]["state"]
 
 
-async def test_a_step_that_is_written_is_in_the_next_answer(visitor: Visitor, folder: Path) -> None:
+async def test_a_step_that_is_written_is_in_the_next_response(visitor: Visitor, folder: Path) -> None:
     lines = [*dump_episode(chat("c-0", "c", length=6))]
     partial = folder / "first" / "trajectories" / "c-0.json"
     partial.write_text("".join(lines[:2]))

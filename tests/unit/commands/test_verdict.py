@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 
 from ares_exp.commands.task import _rewards
-from ares_exp.commands.task_runs import NOTHING, SOLUTION, Candidate, PlayedRun
+from ares_exp.commands.task_runs import NOTHING, SOLUTION, Candidate, CheckedRun
 from ares_exp.commands.task_verdict import Fault, TaskVerdict, _printed, judge
 from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome
 
 ERROR = ErrorInfo("AgentError", "ShellAgent failed: JSONDecodeError: Expecting value")
 
 
-def played(path: Path, *rewards: float | None, **fields: Any) -> PlayedRun:
+def ran(path: Path, *rewards: float | None, **fields: Any) -> CheckedRun:
     """A run whose attempts at the task have these rewards."""
     fields = {"outcome": Outcome.COMPLETED, **fields}
-    return PlayedRun(
+    return CheckedRun(
         path, {"t": [EpisodeResult(f"e{n}", "t", n, 0, reward=one, **fields) for n, one in enumerate(rewards)]}
     )
 
 
-def verdict(solution: PlayedRun, nothing: PlayedRun) -> TaskVerdict:
+def verdict(solution: CheckedRun, nothing: CheckedRun) -> TaskVerdict:
     return judge(Candidate(Path("t")), {SOLUTION: solution, NOTHING: nothing}, threshold=1.0)
 
 
@@ -37,14 +37,14 @@ def test_equal_rewards_are_written_together(rewards: list[float | None], shown: 
 
 @pytest.mark.parametrize("reward", [0.0, None])
 def test_a_solution_that_passes_only_some_attempts_is_flaky(tmp_path: Path, reward: float | None) -> None:
-    [problem] = verdict(played(tmp_path, reward, reward, 1.0, reward), played(tmp_path, 0.0)).problems
+    [problem] = verdict(ran(tmp_path, reward, reward, 1.0, reward), ran(tmp_path, 0.0)).problems
     assert problem.fault is Fault.FLAKY
     assert problem.message.startswith("the solution passes in 1 of 4 attempts; in another it has ")
     assert problem.episode == tmp_path / "e0"
 
 
 def test_one_that_never_passes_is_not(tmp_path: Path) -> None:
-    [problem] = verdict(played(tmp_path, 0.0, 0.0), played(tmp_path, 0.0)).problems
+    [problem] = verdict(ran(tmp_path, 0.0, 0.0), ran(tmp_path, 0.0)).problems
     assert (problem.fault, problem.message) == (
         Fault.SOLUTION_FAILS,
         "the solution has reward 0.00, and 1.00 would pass",
@@ -52,12 +52,12 @@ def test_one_that_never_passes_is_not(tmp_path: Path) -> None:
 
 
 def test_an_error_of_the_agent_is_not_one_of_the_tests(tmp_path: Path) -> None:
-    failed = played(tmp_path, None, outcome=Outcome.AGENT_ERROR, error=ERROR)
+    failed = ran(tmp_path, None, outcome=Outcome.AGENT_ERROR, error=ERROR)
     [problem] = verdict(failed, failed).problems
     assert problem.fault is Fault.AGENT_FAILS
     assert "the agent failed, so that the tests did not run" in problem.message
     assert problem.message.endswith("AgentError: ShellAgent failed: JSONDecodeError: Expecting value")
-    other = played(tmp_path, None, outcome=Outcome.VERIFIER_ERROR, error=ERROR)
+    other = ran(tmp_path, None, outcome=Outcome.VERIFIER_ERROR, error=ERROR)
     assert [one.fault for one in verdict(other, other).problems] == [Fault.SOLUTION_FAILS, Fault.TESTS_FAIL]
 
 

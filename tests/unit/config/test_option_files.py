@@ -34,7 +34,7 @@ PART = Part()
 
 
 class Policy:
-    """Answers."""
+    """Responses."""
 
     def __init__(
         self,

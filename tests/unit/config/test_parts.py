@@ -37,7 +37,7 @@ def make_agent(**given: Any) -> Any:
     return given
 
 
-async def answer(request: LLMRequest) -> LLMResponse:
+async def respond(request: LLMRequest) -> LLMResponse:
     return LLMResponse.from_text("yes")
 
 
@@ -103,9 +103,9 @@ def test_what_an_agent_factory_says_of_itself_counts() -> None:
 
 
 async def test_a_plain_client_is_a_policy() -> None:
-    policy = as_policy(answer)
+    policy = as_policy(respond)
     assert isinstance(policy, Policy)
-    assert name_of(policy) == "answer"
+    assert name_of(policy) == "respond"
     assert (policy.needs_solution, policy.seed_of("a", 0), policy.report([])) == (False, None, None)
     client = policy.for_episode(EpisodeSpec("a"))
     assert (await client(LLMRequest([]))).text == "yes"
@@ -169,7 +169,7 @@ class Failing(WithoutValue):
         (Failing(), True),
         (WithoutMethod(), False),
         (WithoutValue(), False),
-        (answer, False),
+        (respond, False),
     ],
 )
 def test_the_members_of_a_contract_are_found_in_the_class_or_in_the_part(part: object, has: bool) -> None:

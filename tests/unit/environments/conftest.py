@@ -15,7 +15,7 @@ from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.tasks.harbor_task import HarborTask, load_task
 from tests.unit.environments.steps import DOCKERFILE, FIRST, SECOND, TWO_STEPS, MakeSteps
 
-PASSES_WITH_ANSWER = (
+PASSES_WITH_RESPONSE = (
     '#!/bin/sh\nif [ "$(cat /answer 2>/dev/null)" = 42 ]; then r=1; else r=0; fi; echo $r > /logs/verifier/reward.txt\n'
 )
 
@@ -28,7 +28,7 @@ def make_task(tmp_path: Path) -> MakeTask:
     """Writes a task directory and loads it. By default the answer 42 in /answer is worth 1."""
 
     def make(
-        name: str = "task", *, test: str = PASSES_WITH_ANSWER, toml: str = "", solution: str | None = None
+        name: str = "task", *, test: str = PASSES_WITH_RESPONSE, toml: str = "", solution: str | None = None
     ) -> HarborTask:
         root = tmp_path / "tasks" / name
         for folder in ("environment", "tests", "solution"):

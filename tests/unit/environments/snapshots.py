@@ -1,4 +1,4 @@
-"""Shared by the tests of snapshots: agents from functions, episodes played to their end, and what was left running."""
+"""Shared by the tests of snapshots: agents from functions, episodes run to their end, and what was left running."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def last_message(env: Any) -> str:
     return str(env.time_step.observation.messages[-1]["content"])
 
 
-async def play_on(env: Any, replies: Sequence[LLMResponse]) -> Any:
+async def run_on(env: Any, replies: Sequence[LLMResponse]) -> Any:
     """Steps with the replies from where the environment is; returns the last time step."""
     for reply in replies[env.step_count :]:
         await env.step(reply)

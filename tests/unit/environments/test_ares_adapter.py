@@ -157,7 +157,7 @@ def rows(stub: Path) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.once
 @pytest.mark.parametrize("wrapper", ["async", pytest.param("sync", marks=pytest.mark.nightly)])
-def test_a_preset_is_played(stub: Path, wrapper: str) -> None:
+def test_a_preset_is_run(stub: Path, wrapper: str) -> None:
     done = run(stub, "policy=stub", "env.preset=echo@1/2", f"wrapper={wrapper}")
     assert done.returncode == 1, done.stderr
     found = rows(stub)
@@ -303,7 +303,7 @@ class Wrapped:
 
 
 def adapted(wrapped: Wrapped, **options: Any) -> AresEnvironment:
-    return AresEnvironment("p:0", make=lambda: wrapped, answer=lambda response: response.text, **options)
+    return AresEnvironment("p:0", make=lambda: wrapped, response=lambda response: response.text, **options)
 
 
 REPLY = LLMResponse.from_text("hi", usage=Usage(1, 1), cost=0.1)
@@ -348,7 +348,7 @@ async def test_limits_of_the_run_truncate_without_a_reward(limits: EpisodeLimits
         await env.step(REPLY)
 
 
-async def test_no_answer_in_time() -> None:
+async def test_no_response_in_time() -> None:
     env = LimitedEnvironment(adapted(Wrapped()), EpisodeLimits())
     await env.reset()
     assert (await env.step(None)).discount == 1.0

@@ -202,7 +202,7 @@ async def test_the_agent_time_limit_kills_its_command_and_verifies(make_environm
     assert (last.reward, last.discount, env.truncated_by) == (1.0, 1.0, "time")
 
 
-async def test_an_answer_after_the_time_limit_is_not_applied(make_environment: Any) -> None:
+async def test_a_response_after_the_time_limit_is_not_applied(make_environment: Any) -> None:
     env = make_environment(limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=1.0)))
     await env.reset()
     await asyncio.sleep(1.1)
@@ -223,7 +223,7 @@ async def test_a_missing_workdir_is_found_before_the_first_step(make_environment
         await env.reset()
 
 
-async def test_no_answer_in_time_truncates_and_verifies(make_environment: Any) -> None:
+async def test_no_response_in_time_truncates_and_verifies(make_environment: Any) -> None:
     env = make_environment(limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=30.0)))
     await env.reset()
     assert 20 < env.time_left_sec <= 30
@@ -525,7 +525,7 @@ async def test_the_solution_runs_under_the_agent_limit_with_its_own_variables(
 
     monkeypatch.setenv("THE_ANSWER", "42")
     task = make_task(
-        toml='[solution.env]\nANSWER = "${THE_ANSWER}"\n', solution='#!/bin/sh\nsleep 1\necho "$ANSWER" > /answer\n'
+        toml='[solution.env]\nRESPONSE = "${THE_ANSWER}"\n', solution='#!/bin/sh\nsleep 1\necho "$ANSWER" > /answer\n'
     )
     env = make_environment(
         task, agent=ShellAgentFactory(command_timeout_sec=0.2), provide_solution=True, output_dir=tmp_path / "out"
@@ -537,7 +537,7 @@ async def test_the_solution_runs_under_the_agent_limit_with_its_own_variables(
     assert (tmp_path / "out" / "verifier" / "reward.txt").read_text().strip() == "1"
 
 
-async def test_what_is_no_answer_changes_nothing(make_environment: Any) -> None:
+async def test_what_is_no_response_changes_nothing(make_environment: Any) -> None:
     env = make_environment()
     await env.reset()
     with pytest.raises(TypeError, match="given an LLMResponse, got str"):

@@ -23,10 +23,10 @@ from ares_exp.rollout import run_episode
 from ares_exp.runs.resume.resumable_policy import ResumablePolicy
 from ares_exp.runs.running_episode import RunningEpisode
 from ares_exp.runs.scheduler import PlannedEpisode
-from ares_exp.trajectories.answer_log import LoggedEpisode, logged_episodes
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector
-from ares_exp.trajectories.recorded_responses import answers
+from ares_exp.trajectories.recorded_responses import responses
+from ares_exp.trajectories.response_log import LoggedEpisode, logged_episodes
 from ares_exp.wrappers.async_gym import drive_async_gym
 from ares_exp.wrappers.gym_in_thread import drive_sync_gym
 from tests.unit.runs.resume.logs import log_in
@@ -63,7 +63,7 @@ def agent_factory(run_agent: Any) -> Any:
 
 @dataclass
 class Model:
-    """A policy that may be asked for several answers at once: what it does with each request is chosen by its text.
+    """A policy that may be asked for several responses at once: what it does with each request is chosen by its text.
 
     Attributes:
         asked: What it was asked, in order.
@@ -112,7 +112,7 @@ async def backwards(model: Model, text: str) -> None:
 
 
 async def at_once(model: Model, text: str) -> None:
-    """Answers."""
+    """Responses."""
 
 
 heard: dict[str, str] = {}
@@ -172,7 +172,7 @@ async def test_a_policy_that_does_not_say_so_is_asked_one_after_the_other(make_e
     assert (model.at_once, model.asked, observed(env)) == (1, [*"abcde"], IN_ORDER)
 
 
-async def test_what_is_asked_while_another_answer_is_awaited_is_asked_at_once(make_environment: Any) -> None:
+async def test_what_is_asked_while_another_response_is_awaited_is_asked_at_once(make_environment: Any) -> None:
     """Two conversations with commands between their calls: neither waits for the other's answer."""
 
     async def two_conversations(container: Any, llm: Any) -> None:
@@ -249,7 +249,7 @@ async def test_a_failure_is_raised_in_its_turn(make_environment: Any) -> None:
             await model.until(lambda: len(model.asked) == 5)
         if text == "b":
             refusal = RefusalError("b is refused")
-            refusal.answer = LLMResponse.from_text("no", cost=0.5)
+            refusal.response = LLMResponse.from_text("no", cost=0.5)
             raise refusal
         if text == "c":
             raise SystemExit(3)
@@ -318,10 +318,10 @@ async def _tell_now_and_then(model: Model) -> None:
         await model.tell()
 
 
-async def play(env: CodeEnvironment, model: Model, folder: Path, **earlier: Any) -> tuple[list[str], EpisodeEvents]:
-    """Plays an episode with a log of answers; returns what was asked, in order."""
+async def execute(env: CodeEnvironment, model: Model, folder: Path, **earlier: Any) -> tuple[list[str], EpisodeEvents]:
+    """Runs an episode with a log of responses; returns what was asked, in order."""
     events = EpisodeEvents()
-    log = log_in(folder / "answers", EPISODE)
+    log = log_in(folder / "responses", EPISODE)
     log.start(earlier.get("earlier", ()), earlier.get("ahead", ()))
     await run_episode(env, ResumablePolicy(model, log, events=events, **earlier), events)
     return model.asked, events
@@ -340,33 +340,33 @@ async def killed_at(folder: Path, env: CodeEnvironment, applied: int) -> LoggedE
             reached.set()
             await asyncio.Event().wait()
 
-    playing = asyncio.create_task(play(env, Model(stuck), folder))
+    running = asyncio.create_task(execute(env, Model(stuck), folder))
     await reached.wait()
-    [log] = logged_episodes(folder / "answers")
-    playing.cancel()
-    await asyncio.wait({playing})
+    [log] = logged_episodes(folder / "responses")
+    running.cancel()
+    await asyncio.wait({running})
     return log
 
 
 @pytest.mark.parametrize("applied", [0, 2])
-async def test_answers_whose_turn_had_not_come_are_not_paid_for_again(
+async def test_responses_whose_turn_had_not_come_are_not_paid_for_again(
     make_environment: Any, make_task: Any, tmp_path: Path, applied: int
 ) -> None:
     agent, task = agent_factory(five), make_task()
     log = await killed_at(tmp_path, make_environment(task, agent=agent), applied)
-    assert [answer.text for answer in answers(log.exchanges)] == [*"ABCDE"[:applied]]
-    assert sorted(answer.text for answer in answers(log.ahead)) == [*"ABCDE"[applied + 1 :]]
+    assert [response.text for response in responses(log.exchanges)] == [*"ABCDE"[:applied]]
+    assert sorted(response.text for response in responses(log.ahead)) == [*"ABCDE"[applied + 1 :]]
     heard.clear()
     env = TrajectoryCollectingEnvironment(make_environment(task, agent=agent), EpisodeCollector())
-    asked, events = await play(env, Model(at_once), tmp_path, earlier=log.exchanges, ahead=log.ahead)  # type: ignore[arg-type]
+    asked, events = await execute(env, Model(at_once), tmp_path, earlier=log.exchanges, ahead=log.ahead)  # type: ignore[arg-type]
     assert (asked, observed(env), heard) == ([*"abcde"[applied]], IN_ORDER, dict(IN_ORDER))
     assert (events.usage.num_steps, events.usage.cost) == (5, 5.0)
-    [again] = logged_episodes(tmp_path / "answers")
-    assert [answer.text for answer in answers(again.exchanges)] == [*"ABCDE"]
+    [again] = logged_episodes(tmp_path / "responses")
+    assert [response.text for response in responses(again.exchanges)] == [*"ABCDE"]
     assert (again.ahead, len(again.ahead_taken_over)) == ((), 4 - applied)
 
 
-async def test_a_snapshot_between_their_answers_goes_on_with_all_of_them(
+async def test_a_snapshot_between_their_responses_goes_on_with_all_of_them(
     make_environment: Any, store: Path, restore: Any
 ) -> None:
     agent = agent_factory(five)

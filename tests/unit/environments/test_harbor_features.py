@@ -1,4 +1,4 @@
-"""What a Harbor task asks for around its agent, played through the environment in the local sandbox."""
+"""What a Harbor task asks for around its agent, run through the environment in the local sandbox."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONVERSATION = json.dumps(
         "steps": [
             {"step_id": 1, "source": "system", "message": "Be brief."},
             {"step_id": 2, "source": "user", "message": "What is asked?"},
-            {"step_id": 3, "source": "agent", "message": "The answer."},
+            {"step_id": 3, "source": "agent", "message": "The response."},
         ],
     }
 )
@@ -64,7 +64,7 @@ async def test_a_conversation_and_skills_come_with_the_task(
     toml = "[environment]\nskills_dir = '/skills'\n"
     env = make_environment(make(toml, **{"environment/Dockerfile": SKILLS, "trajectory.json": CONVERSATION}))
     first = await env.reset()
-    assert conversation(env)[:2] == [("user", "What is asked?"), ("assistant", "The answer.")]
+    assert conversation(env)[:2] == [("user", "What is asked?"), ("assistant", "The response.")]
     role, told = conversation(env)[2]
     assert role == "user"
     assert "<task>\nGo on.\n</task>" in told
@@ -100,7 +100,7 @@ async def test_the_conversation_is_for_the_agent_of_the_first_step(
     assert (await again.step(SUBMIT)).reward == 1.0
 
 
-async def test_the_solution_is_played_without_it(make_environment: Any, make: Make) -> None:
+async def test_the_solution_is_run_without_it(make_environment: Any, make: Make) -> None:
     task = make("", **{"trajectory.json": "broken", "solution/solve.sh": "#!/bin/sh\n"})
     env = make_environment(task, provide_solution=True)
     await env.reset()

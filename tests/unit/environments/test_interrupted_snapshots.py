@@ -33,7 +33,7 @@ from ares_exp.trajectories.collector import EpisodeCollector
 
 pytestmark = pytest.mark.local
 
-ANSWER = LLMResponse.from_text("Go on.")
+RESPONSE = LLMResponse.from_text("Go on.")
 
 
 class AskingAgent:
@@ -99,7 +99,7 @@ def odd_state(*, container: Any, llm_client: Any) -> OddState:
 async def exported(env: CodeEnvironment, store: Path, *, steps: int = 0) -> EnvironmentSnapshot:
     await env.reset()
     for _ in range(steps):
-        await env.step(ANSWER)
+        await env.step(RESPONSE)
     snapshot = await env.export_state(store, snapshot_id="one")
     await env.close()
     return snapshot
@@ -144,7 +144,7 @@ async def test_closing_while_an_episode_is_restored_starts_nothing(make_environm
 async def test_closing_during_a_step_is_told_as_that(make_environment: Any) -> None:
     env = make_environment(agent=working)
     await env.reset()
-    stepping = asyncio.create_task(env.step(ANSWER))
+    stepping = asyncio.create_task(env.step(RESPONSE))
     await asyncio.sleep(0)
     await env.close()
     with pytest.raises(EpisodeStateError, match="closed while"):
@@ -165,7 +165,7 @@ async def test_a_cancelled_fork_leaves_no_directory(
     with pytest.raises(asyncio.CancelledError):
         await forking
     assert not list(temporary.iterdir())
-    assert (await env.step(ANSWER)).step_type == "MID"
+    assert (await env.step(RESPONSE)).step_type == "MID"
 
 
 async def test_each_fork_has_its_own_place_for_the_verifiers_files(make_environment: Any, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ async def test_a_state_that_could_not_be_read_again_is_refused(
     await env.reset()
     with pytest.raises(SnapshotUnsupportedError, match="The state of OddState"):
         await env.export_state(tmp_path / "store")
-    assert (await env.step(ANSWER)).step_type == "MID"
+    assert (await env.step(RESPONSE)).step_type == "MID"
 
 
 async def test_an_edit_changes_nothing_of_what_was_shown_before(make_environment: Any, tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ async def test_an_edit_changes_nothing_of_what_was_shown_before(make_environment
     async with going_on(snapshot, edits=[MessageEdit("replace", 0, "Otherwise.", 2)]) as env:
         await env.reset()
         again = await env.export_state(tmp_path / "store")
-        await env.step(ANSWER)
+        await env.step(RESPONSE)
         assert _shown(env) == ["Write 42 to /answer.\n", "Write 42 to /answer.\n", "Otherwise.", "Otherwise."]
         async with going_on(again) as later:
             await later.reset()
@@ -208,8 +208,8 @@ async def test_how_long_the_policy_had_thought_before_is_not_known(make_environm
     async with going_on(snapshot) as env:
         await env.reset()
         collecting = TrajectoryCollectingEnvironment(env, EpisodeCollector())
-        await collecting.step(ANSWER)
-        await collecting.step(ANSWER)
+        await collecting.step(RESPONSE)
+        await collecting.step(RESPONSE)
         await collecting.close()
     assert collecting.trajectory is not None
     seconds = [step.policy_sec for step in collecting.trajectory.steps]
@@ -221,7 +221,7 @@ async def test_time_that_is_granted_is_not_the_policys(make_environment: Any) ->
     env = make_environment(agent=asking)
     await env.reset()
     env.grant_time(1000.0)
-    await env.step(ANSWER)
+    await env.step(RESPONSE)
     assert env.past_steps[-1].policy_sec < 0  # by the 1000 s that were not spent
 
 

@@ -19,7 +19,7 @@ from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnv
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
 from ares_exp.trajectories.records import serialize_llm_response
 
-ANSWER = LLMResponse.from_text("on", usage=Usage(6, 4), cost=0.25)
+RESPONSE = LLMResponse.from_text("on", usage=Usage(6, 4), cost=0.25)
 
 
 class Endless:
@@ -52,7 +52,7 @@ class Scoring(Endless):
 
 
 class Timed(Endless):
-    """Keeps a time limit by itself, and ends when there is no answer."""
+    """Keeps a time limit by itself, and ends when there is no response."""
 
     time_left_sec = 0.01
 
@@ -66,11 +66,11 @@ def limits(agent_sec: float | None = None, **more: Any) -> EpisodeLimits:
     return EpisodeLimits(time=TimeLimits(agent_timeout_sec=agent_sec), **more)
 
 
-async def play(env: LimitedEnvironment, steps: int) -> TimeStep[Any]:
+async def execute(env: LimitedEnvironment, steps: int) -> TimeStep[Any]:
     time_step = await env.reset()
     for _ in range(steps):
         assert not time_step.last()
-        time_step = await env.step(ANSWER)
+        time_step = await env.step(RESPONSE)
     return time_step
 
 
@@ -81,12 +81,12 @@ async def play(env: LimitedEnvironment, steps: int) -> TimeStep[Any]:
 async def test_one_that_knows_of_no_limits_obeys_them(limit: EpisodeLimits, steps: int, name: str) -> None:
     inner = Endless()
     env = LimitedEnvironment(inner, limit)
-    assert await play(env, steps) == TimeStep("LAST", None, 1.0, f"step {steps}")
+    assert await execute(env, steps) == TimeStep("LAST", None, 1.0, f"step {steps}")
     assert (env.report().truncated_by, env.step_count, inner.closed) == (name, steps, 1)
     assert "Endless has no `truncate(limit)`" in (env.report().note or "")
     with pytest.raises(EpisodeStateError, match="has ended its episode"):
-        await env.step(ANSWER)
-    assert await play(env, steps) == env.time_step, "the next episode has all of it again"
+        await env.step(RESPONSE)
+    assert await execute(env, steps) == env.time_step, "the next episode has all of it again"
 
 
 async def test_finishing_on_the_step_that_reaches_a_limit_is_termination() -> None:
@@ -95,24 +95,24 @@ async def test_finishing_on_the_step_that_reaches_a_limit_is_termination() -> No
             return TimeStep("LAST", 1.0, 0.0, None)
 
     env = LimitedEnvironment(Short(), limits(steps=1))
-    assert await play(env, 1) == TimeStep("LAST", 1.0, 0.0, None)
+    assert await execute(env, 1) == TimeStep("LAST", 1.0, 0.0, None)
     assert env.report() == EpisodeReport()
     with pytest.raises(EpisodeStateError, match="has ended its episode"):
-        await env.step(ANSWER)
+        await env.step(RESPONSE)
 
 
 async def test_one_that_can_end_is_asked_to_and_scored() -> None:
     env = LimitedEnvironment(Scoring(), limits(steps=2, cost=0.75))
-    assert await play(env, 2) == truncation(0.2)
+    assert await execute(env, 2) == truncation(0.2)
     assert (env.report().truncated_by, env.report().note) == ("steps", None)
     unable = LimitedEnvironment(Scoring(), limits(cost=0.25))
-    assert await play(unable, 1) == TimeStep("LAST", None, 1.0, "step 1"), "it says that it cannot"
+    assert await execute(unable, 1) == TimeStep("LAST", None, 1.0, "step 1"), "it says that it cannot"
 
 
 async def test_what_an_episode_has_used_before_counts_once() -> None:
     env = LimitedEnvironment(Endless(), limits(steps=3), used=EpisodeUsage(num_steps=2))
-    assert (await play(env, 1)).last()
-    assert (await play(env, 3)).last()
+    assert (await execute(env, 1)).last()
+    assert (await execute(env, 3)).last()
 
 
 async def test_an_environment_that_keeps_the_limits_stays_as_it_is() -> None:
@@ -148,20 +148,20 @@ async def test_time_that_is_up_in_the_middle_of_a_step_ends_the_episode() -> Non
     env = LimitedEnvironment(inner, limits(0.05))
     await env.reset()
     inner.stuck = True
-    last = await asyncio.wait_for(env.step(ANSWER), 30)
+    last = await asyncio.wait_for(env.step(RESPONSE), 30)
     assert (last, inner.closed) == (TimeStep("LAST", None, 1.0, "step 0"), 1), "nobody knows in what state it is"
 
 
-async def test_an_answer_after_the_time_limit_is_not_applied() -> None:
+async def test_a_response_after_the_time_limit_is_not_applied() -> None:
     inner = Scoring()
     env = LimitedEnvironment(inner, limits(0.02))
     await env.reset()
     await asyncio.sleep(0.03)
-    assert (await env.step(ANSWER), inner.actions) == (truncation(0.0), [])
+    assert (await env.step(RESPONSE), inner.actions) == (truncation(0.0), [])
 
 
 @pytest.mark.parametrize("wrap", [lambda env: env, EnvironmentWrapper], ids=["bare", "wrapped"])
-async def test_one_that_keeps_time_by_itself_is_told_that_there_is_no_answer(wrap: Any) -> None:
+async def test_one_that_keeps_time_by_itself_is_told_that_there_is_no_response(wrap: Any) -> None:
     async def policy(request: Any) -> LLMResponse:
         await asyncio.Event().wait()
         raise AssertionError
@@ -180,7 +180,7 @@ async def test_its_trajectory_has_the_limit_and_the_rewards_that_were_given(give
     env = TrajectoryCollectingEnvironment(LimitedEnvironment(Giving(), limits(steps=3)), collector)
     time_step = await env.reset()
     while not time_step.last():
-        time_step = await env.step(ANSWER)
+        time_step = await env.step(RESPONSE)
     assert env.trajectory is not None
     episode = env.trajectory
     assert (episode.outcome, episode.truncated, episode.limit, episode.total_reward) == (
@@ -190,4 +190,4 @@ async def test_its_trajectory_has_the_limit_and_the_rewards_that_were_given(give
         total,
     )
     assert (episode.task_name, episode.num_steps) == ("Giving", 4)
-    assert episode.steps[-1].action == serialize_llm_response(ANSWER)
+    assert episode.steps[-1].action == serialize_llm_response(RESPONSE)

@@ -40,7 +40,7 @@ async def test_stages_follow_each_other_in_one_container(
 
 
 @pytest.mark.parametrize(
-    ("toml", "wrote", "reward", "played"),
+    ("toml", "wrote", "reward", "ran"),
     [
         ("multi_step_reward_strategy = 'final'\n" + TWO_STEPS, "one", 0.5, 2),
         (TWO_STEPS.replace("'one'", "'one'\nmin_reward = 1"), "one", 0.75, 2),
@@ -50,15 +50,15 @@ async def test_stages_follow_each_other_in_one_container(
     ],
 )
 async def test_what_stages_are_worth(
-    make_environment: Any, make_steps: MakeSteps, toml: str, wrote: str, reward: float, played: int
+    make_environment: Any, make_steps: MakeSteps, toml: str, wrote: str, reward: float, ran: int
 ) -> None:
     env = make_environment(make_steps(toml))
     await env.reset()
     await env.step(run(f"echo {wrote} > /work/log"))
     step = await env.step(SUBMIT)
-    if played == 2:
+    if ran == 2:
         step = await env.step(SUBMIT)
-    assert (step.step_type, step.reward, len(env.report().stages)) == ("LAST", reward, played)
+    assert (step.step_type, step.reward, len(env.report().stages)) == ("LAST", reward, ran)
 
 
 async def test_the_oracle_solves_every_stage(make_environment: Any, make_steps: MakeSteps) -> None:

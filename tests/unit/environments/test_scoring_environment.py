@@ -169,7 +169,7 @@ async def test_a_restored_episode_is_scored_whole(make_environment: Any, make_ta
 
 
 class Counting:
-    """An environment with three methods: three answers, or as many as there are; no container, no truncation."""
+    """An environment with three methods: three responses, or as many as there are; no container, no truncation."""
 
     def __init__(self, reward: float = 0.25) -> None:
         self.reward, self.steps = reward, 0
@@ -199,7 +199,7 @@ async def test_an_environment_of_ones_own_without_a_container() -> None:
         last = await env.step(ONE)
     assert (last.reward, env.report().rewards) == (1.5, {"reward": 0.25, "x": 1.0, "x.more": 7.0})
     [(episode, container)] = seen
-    assert (container, episode.instruction, episode.answers) == (None, "Count.", ("one",) * 3)
+    assert (container, episode.instruction, episode.responses) == (None, "Count.", ("one",) * 3)
 
 
 @pytest.mark.parametrize(("weight", "reward"), [(1.0, None), (0.0, 0.5)])

@@ -31,8 +31,8 @@ from tests.unit.environments.snapshots import (
     agent_of,
     ask,
     last_message,
-    play_on,
     run,
+    run_on,
     running_boxes,
     say,
     without_clocks,
@@ -70,7 +70,7 @@ async def test_the_same_from_every_step(make_environment: Any, restore: Restore,
     assert env.trajectory.total_reward == 1.0
     for step in range(len(REPLIES)):
         again = TrajectoryCollectingEnvironment(await restore(store / f"{step}"), EpisodeCollector())
-        await play_on(again, REPLIES)
+        await run_on(again, REPLIES)
         assert again.trajectory is not None
         assert without_clocks(again.trajectory) == without_clocks(env.trajectory), step
 
@@ -114,7 +114,7 @@ async def test_the_thorough_agent_goes_on(make_environment: Any, restore: Restor
         await env.step(say(reply))
         again = await restore(await env.export_state(store), code_agent_factory=agents)
         assert again.time_step == env.time_step
-    assert (await play_on(again, [say("done")] * 4)).reward == 1.0
+    assert (await run_on(again, [say("done")] * 4)).reward == 1.0
 
 
 async def test_the_rest_of_its_time_is_what_it_had(make_environment: Any, restore: Restore, store: Path) -> None:
@@ -293,7 +293,7 @@ async def test_the_oracle_goes_on(
 ) -> None:
     monkeypatch.setenv("THE_ANSWER", "42")
     solution = '#!/bin/sh\nsleep 0.5\necho "$ANSWER" > /answer\n'
-    task = make_task(toml='[solution.env]\nANSWER = "${THE_ANSWER}"\n', solution=solution)
+    task = make_task(toml='[solution.env]\nRESPONSE = "${THE_ANSWER}"\n', solution=solution)
     env = make_environment(task, agent=ShellAgentFactory(command_timeout_sec=0.2), provide_solution=True)
     await env.reset()
     snapshot = await env.export_state(store)
@@ -307,7 +307,7 @@ async def test_the_oracle_goes_on(
     assert again.time_step.reward == 1.0  # type: ignore[union-attr]
 
 
-async def test_after_it_a_restored_environment_plays_other_episodes(
+async def test_after_it_a_restored_environment_runs_other_episodes(
     make_environment: Any, restore: Restore, store: Path
 ) -> None:
     env = make_environment()

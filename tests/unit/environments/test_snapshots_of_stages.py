@@ -82,9 +82,9 @@ async def test_forks_draw_other_values_also_in_later_stages(make_environment: An
     assert len(drawn) == 2
 
 
-@pytest.mark.parametrize(("answer", "answers"), [(say("too late"), 1), (None, 0)])
-async def test_a_stage_that_ends_without_an_answer_in_time_counts_its_step(
-    make_environment: Any, make_steps: MakeSteps, restore: Restore, store: Path, answer: Any, answers: int
+@pytest.mark.parametrize(("response", "responses"), [(say("too late"), 1), (None, 0)])
+async def test_a_stage_that_ends_without_a_response_in_time_counts_its_step(
+    make_environment: Any, make_steps: MakeSteps, restore: Restore, store: Path, response: Any, responses: int
 ) -> None:
     toml = "[agent]\ntimeout_sec = 0.3\n" + TWO_STEPS + "[steps.agent]\ntimeout_sec = 60\n"
     env = make_environment(make_steps(toml, files={"steps/one/tests/test.sh": PASSES}))
@@ -93,13 +93,13 @@ async def test_a_stage_that_ends_without_an_answer_in_time_counts_its_step(
         while env.time_left_sec:  # noqa: ASYNC110  # that the time is up is what it waits for
             await asyncio.sleep(0.01)
     await asyncio.sleep(0)
-    step = await env.step(answer)
+    step = await env.step(response)
     assert (step.step_type, env.step_count) == ("MID", 1)
     snapshot = await env.export_state(store)
-    assert snapshot.step_count - EpisodeFacts(snapshot).unanswered == answers
+    assert snapshot.step_count - EpisodeFacts(snapshot).unanswered == responses
     again = await restore(snapshot)
     assert again.step_count == 1
-    assert [past.action for past in again.past_steps] == [None, answer]
+    assert [past.action for past in again.past_steps] == [None, response]
 
 
 async def test_a_broken_journal_of_a_stage_that_is_over(

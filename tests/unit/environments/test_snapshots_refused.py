@@ -287,10 +287,10 @@ def change_somewhere(data: st.DataObject, target: Any) -> None:
         target = target[key]
 
 
-def play_one_step(snapshot: Path) -> None:
+def run_one_step(snapshot: Path) -> None:
     """Restores it, if it is fit to be, and takes a step; nothing else than an error of snapshots may be raised."""
 
-    async def play() -> None:
+    async def execute() -> None:
         try:
             env = await CodeEnvironment.load_from_state(snapshot)
         except SnapshotError:
@@ -300,7 +300,7 @@ def play_one_step(snapshot: Path) -> None:
                 await env.step(run("true"))
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
-    asyncio.run(play())
+    asyncio.run(execute())
 
 
 @pytest.fixture
@@ -316,7 +316,7 @@ def test_any_episode_table(stored: tuple[Path, bytes], data: st.DataObject) -> N
     (snapshot / "snapshot.json").write_bytes(content)
     before = running_boxes()
     edit(snapshot, lambda metadata: change_somewhere(data, metadata["episode"]))
-    play_one_step(snapshot)
+    run_one_step(snapshot)
     assert running_boxes() == before
 
 
@@ -327,7 +327,7 @@ def test_any_metadata(stored: tuple[Path, bytes], data: st.DataObject) -> None:
     (snapshot / "snapshot.json").write_bytes(content)
     before = running_boxes()
     edit(snapshot, lambda metadata: change_somewhere(data, metadata))
-    play_one_step(snapshot)
+    run_one_step(snapshot)
     assert running_boxes() == before
 
 
@@ -343,7 +343,7 @@ def test_any_journal(stored: tuple[Path, bytes], data: st.DataObject) -> None:
     metadata["journal"] = objects.put_lines([json.dumps(line).encode() for line in lines])
     (snapshot / "snapshot.json").write_text(json.dumps(sealed(metadata)))
     before = running_boxes()
-    play_one_step(snapshot)
+    run_one_step(snapshot)
     assert running_boxes() == before
 
 

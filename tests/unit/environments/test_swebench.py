@@ -45,7 +45,7 @@ def context(tmp_path_factory: pytest.TempPathFactory, repository: Repository) ->
 
 
 class Player:
-    """Plays rows."""
+    """Runs rows."""
 
     def __init__(self, folder: Path, repository: Repository) -> None:
         self.output = folder / "output"
@@ -73,7 +73,7 @@ class Player:
         self._made.append(source.make(name, parts))
         return self._made[-1]
 
-    async def play(self, *commands: str, **options: Any) -> dict[str, float]:
+    async def execute(self, *commands: str, **options: Any) -> dict[str, float]:
         """The rewards for these commands."""
         environment = await self.environment(**options)
         await environment.reset()
@@ -117,7 +117,7 @@ async def player(
 
 @pytest.mark.local
 async def test_resolved(player: Player) -> None:
-    assert await player.play(FIX) == {"reward": 1.0, "f2p": 1.0, "p2p": 1.0}
+    assert await player.execute(FIX) == {"reward": 1.0, "f2p": 1.0, "p2p": 1.0}
     assert player.report["resolved"] is True
     assert player.report["grader"].startswith("swebench 5")
     assert "test_add (tests.test_calc.Tests.test_add) ... ok" in player.log
@@ -145,12 +145,12 @@ async def test_resolved(player: Player) -> None:
 async def test_what_counts_is_what_the_tests_say(
     player: Player, command: str, rewards: tuple[float, float, float]
 ) -> None:
-    assert await player.play(command) == dict(zip(("reward", "f2p", "p2p"), rewards, strict=True))
+    assert await player.execute(command) == dict(zip(("reward", "f2p", "p2p"), rewards, strict=True))
 
 
 @pytest.mark.local
 async def test_code_that_does_not_run_resolves_nothing(player: Player) -> None:
-    assert await player.play("echo 'def broken(' >> calc.py") == {"reward": 0.0, "f2p": 0.0, "p2p": 0.0}
+    assert await player.execute("echo 'def broken(' >> calc.py") == {"reward": 0.0, "f2p": 0.0, "p2p": 0.0}
     assert "SyntaxError" in player.log
 
 
@@ -167,7 +167,7 @@ async def test_code_that_does_not_run_resolves_nothing(player: Player) -> None:
     ],
 )
 async def test_what_cannot_be_graded_is_unresolved_and_says_why(player: Player, command: str, told: str) -> None:
-    assert (await player.play(command))["reward"] == 0.0
+    assert (await player.execute(command))["reward"] == 0.0
     assert told in player.report["reason"]
     assert player.note == player.report["reason"]
 
@@ -187,7 +187,7 @@ async def test_an_episode_is_not_graded_by_the_patch_of_the_one_before(player: P
 async def test_tests_that_do_not_end_are_an_error_and_their_log_is_kept(player: Player) -> None:
     slow = "printf 'import time\\nprint(\"waiting\", flush=True)\\ntime.sleep(1000)\\n' > calc.py"
     with pytest.raises(VerifierTimeoutError, match=r"env\.test_timeout_sec=1 s"):
-        await player.play(slow, test_timeout_sec=1)
+        await player.execute(slow, test_timeout_sec=1)
     assert "waiting" in player.log
     assert player.report["resolved"] is False
 
@@ -196,7 +196,7 @@ async def test_tests_that_do_not_end_are_an_error_and_their_log_is_kept(player: 
 async def test_a_row_whose_test_patch_does_not_fit_is_an_error(player: Player, repository: Repository) -> None:
     patch = make_row(*repository)["test_patch"].replace("test_double", "test_other")
     with pytest.raises(VerifierError, match="does not fit its base commit"):
-        await player.play(FIX, columns={"test_patch": patch})
+        await player.execute(FIX, columns={"test_patch": patch})
 
 
 @pytest.mark.local
@@ -222,7 +222,7 @@ def test_the_instruction_has_hints_if_wanted(player: Player) -> None:
         assert ("It subtracts." in instruction) is told
 
 
-def test_the_digest_tells_how_it_is_played(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_digest_tells_how_it_is_run(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
     def digest(**options: Any) -> str:
         source = player.source(**options)
         source.load(print)
@@ -262,7 +262,7 @@ def test_agents_without_a_network_are_asked_for_by_phase(player: Player) -> None
         ({"patch": ""}, "expected a fix"),
     ],
 )
-def test_rows_that_cannot_be_played_are_refused_by_name(player: Player, columns: dict[str, Any], told: str) -> None:
+def test_rows_that_cannot_be_run_are_refused_by_name(player: Player, columns: dict[str, Any], told: str) -> None:
     refused(player, told, columns=columns)
 
 

@@ -14,7 +14,7 @@ from ares_exp.environment import Environment, TimeStep, truncation
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.twenty_questions.environment import TwentyQuestionsEnvironment
 from ares_exp.environments.twenty_questions.game_oracle import FactsOracle, Oracle, load_objects
-from ares_exp.errors import ConfigError, EndpointTimeoutError, EpisodeStateError, OracleAnswerError, PreflightError
+from ares_exp.errors import ConfigError, EndpointTimeoutError, EpisodeStateError, OracleResponseError, PreflightError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.policies.oracle import OraclePolicy
@@ -314,7 +314,7 @@ async def test_an_oracle_that_fails_is_neither_the_policys_fault_nor_a_reward(
     collector = MemoryTrajectoryCollector()
     env = TrajectoryCollectingEnvironment(game(failing(*answers), output_dir=tmp_path), collector)
     await env.reset(options=CAT)
-    with pytest.raises(OracleAnswerError, match=says):
+    with pytest.raises(OracleResponseError, match=says):
         await env.step(say("Is it alive?"))
     assert env.trajectory is not None
     assert env.trajectory.outcome == Outcome.VERIFIER_ERROR
@@ -328,7 +328,7 @@ async def test_an_oracle_that_takes_too_long() -> None:
     waiting = Waiting()
     env = game(Oracle(waiting, timeout_sec=0.01))
     await env.reset(options=CAT)
-    with pytest.raises(OracleAnswerError, match=r"within its limit of 0.01 s \(`env.oracle_timeout_sec`\)"):
+    with pytest.raises(OracleResponseError, match=r"within its limit of 0.01 s \(`env.oracle_timeout_sec`\)"):
         await env.step(say("Is it alive?"))
     assert waiting.cancelled
 
@@ -339,10 +339,10 @@ async def test_an_oracle_that_answers_with_something_else() -> None:
 
     env = game(answers_with_text)
     await env.reset(options=CAT)
-    with pytest.raises(OracleAnswerError, match="Expected the oracle to answer with an LLMResponse, got 'yes'"):
+    with pytest.raises(OracleResponseError, match="Expected the oracle to answer with an LLMResponse, got 'yes'"):
         await env.step(say("Is it alive?"))
     env = game(ScriptedPolicy(replies={"dog": ["yes"]}))
-    with pytest.raises(OracleAnswerError, match=r"task 'cat' in env\.oracle\.replies"):
+    with pytest.raises(OracleResponseError, match=r"task 'cat' in env\.oracle\.replies"):
         await env.reset(options=CAT)
 
 
@@ -368,13 +368,13 @@ async def test_the_oracle_is_asked_where_it_was_opened() -> None:
     oracle = Oracle(Noting())
     await oracle.open()
 
-    def play() -> str:
+    def execute() -> str:
         with wrap_as_gym(game(oracle)) as gym:
             gym.reset(options=CAT)
             observation, *_ = gym.step(say("Is it alive?"))
             return str(observation.messages[-1]["content"])
 
-    assert await asyncio.to_thread(play) == "Yes. (19 left)"
+    assert await asyncio.to_thread(execute) == "Yes. (19 left)"
     assert set(loops) == {asyncio.get_running_loop()}
     assert len(loops) == 2
     await oracle.close()
@@ -384,12 +384,12 @@ def test_the_oracle_answers_after_the_loop_where_it_was_opened_is_gone() -> None
     oracle = Oracle(FACTS)
     asyncio.run(oracle.open())
 
-    async def play() -> str:
+    async def execute() -> str:
         async with game(oracle) as env:
             await env.reset(options=CAT)
             return last_said(await env.step(say("Is it alive?")))
 
-    assert asyncio.run(play()) == "Yes. (19 left)"
+    assert asyncio.run(execute()) == "Yes. (19 left)"
 
 
 async def test_an_oracle_that_is_not_ready() -> None:
@@ -401,7 +401,7 @@ async def test_an_oracle_that_is_not_ready() -> None:
         await Oracle(NotReady()).open()
 
 
-async def test_the_policy_that_plays_solutions_wins() -> None:
+async def test_the_policy_that_runs_solutions_wins() -> None:
     policy = OraclePolicy()
     async with game(provide_solution=True) as env:
         for index in range(len(OBJECTS)):

@@ -13,11 +13,11 @@ from ares_exp.environment import TimeStep
 from ares_exp.environments.own_model import MAX_SAID_CHARS
 from ares_exp.environments.twenty_questions.environment import TwentyQuestionsEnvironment
 from ares_exp.environments.twenty_questions.game_oracle import HiddenObject
-from ares_exp.errors import OracleAnswerError, RefusalError
+from ares_exp.errors import OracleResponseError, RefusalError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.policies.policy import Policy
-from ares_exp.records.environment_answers import MAX_BYTES, copy_answers, read_asked, recorded_usage
+from ares_exp.records.environment_responses import MAX_BYTES, copy_responses, read_asked, recorded_usage
 from ares_exp.records.results import EnvironmentUsage
 
 ONE = EnvironmentUsage(10, 5, 0.25)
@@ -35,7 +35,7 @@ class Saying(Policy):
         return LLMResponse.from_text(self.text, usage=Usage(10, 5), cost=0.25, model="m")
 
 
-async def play(files: Path, oracle: Policy, *questions: str, task: str = "cat") -> tuple[list[str], Any]:
+async def execute(files: Path, oracle: Policy, *questions: str, task: str = "cat") -> tuple[list[str], Any]:
     """A game in which so much is asked: what was answered, and the environment."""
     env = TwentyQuestionsEnvironment([HiddenObject(task)], oracle=oracle, output_dir=files)
     await env.reset()
@@ -53,39 +53,41 @@ def lines(files: Path) -> list[dict[str, Any]]:
 
 async def test_a_chain_of_tries_asks_nothing_twice(tmp_path: Path) -> None:
     first, second, third, fourth = (tmp_path / str(number) for number in range(4))
-    _, env = await play(first, Saying("yes"), "Is it old?", "Is it grey?", "Is it old?")
+    _, env = await execute(first, Saying("yes"), "Is it old?", "Is it grey?", "Is it old?")
     assert env.report().environment_usage == ONE + ONE + ONE
     with (first / "oracle.jsonl").open("a") as file:
         file.write('{"task": "cat", "question": "Is it wet?", "said": ["y')  # its process died
 
-    copy_answers(first, second)
+    copy_responses(first, second)
     no = Saying("no")
-    told, env = await play(second, no, "Is it old?", "Is it grey?")
+    told, env = await execute(second, no, "Is it old?", "Is it grey?")
     assert (told, no.asked, env.report().environment_usage) == (["Yes.", "Yes."], [], EnvironmentUsage())
 
-    copy_answers(second, third)  # which had not come to the third one again
-    told, env = await play(third, no, "Is it old?", "Is it grey?", "Is it old?", "Is it wet?")
+    copy_responses(second, third)  # which had not come to the third one again
+    told, env = await execute(third, no, "Is it old?", "Is it grey?", "Is it old?", "Is it wet?")
     assert (told, no.asked) == (["Yes.", "Yes.", "Yes.", "No."], ["Is it wet?"])
     assert env.report().environment_usage == ONE
 
-    copy_answers(third, fourth)
+    copy_responses(third, fourth)
     unknown = Saying("don't know")
-    told, _ = await play(fourth, unknown, "Is it wet?", "Is it grey?", "Is it grey?", "Is it \ud83d?", "Is it \ud83d?")
+    told, _ = await execute(
+        fourth, unknown, "Is it wet?", "Is it grey?", "Is it grey?", "Is it \ud83d?", "Is it \ud83d?"
+    )
     assert told == ["No.", "Yes.", "I don't know.", "I don't know.", "I don't know."]
     assert unknown.asked == ["Is it grey?", "Is it \ud83d?", "Is it \ud83d?"], "each answer is given once"
     spent = [recorded_usage(files) for files in (first, second, third, fourth)]
     assert spent == [ONE + ONE + ONE, EnvironmentUsage(), ONE, ONE + ONE + ONE], "who asked has paid, nobody else"
 
-    copy_answers(fourth, tmp_path / "5")
-    told, _ = await play(tmp_path / "5", no, "Is it \ud83d?", "Is it \ud83d?")
+    copy_responses(fourth, tmp_path / "5")
+    told, _ = await execute(tmp_path / "5", no, "Is it \ud83d?", "Is it \ud83d?")
     assert told == ["I don't know."] * 2
 
 
 async def test_what_is_written_is_there_before_it_counts_and_stays_short(tmp_path: Path) -> None:
-    told, _ = await play(tmp_path, Saying("yes, " + "x" * 400), "Is it old?")
+    told, _ = await execute(tmp_path, Saying("yes, " + "x" * 400), "Is it old?")
     assert told == ["Yes."]
-    with pytest.raises(OracleAnswerError):
-        await play(tmp_path / "long", Saying("yes, " + "x" * 10**6), "Is it old?")
+    with pytest.raises(OracleResponseError):
+        await execute(tmp_path / "long", Saying("yes, " + "x" * 10**6), "Is it old?")
     [line] = lines(tmp_path / "long")
     assert [len(said) for said in line["said"]] == [MAX_SAID_CHARS] * 2
     assert (line["answer"], line["prompt_tokens"]) == (None, 20)
@@ -93,11 +95,11 @@ async def test_what_is_written_is_there_before_it_counts_and_stays_short(tmp_pat
 
 async def test_only_the_answers_of_an_earlier_try_of_the_game_are_given_again(tmp_path: Path) -> None:
     no = Saying("no")
-    await play(tmp_path / "a", Saying("yes"), "Is it old?")
-    await play(tmp_path / "a", no, "Is it old?")
+    await execute(tmp_path / "a", Saying("yes"), "Is it old?")
+    await execute(tmp_path / "a", no, "Is it old?")
     assert len(no.asked) == 1, "another game in the same directory"
-    copy_answers(tmp_path / "a", tmp_path / "b")
-    told, _ = await play(tmp_path / "b", no, "Is it old?", task="dog")
+    copy_responses(tmp_path / "a", tmp_path / "b")
+    told, _ = await execute(tmp_path / "b", no, "Is it old?", task="dog")
     assert (told, len(no.asked)) == (["No."], 2)
 
 
@@ -105,7 +107,7 @@ async def test_an_answer_that_the_game_does_not_know_is_asked_for_again(tmp_path
     line = {**GOOD, **NUMBERS, "answer": "maybe", "taken_over": True}
     (tmp_path / "oracle.jsonl").write_text(f"{json.dumps(line)}\n")
     yes = Saying("yes")
-    told, _ = await play(tmp_path, yes, "Is it old?")
+    told, _ = await execute(tmp_path, yes, "Is it old?")
     assert (told, yes.asked) == (["Yes."], ["Is it old?"])
 
 
@@ -113,17 +115,17 @@ async def test_a_question_without_an_answer_is_asked_again(tmp_path: Path) -> No
     class Refusing(Policy):
         async def __call__(self, request: LLMRequest) -> LLMResponse:
             refusal = RefusalError("no")
-            refusal.answer = LLMResponse.from_text("I won't", usage=Usage(10, 5), cost=0.25)
+            refusal.response = LLMResponse.from_text("I won't", usage=Usage(10, 5), cost=0.25)
             raise refusal
 
     first, second = tmp_path / "1", tmp_path / "2"
-    with pytest.raises(OracleAnswerError, match="RefusalError"):
-        await play(first, Refusing(), "Is it old?")
+    with pytest.raises(OracleResponseError, match="RefusalError"):
+        await execute(first, Refusing(), "Is it old?")
     assert recorded_usage(first) == ONE, "the refusal is paid for"
-    copy_answers(first, second)
+    copy_responses(first, second)
     assert not second.exists()
     yes = Saying("yes")
-    await play(second, yes, "Is it old?")
+    await execute(second, yes, "Is it old?")
     assert yes.asked == ["Is it old?"]
 
 
@@ -161,7 +163,7 @@ def test_a_record_that_is_no_file_or_has_no_end(tmp_path: Path) -> None:
         file.truncate(4 * MAX_BYTES)
     (tmp_path / "oracle.jsonl2").replace(tmp_path / "oracle.jsonl")
     assert read_asked(tmp_path) == []
-    copy_answers(tmp_path, tmp_path / "own")
+    copy_responses(tmp_path, tmp_path / "own")
     assert not (tmp_path / "own").exists()
 
 
@@ -169,4 +171,4 @@ async def test_oracle_answer_without_record_is_not_applied(tmp_path: Path) -> No
     files = tmp_path / "files"
     files.write_text("no folder")
     with pytest.raises(OSError, match=r"File exists|Not a directory"):
-        await play(files, Saying("Yes"), "Is it alive?")
+        await execute(files, Saying("Yes"), "Is it alive?")

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from ares_exp.errors import MalformedAnswerError, UnsendableRequestError
+from ares_exp.errors import MalformedResponseError, UnsendableRequestError
 from ares_exp.llms.anthropic_messages import request_from_body, request_to_body, response_from_body, response_to_body
 from ares_exp.llms.canonical import canonical
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
-from tests.drawn_responses import mixed_answers
+from tests.drawn_responses import mixed_responses
 from tests.examples import examples
 
 TOOL = {"type": "function", "function": {"name": "ls", "description": "lists", "parameters": {"type": "object"}}}
@@ -112,8 +112,8 @@ def test_what_the_wire_cannot_carry_is_named(message: dict[str, Any], named: str
 
 
 @examples(40)
-@given(mixed_answers)
-def test_answers_come_back_the_same(response: LLMResponse) -> None:
+@given(mixed_responses)
+def test_responses_come_back_the_same(response: LLMResponse) -> None:
     again = response_from_body(json.loads(json.dumps(response_to_body(response))))
     assert [_comparable(piece) for piece in again.data] == [_comparable(piece) for piece in response.data]
 
@@ -124,7 +124,7 @@ def _comparable(piece: Any) -> Any:
     return piece
 
 
-def test_an_answer_is_read() -> None:
+def test_a_response_is_read() -> None:
     body = {
         "id": "msg_1",
         "type": "message",
@@ -163,7 +163,7 @@ def test_an_answer_is_read() -> None:
         ({"usage": {"input_tokens": -1}}, "`input_tokens`"),
     ],
 )
-def test_a_malformed_answer_is_named(change: dict[str, Any], named: str) -> None:
+def test_a_malformed_response_is_named(change: dict[str, Any], named: str) -> None:
     body = {"role": "assistant", "content": [], "stop_reason": "end_turn", **change}
-    with pytest.raises(MalformedAnswerError, match=named):
+    with pytest.raises(MalformedResponseError, match=named):
         response_from_body(body)

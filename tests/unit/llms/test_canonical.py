@@ -10,7 +10,7 @@ import pytest
 from ares_exp.llms.canonical import canonical, canonical_messages, fingerprint
 from ares_exp.llms.request import LLMRequest, Origin
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData
-from tests.canonical_answer import canonical_answer
+from tests.canonical_response import canonical_response
 
 
 def call(call_id: str, arguments: str, name: str = "ls") -> dict[str, Any]:
@@ -105,11 +105,11 @@ def test_a_conversation_is_continued_by_what_starts_with_all_of_it() -> None:
     assert (whole.shared(other), whole.continues(other)) == (2, False)
 
 
-def test_the_message_that_repeats_an_answer() -> None:
+def test_the_message_that_repeats_a_response() -> None:
     asked = replace(BASE, messages=SAID)
-    answer = LLMResponse([ThinkingData("hm"), TextData("a"), ToolCallData("", "ls", "{}"), TextData("b")])
+    response = LLMResponse([ThinkingData("hm"), TextData("a"), ToolCallData("", "ls", "{}"), TextData("b")])
     message = {"role": "assistant", "content": [text("ab")], "tool_calls": [call("whatever", "")]}
-    assert canonical_messages(replace(BASE, messages=[*SAID, message]))[-1] == canonical_answer(answer, asked)
+    assert canonical_messages(replace(BASE, messages=[*SAID, message]))[-1] == canonical_response(response, asked)
 
 
 def test_normalised_messages_are_compared() -> None:

@@ -133,7 +133,7 @@ def test_responses_come_back_the_same(response: LLMResponse) -> None:
     assert response_from_body(body) == response
 
 
-def test_the_official_client_reads_our_answers() -> None:
+def test_the_official_client_reads_our_responses() -> None:
     from openai.types.chat import ChatCompletion
 
     response = LLMResponse(
@@ -156,11 +156,11 @@ def test_the_official_client_reads_our_answers() -> None:
     assert parsed.usage.total_tokens == 7
 
 
-def answer(**choice: Any) -> dict[str, Any]:
+def respond(**choice: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, **choice}]}
 
 
-def test_an_answer_as_vllm_gives_it() -> None:
+def test_a_response_as_vllm_gives_it() -> None:
     """Fields as in vLLM's `ChatCompletionResponse`, with `return_token_ids` and `logprobs`."""
     body = {
         "id": "chatcmpl-1",
@@ -224,21 +224,21 @@ HM = {"type": "reasoning.text", "text": "hm", "signature": "s", "index": 0}
     ],
 )
 def test_reasoning_by_every_name(fields: dict[str, Any], thinking: list[ThinkingData]) -> None:
-    response = response_from_body(answer(message={"content": "hi", **fields}))
+    response = response_from_body(respond(message={"content": "hi", **fields}))
     assert list(response.data) == [*thinking, TextData("hi")]
     assert (response.text, list(response.thinking)) == ("hi", thinking)
 
 
 def test_reasoning_among_the_parts_of_the_content() -> None:
     parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "hi"}]
-    assert list(response_from_body(answer(message={"content": parts})).data) == [ThinkingData("hm"), TextData("hi")]
+    assert list(response_from_body(respond(message={"content": parts})).data) == [ThinkingData("hm"), TextData("hi")]
     parts[0] = {"type": "thinking", "thinking": 7}
     with pytest.warns(UserWarning, match="reasoning that are no text"):
-        assert response_from_body(answer(message={"content": parts}), strict=False).text == "hi"
+        assert response_from_body(respond(message={"content": parts}), strict=False).text == "hi"
 
 
-def test_an_answer_of_reasoning_alone_has_no_text() -> None:
-    response = response_from_body(answer(message={"content": None, "reasoning": "hm"}, finish_reason="length"))
+def test_a_response_of_reasoning_alone_has_no_text() -> None:
+    response = response_from_body(respond(message={"content": None, "reasoning": "hm"}, finish_reason="length"))
     assert (response.text, response.thinking) == ("", (ThinkingData("hm"),))
 
 
@@ -255,17 +255,17 @@ def test_an_answer_of_reasoning_alone_has_no_text() -> None:
     ],
 )
 def test_the_break_down_of_the_usage(counts: dict[str, Any], usage: Usage) -> None:
-    body = answer() | {"usage": {"prompt_tokens": 10, "completion_tokens": 7, **counts}}
+    body = respond() | {"usage": {"prompt_tokens": 10, "completion_tokens": 7, **counts}}
     assert response_from_body(body).usage == usage
 
 
-def test_the_least_answer() -> None:
-    assert response_from_body(answer()) == LLMResponse.from_text("hi")
-    assert list(response_from_body(answer(message={})).data) == []
+def test_the_least_response() -> None:
+    assert response_from_body(respond()) == LLMResponse.from_text("hi")
+    assert list(response_from_body(respond(message={})).data) == []
 
 
 def test_a_refusal_is_text_and_comes_back() -> None:
-    response = response_from_body(answer(message={"content": None, "refusal": "I won't"}, finish_reason="stop"))
+    response = response_from_body(respond(message={"content": None, "refusal": "I won't"}, finish_reason="stop"))
     assert (response.text, response.finish_reason) == ("I won't", "refusal")
     again = response_to_body(response)["choices"][0]
     assert again["message"] == {"role": "assistant", "content": None, "refusal": "I won't"}
@@ -275,9 +275,9 @@ def test_a_refusal_is_text_and_comes_back() -> None:
 
 def test_content_in_parts() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert list(response_from_body(answer(message={"content": parts})).data) == [TextData("a"), TextData("b")]
+    assert list(response_from_body(respond(message={"content": parts})).data) == [TextData("a"), TextData("b")]
     with pytest.raises(WireFormatError, match="image_url"):
-        response_from_body(answer(message={"content": [{"type": "image_url"}]}), strict=False)
+        response_from_body(respond(message={"content": [{"type": "image_url"}]}), strict=False)
 
 
 @pytest.mark.parametrize(
@@ -310,15 +310,15 @@ def test_losses_in_writing_a_response() -> None:
 @pytest.mark.parametrize(
     ("body", "named"),
     [
-        (answer() | {"prompt_logprobs": [1]}, "`prompt_logprobs` of the answer"),
-        (answer(stop_reason="END"), "`stop_reason` of the answer's choice"),
-        (answer(message={"content": "hi", "reasoning_content": {"a": 1}}), "`reasoning_content` that is no text"),
-        (answer(message={"content": "hi", "reasoning_details": "hm"}), "`reasoning_details` that are no list"),
-        (answer(message={"content": "hi", "reasoning_details": [{"type": ["x"]}]}), "`reasoning_details` of type"),
-        (answer(message={"content": "hi", "reasoning_details": [[]]}), "`reasoning_details` of type None"),
-        (answer(message={"content": "hi", "audio": {"id": "a"}}), "`audio` of the answer's message"),
-        ({"choices": answer()["choices"] * 2}, "all but the first of 2 choices"),
-        (answer(logprobs={"content": [{"logprob": -1, "top_logprobs": [{"token": "x"}]}]}), "`top_logprobs`"),
+        (respond() | {"prompt_logprobs": [1]}, "`prompt_logprobs` of the response"),
+        (respond(stop_reason="END"), "`stop_reason` of the response's choice"),
+        (respond(message={"content": "hi", "reasoning_content": {"a": 1}}), "`reasoning_content` that is no text"),
+        (respond(message={"content": "hi", "reasoning_details": "hm"}), "`reasoning_details` that are no list"),
+        (respond(message={"content": "hi", "reasoning_details": [{"type": ["x"]}]}), "`reasoning_details` of type"),
+        (respond(message={"content": "hi", "reasoning_details": [[]]}), "`reasoning_details` of type None"),
+        (respond(message={"content": "hi", "audio": {"id": "a"}}), "`audio` of the response's message"),
+        ({"choices": respond()["choices"] * 2}, "all but the first of 2 choices"),
+        (respond(logprobs={"content": [{"logprob": -1, "top_logprobs": [{"token": "x"}]}]}), "`top_logprobs`"),
     ],
 )
 def test_losses_in_reading_a_response(body: dict[str, Any], named: str) -> None:
@@ -386,18 +386,18 @@ def test_malformed_requests(body: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("hi", "`the answer`"),
+        ("hi", "`the response`"),
         ({"choices": []}, "at least one choice"),
-        (answer(logprobs={"content": [{"token": "x"}]}), "`logprob`"),
-        (answer(logprobs=5), "`logprobs`"),
-        (answer(token_ids=["1"]), r"`token_ids\[\]`"),
-        (answer(finish_reason=0), "`finish_reason`"),
-        (answer(message={"tool_calls": [{"id": "c", "function": {"name": "f", "arguments": {}}}]}), "`arguments`"),
-        (answer() | {"usage": {"completion_tokens": True}}, "`completion_tokens`"),
-        (answer() | {"model": 5}, "`model`"),
+        (respond(logprobs={"content": [{"token": "x"}]}), "`logprob`"),
+        (respond(logprobs=5), "`logprobs`"),
+        (respond(token_ids=["1"]), r"`token_ids\[\]`"),
+        (respond(finish_reason=0), "`finish_reason`"),
+        (respond(message={"tool_calls": [{"id": "c", "function": {"name": "f", "arguments": {}}}]}), "`arguments`"),
+        (respond() | {"usage": {"completion_tokens": True}}, "`completion_tokens`"),
+        (respond() | {"model": 5}, "`model`"),
     ],
 )
-def test_malformed_answers(body: Any, said: str) -> None:
+def test_malformed_responses(body: Any, said: str) -> None:
     with pytest.raises(WireFormatError, match=said) as raised:
         response_from_body(body, strict=False)
     assert isinstance(raised.value, PolicyError)
@@ -417,7 +417,7 @@ json_values = st.recursive(
 
 @examples(50)
 @given(st.data())
-def test_any_damage_to_an_answer_is_understood_or_a_typed_error(data: st.DataObject) -> None:
+def test_any_damage_to_a_response_is_understood_or_a_typed_error(data: st.DataObject) -> None:
     body = json.loads(
         json.dumps(response_to_body(LLMResponse([TextData("hi"), ToolCallData("c", "f", "{}")], logprobs=[-1])))
     )

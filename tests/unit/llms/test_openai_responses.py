@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from ares_exp.errors import MalformedAnswerError, UnsendableRequestError
+from ares_exp.errors import MalformedResponseError, UnsendableRequestError
 from ares_exp.llms.openai_responses import request_from_body, request_to_body, response_from_body, response_to_body
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
-from tests.drawn_responses import mixed_answers
+from tests.drawn_responses import mixed_responses
 from tests.examples import examples
 
 TOOL = {"type": "function", "function": {"name": "ls", "description": "lists", "parameters": {"type": "object"}}}
@@ -105,13 +105,13 @@ def test_what_the_wire_cannot_carry_is_named(request_: LLMRequest, named: str) -
 
 
 @examples(40)
-@given(mixed_answers)
-def test_answers_come_back_the_same(response: LLMResponse) -> None:
+@given(mixed_responses)
+def test_responses_come_back_the_same(response: LLMResponse) -> None:
     again = response_from_body(json.loads(json.dumps(response_to_body(response))))
     assert again.data == response.data
 
 
-def test_an_answer_is_read() -> None:
+def test_a_response_is_read() -> None:
     def item(kind: str, **fields: Any) -> dict[str, Any]:
         return {"type": kind, "id": "x", **fields}
 
@@ -156,8 +156,8 @@ def test_reasons_of_the_end(change: dict[str, Any], finish: str) -> None:
 def test_a_refusal_is_text() -> None:
     part = {"type": "refusal", "refusal": "no"}
     body = {"status": "completed", "output": [{"type": "message", "role": "assistant", "content": [part]}]}
-    answer = response_from_body(body)
-    assert (answer.text, answer.finish_reason) == ("no", "refusal")
+    response = response_from_body(body)
+    assert (response.text, response.finish_reason) == ("no", "refusal")
 
 
 @pytest.mark.parametrize(
@@ -170,6 +170,6 @@ def test_a_refusal_is_text() -> None:
         ({"usage": {"input_tokens": -1}}, "`input_tokens`"),
     ],
 )
-def test_a_malformed_answer_is_named(change: dict[str, Any], named: str) -> None:
-    with pytest.raises(MalformedAnswerError, match=named):
+def test_a_malformed_response_is_named(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(MalformedResponseError, match=named):
         response_from_body({"output": [], "status": "completed", **change})

@@ -10,7 +10,7 @@ import pydantic
 import pytest
 from aiohttp import web
 
-from ares_exp.errors import MalformedAnswerError, PreflightError, RefusalError, UnsendableRequestError
+from ares_exp.errors import MalformedResponseError, PreflightError, RefusalError, UnsendableRequestError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData
 from ares_exp.policies.asked_ahead import concurrency_of
@@ -19,12 +19,12 @@ from ares_exp.policies.policy import AdvancingClient, EpisodeSpec
 from tests.loopback_endpoint import (
     LoopbackEndpoint,
     Received,
-    answer,
     completion,
     endless,
     error,
     json_body,
     raw,
+    respond,
     slow,
 )
 from tests.unit.policies.conftest import KEY, Make
@@ -59,7 +59,7 @@ async def test_config_wins_over_the_request_and_extra_body_over_both(endpoint: L
 
 
 @pytest.mark.parametrize("send_reasoning", [False, True])
-async def test_it_may_be_asked_for_several_answers_of_an_episode_at_once(make: Make, send_reasoning: bool) -> None:
+async def test_it_may_be_asked_for_several_responses_of_an_episode_at_once(make: Make, send_reasoning: bool) -> None:
     for options, expected in (({}, 16), ({"max_concurrency_per_episode": 3}, 3)):
         policy = make(send_reasoning=send_reasoning, **options)
         assert concurrency_of(policy) == concurrency_of(policy.for_episode(EpisodeSpec("t"))) == expected
@@ -88,7 +88,7 @@ async def test_strict_and_lenient_requests(
     assert caplog.text.count("top_k") == 1
 
 
-async def test_an_unknown_field_of_a_paid_answer_is_one_warning(
+async def test_an_unknown_field_of_a_paid_response_is_one_warning(
     endpoint: LoopbackEndpoint, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     endpoint.otherwise = json_body(completion("x", audio={"id": "a"}, reasoning={"odd": 1}))
@@ -113,7 +113,7 @@ def sent_back(endpoint: LoopbackEndpoint, field: str) -> list[Any]:
     return [message.get(field) for message in endpoint.requests[-1].body["messages"]]
 
 
-async def test_reasoning_is_a_part_of_the_answer_and_not_sent_back_by_default(
+async def test_reasoning_is_a_part_of_the_response_and_not_sent_back_by_default(
     endpoint: LoopbackEndpoint, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     endpoint.then(thinking("a", "hm"))
@@ -137,7 +137,7 @@ async def test_reasoning_is_a_part_of_the_answer_and_not_sent_back_by_default(
 async def test_reasoning_is_sent_back_where_the_endpoint_wants_it(
     endpoint: LoopbackEndpoint, make: Make, send: Any, field: str, sent: Any
 ) -> None:
-    endpoint.then(thinking("a", "hm"), answer("b"), thinking("a", "well"))
+    endpoint.then(thinking("a", "hm"), respond("b"), thinking("a", "well"))
     policy = make(send_reasoning=send)
     client, other = (policy.for_episode(EpisodeSpec("t", attempt)) for attempt in range(2))
     await client(conversation("1"))
@@ -147,12 +147,12 @@ async def test_reasoning_is_sent_back_where_the_endpoint_wants_it(
     assert sent_back(endpoint, field) == [None, sent, None, None, None]
     await client(conversation("2", "b", "3", "a", "4"))
     last = sent_back(endpoint, field)[3]
-    assert "well" in str(last), "the history was cut: the last of two equal answers is the later one"
+    assert "well" in str(last), "the history was cut: the last of two equal responses is the later one"
     await other(conversation("1", "a", "2"))
     assert sent_back(endpoint, field) == [None] * 3, "another episode's"
 
 
-async def test_reasoning_of_answers_that_were_given_in_its_stead_is_sent_back(
+async def test_reasoning_of_responses_that_were_given_in_its_stead_is_sent_back(
     endpoint: LoopbackEndpoint, make: Make
 ) -> None:
     earlier = [LLMResponse([ThinkingData("before the branch"), TextData("a")])]
@@ -218,7 +218,7 @@ async def test_cost_as_the_endpoint_reports_it(endpoint: LoopbackEndpoint, make:
 
 
 @pytest.mark.parametrize("prices", [None, PRICES])
-async def test_answers_without_usage_are_a_warning(
+async def test_responses_without_usage_are_a_warning(
     endpoint: LoopbackEndpoint, make: Make, caplog: pytest.LogCaptureFixture, prices: Any
 ) -> None:
     body = completion("x")
@@ -241,9 +241,9 @@ async def test_answers_without_usage_are_a_warning(
         (json_body({"error": {"message": "overloaded " * 500}}), "overloaded"),
     ],
 )
-async def test_malformed_answers(endpoint: LoopbackEndpoint, make: Make, behaviour: Any, said: str) -> None:
+async def test_malformed_responses(endpoint: LoopbackEndpoint, make: Make, behaviour: Any, said: str) -> None:
     endpoint.then(behaviour)
-    with pytest.raises(MalformedAnswerError, match=said) as raised:
+    with pytest.raises(MalformedResponseError, match=said) as raised:
         await make()(HI)
     assert len(str(raised.value)) < 2500
     assert len(endpoint.requests) == 1
@@ -262,7 +262,7 @@ def refusing(text: str | None, finish_reason: str, **message: Any) -> Any:
         (refusing(None, "content_filter"), "", "content_filter"),
     ],
 )
-async def test_a_refusal_is_an_answer_or_an_error(
+async def test_a_refusal_is_a_response_or_an_error(
     endpoint: LoopbackEndpoint, make: Make, behaviour: Any, seen: str, reason: str
 ) -> None:
     endpoint.otherwise = behaviour
@@ -270,8 +270,8 @@ async def test_a_refusal_is_an_answer_or_an_error(
     with pytest.raises(RefusalError, match=rf"refuses to answer \({reason}\): .*policy\.on_refusal=answer") as raised:
         await make(on_refusal="error")(HI)
     assert raised.value.code == reason
-    assert raised.value.answer is not None, "it is paid for"
-    assert raised.value.answer.usage.total_tokens == 15
+    assert raised.value.response is not None, "it is paid for"
+    assert raised.value.response.usage.total_tokens == 15
     assert len(endpoint.requests) == 2, "a refusal must not be asked for again"
 
 
@@ -295,7 +295,7 @@ async def test_two_hundred_at_once(endpoint: LoopbackEndpoint, make: Make) -> No
     async def when_many_are_here(request: web.Request, received: Received) -> web.StreamResponse:
         while endpoint.max_in_flight <= 100:  # noqa: ASYNC110 (others arrive)
             await asyncio.sleep(0.01)
-        return await answer(lambda body: body["messages"][-1]["content"])(request, received)
+        return await respond(lambda body: body["messages"][-1]["content"])(request, received)
 
     endpoint.otherwise = when_many_are_here
     policy = make(max_concurrency=200)
@@ -391,16 +391,16 @@ async def test_no_key_means_no_header(endpoint: LoopbackEndpoint, make: Make, mo
     assert KEY not in str(endpoint.requests[0])
 
 
-async def test_an_endless_answer_is_cut(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_an_endless_response_is_cut(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.then(endless())
-    with pytest.raises(MalformedAnswerError, match="at most 1000000 bytes"):
-        await make(max_answer_bytes=1_000_000)(HI)
+    with pytest.raises(MalformedResponseError, match="at most 1000000 bytes"):
+        await make(max_response_bytes=1_000_000)(HI)
     assert await asyncio.to_thread(endpoint.left.wait, 5)
 
 
-async def test_a_large_answer_arrives_whole(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_a_large_response_arrives_whole(endpoint: LoopbackEndpoint, make: Make) -> None:
     text = "é\n" * 1_000_000
-    endpoint.then(answer(text))
+    endpoint.then(respond(text))
     assert (await make()(HI)).text == text
 
 

@@ -32,7 +32,7 @@ async def test_all_is_well(endpoint: LoopbackEndpoint) -> None:
     await policy_for(endpoint.url).preflight()
     assert [(other.method, other.path) for other in endpoint.others] == [("GET", "/v1/models")]
     assert endpoint.others[0].headers["authorization"] == f"Bearer {KEY}"
-    assert not endpoint.requests, "the preflight must not pay for an answer"
+    assert not endpoint.requests, "the preflight must not pay for a response"
 
 
 async def test_no_key_needed(endpoint: LoopbackEndpoint) -> None:
@@ -105,11 +105,11 @@ async def test_connection_is_dropped(endpoint: LoopbackEndpoint) -> None:
         await policy_for(endpoint.url).preflight()
 
 
-async def test_no_answer_in_time(endpoint: LoopbackEndpoint) -> None:
+async def test_no_response_in_time(endpoint: LoopbackEndpoint) -> None:
     endpoint.models = slow(30)
     started = time.perf_counter()
     policy = OpenAIPolicy(model="m", base_url=endpoint.url, api_key_env=None, preflight_timeout_sec=0.2)
-    with pytest.raises(PreflightError, match=r"no answer within 0\.2 s"):
+    with pytest.raises(PreflightError, match=r"no response within 0\.2 s"):
         await policy.preflight()
     assert time.perf_counter() - started < 25
 

@@ -18,7 +18,7 @@ from ares_exp.errors import (
 from ares_exp.llms.request import LLMRequest
 from ares_exp.policies.endpoint_policy import Backoff
 from tests.closed_port import closed_port
-from tests.loopback_endpoint import Behaviour, LoopbackEndpoint, answer, drop, endless, error, raw, slow
+from tests.loopback_endpoint import Behaviour, LoopbackEndpoint, drop, endless, error, raw, respond, slow
 from tests.unit.policies.conftest import Make
 
 HI = LLMRequest([{"role": "user", "content": "hi"}])
@@ -45,7 +45,7 @@ async def test_tried_again(endpoint: LoopbackEndpoint, make: Make, behaviour: Be
     assert endpoint.requests[0].body == endpoint.requests[2].body
 
 
-async def test_a_slow_answer_is_given_up_and_tried_again(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_a_slow_response_is_given_up_and_tried_again(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.then(slow(30), endless(b" "))
     started = time.perf_counter()
     response = await make(timeout_sec=0.8)(HI)
@@ -68,7 +68,7 @@ async def test_retries_end(endpoint: LoopbackEndpoint, make: Make) -> None:
 
 async def test_a_timeout_says_which_limit(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.otherwise = slow(30)
-    with pytest.raises(EndpointTimeoutError, match=r"gave no answer within 0\.05 s") as raised:
+    with pytest.raises(EndpointTimeoutError, match=r"gave no response within 0\.05 s") as raised:
         await make(timeout_sec=0.05, max_retries=0)(HI)
     assert raised.value.status is None
 
@@ -101,7 +101,7 @@ async def test_one_that_fails_does_not_disturb_others(endpoint: LoopbackEndpoint
     endpoint.then(error(400))
     with pytest.raises(EndpointError):
         await policy(HI)
-    endpoint.then(answer("fine"))
+    endpoint.then(respond("fine"))
     assert (await policy(HI)).text == "fine"
 
 

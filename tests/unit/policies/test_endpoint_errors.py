@@ -113,7 +113,7 @@ async def test_an_error_after_a_good_status_is_one_with_the_status_that_it_names
     assert len(endpoint.requests) == 3
 
 
-async def test_an_answer_beside_an_error_is_an_answer(endpoint: LoopbackEndpoint) -> None:
+async def test_a_response_beside_an_error_is_a_response(endpoint: LoopbackEndpoint) -> None:
     endpoint.otherwise = json_body(completion("paid for") | {"error": {"code": 502, "message": "cut off"}})
     policy = make(endpoint, max_retries=0)
     assert (await policy(HI)).text == "paid for"

@@ -44,7 +44,7 @@ async def ready(path: Path, **options: object) -> ReplayPolicy:
     return policy
 
 
-async def play(client: LLMClient, asked: list[LLMRequest]) -> list[str]:
+async def execute(client: LLMClient, asked: list[LLMRequest]) -> list[str]:
     return [(await client(request)).text for request in asked]
 
 
@@ -62,14 +62,14 @@ async def test_what_a_branch_was_shown_otherwise_is_no_difference(tmp_path: Path
     assert steps != plain.steps
     metadata = {**plain.metadata, "edits": [edit.to_dict(), {"kind": "no such"}, 5]}
     policy = await ready(recording(tmp_path, replace(plain, steps=steps, metadata=metadata)))
-    await play(policy.for_episode(EpisodeSpec("fix-bug")), requests(plain))
+    await execute(policy.for_episode(EpisodeSpec("fix-bug")), requests(plain))
     assert [step.match for step in policy.report([result()]).episodes[0].steps] == [Match.EXACT] * 3
 
 
-async def test_recorded_answers_in_order(tmp_path: Path) -> None:
+async def test_recorded_responses_in_order(tmp_path: Path) -> None:
     policy = await ready(recording(tmp_path, chat(length=4)))
     client = policy.for_episode(EpisodeSpec("fix-bug"))
-    assert await play(client, requests(chat(length=4))) == ["I do 1.", "I do 2.", "I do 3."]
+    assert await execute(client, requests(chat(length=4))) == ["I do 1.", "I do 2.", "I do 3."]
     report = policy.report([result()])
     assert report.score == Score(3, 3)
     assert [step.match for step in report.episodes[0].steps] == [Match.EXACT] * 3
@@ -81,7 +81,7 @@ async def test_what_was_answered_in_its_stead_is_compared_and_passed(tmp_path: P
     client: Any = policy.for_episode(EpisodeSpec("fix-bug"))
     client.advance(first, LLMResponse.from_text("I do 1."))
     client.advance(changed(second, "done 7"), LLMResponse.from_text("I do 2."))
-    assert await play(client, [third, fourth]) == ["I do 3.", "I do 4."]
+    assert await execute(client, [third, fourth]) == ["I do 3.", "I do 4."]
     [episode] = policy.report([result()]).episodes
     assert [step.match for step in episode.steps] == [Match.EXACT, Match.DIFFERENT, Match.EXACT, Match.EXACT]
     client.advance(fourth, LLMResponse.from_text("one more"))
@@ -93,7 +93,7 @@ async def test_strict_ends_at_the_first_request_that_differs(tmp_path: Path) -> 
     policy = await ready(recording(tmp_path, chat(length=4)), normalise=["durations"])
     first, second, _ = requests(chat(length=4))
     client = policy.for_episode(EpisodeSpec("fix-bug"))
-    await play(client, [first])
+    await execute(client, [first])
     told = r"Request 2 .*message 2 \(user\): recorded 'done 1', now 'done 7'"
     with pytest.raises(ReplayDivergenceError, match=told) as caught:
         await client(changed(second, "done 7"))
@@ -126,12 +126,12 @@ async def test_an_agent_that_asks_for_more_or_for_less(tmp_path: Path) -> None:
     policy = await ready(recording(tmp_path, chat(length=3)), strict=False)
     asked = requests(chat(length=5))
     more, less = (policy.for_episode(EpisodeSpec("fix-bug", attempt)) for attempt in range(2))
-    await play(more, asked[:2])
+    await execute(more, asked[:2])
     told = r"has 2 actions, and the agent asks for one more \(request 3\)"
     with pytest.raises(ReplayDivergenceError, match=told) as caught:
         await more(asked[2])
     assert (caught.value.step, caught.value.entry) == (2, None)
-    await play(less, asked[:1])
+    await execute(less, asked[:1])
     results = [result(outcome=Outcome.POLICY_ERROR, reward=None), result(attempt=1)]
     report = policy.report(results)
     assert [step.match for step in report.episodes[0].steps] == [Match.EXACT, Match.EXACT, Match.EXTRA]
@@ -140,16 +140,16 @@ async def test_an_agent_that_asks_for_more_or_for_less(tmp_path: Path) -> None:
     assert report.score == Score(3, 5)
 
 
-async def test_what_had_no_answer_in_time_has_none_again(tmp_path: Path) -> None:
+async def test_what_had_no_response_in_time_has_none_again(tmp_path: Path) -> None:
     recorded = chat(length=4)
     steps = [replace(step, action=None) if at == 2 else step for at, step in enumerate(recorded.steps)]
     policy = await ready(recording(tmp_path, replace(recorded, steps=tuple(steps))))
     client = policy.for_episode(EpisodeSpec("fix-bug"))
     first, second, third = requests(recorded)
-    assert await play(client, [first]) == ["I do 1."]
+    assert await execute(client, [first]) == ["I do 1."]
     with pytest.raises(UnansweredError):
         await client(second)
-    assert await play(client, [third]) == ["I do 3."]
+    assert await execute(client, [third]) == ["I do 3."]
 
 
 async def test_the_end_of_a_recording_that_was_cut_short_is_compared(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ async def test_the_end_of_a_recording_that_was_cut_short_is_compared(tmp_path: P
     (tmp_path / "cut.json").write_text("".join(list(dump_episode(whole))[:3]))
     policy = await ready(tmp_path, episode="cut")
     client = policy.for_episode(EpisodeSpec("fix-bug"))
-    assert await play(client, requests(whole)[:1]) == ["I do 1."]
+    assert await execute(client, requests(whole)[:1]) == ["I do 1."]
     with pytest.raises(ReplayDivergenceError, match="has 1 actions"):
         await client(requests(whole)[1])
     [episode] = policy.report([result(outcome=Outcome.POLICY_ERROR, reward=None)]).episodes
@@ -194,7 +194,7 @@ async def test_a_seed_that_is_none(tmp_path: Path, seed: object) -> None:
     assert policy.seed_of("fix-bug", 0) is None
 
 
-async def test_attempts_are_played_in_their_order_and_of_each_the_last_try(tmp_path: Path) -> None:
+async def test_attempts_are_run_in_their_order_and_of_each_the_last_try(tmp_path: Path) -> None:
     def attempt(name: str, number: int, *, started: float, retry: int = 0, length: int) -> EpisodeTrajectory:
         metadata = {"attempt": number, **({"retry": retry} if retry else {})}
         return replace(chat(name, length=length), start_time=started, end_time=started + 1, metadata=metadata)
@@ -213,9 +213,9 @@ async def test_attempts_are_played_in_their_order_and_of_each_the_last_try(tmp_p
     assert [one.recorded_id for one in report.episodes] == ["again", "second", "of-another-run", "again"]
 
 
-async def test_what_an_earlier_session_played_is_left_out_of_the_report(tmp_path: Path) -> None:
+async def test_what_an_earlier_session_run_is_left_out_of_the_report(tmp_path: Path) -> None:
     policy = await ready(recording(tmp_path, chat(length=4)))
-    await play(policy.for_episode(EpisodeSpec("fix-bug", 1)), requests(chat(length=4)))
+    await execute(policy.for_episode(EpisodeSpec("fix-bug", 1)), requests(chat(length=4)))
     tries = [result(attempt=1, outcome=Outcome.CONTAINER_ERROR, reward=None), replace(result(attempt=1), retry=1)]
     not_started = result(attempt=2, outcome=Outcome.CONTAINER_ERROR, reward=None)
     report = policy.report([result(attempt=0), *tries, not_started])
@@ -229,7 +229,7 @@ async def test_a_task_that_was_not_recorded(tmp_path: Path) -> None:
         policy.for_episode(EpisodeSpec("other"))
     assert policy.seed_of("other", 0) is None
     assert policy.report([result("other", outcome=Outcome.POLICY_ERROR, reward=None)]).episodes == ()
-    assert policy.report([result("other")]) is None, "an earlier session played it"
+    assert policy.report([result("other")]) is None, "an earlier session ran it"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from ares_exp.policies.scripted import ScriptedPolicy
 HI = LLMRequest([{"role": "user", "content": "hi"}])
 
 
-async def play(client: LLMClient, count: int) -> list[str]:
+async def execute(client: LLMClient, count: int) -> list[str]:
     return [(await client(HI)).text for _ in range(count)]
 
 
@@ -31,14 +31,14 @@ async def test_replies_in_order() -> None:
 async def test_concurrent_episodes_have_their_own_place() -> None:
     policy = ScriptedPolicy(replies=["a", "b", "c"])
     first, second = (policy.for_episode(EpisodeSpec("t", attempt)) for attempt in range(2))
-    assert await play(first, 2) == ["a", "b"]
-    assert await play(second, 1) == ["a"]
-    assert await asyncio.gather(play(first, 1), play(second, 2)) == [["c"], ["b", "c"]]
+    assert await execute(first, 2) == ["a", "b"]
+    assert await execute(second, 1) == ["a"]
+    assert await asyncio.gather(execute(first, 1), execute(second, 2)) == [["c"], ["b", "c"]]
 
 
 async def test_running_out_says_which_task_and_how_many() -> None:
     client = ScriptedPolicy(replies=["a", "b"]).for_episode(EpisodeSpec("fix-bug"))
-    await play(client, 2)
+    await execute(client, 2)
     for _ in range(2):
         with pytest.raises(PolicyError, match=r"'fix-bug' has 2 replies.*request 3.*policy\.repeat_last=true"):
             await client(HI)
@@ -46,7 +46,7 @@ async def test_running_out_says_which_task_and_how_many() -> None:
 
 async def test_repeating_the_last_reply() -> None:
     client = ScriptedPolicy(replies=["a", "b"], repeat_last=True).for_episode(EpisodeSpec("t"))
-    assert await play(client, 4) == ["a", "b", "b", "b"]
+    assert await execute(client, 4) == ["a", "b", "b", "b"]
 
 
 async def test_what_was_answered_in_its_stead_is_not_given_again() -> None:
@@ -54,7 +54,7 @@ async def test_what_was_answered_in_its_stead_is_not_given_again() -> None:
     client: Any = policy.for_episode(EpisodeSpec("t"))
     for reply in ("a", "b"):
         client.advance(HI, LLMResponse.from_text(reply))
-    assert await play(client, 1) == ["c"]
+    assert await execute(client, 1) == ["c"]
     past: Any = ScriptedPolicy(replies=["a"]).for_episode(EpisodeSpec("t"))
     past.advance(HI, LLMResponse.from_text("a"))
     past.advance(HI, LLMResponse.from_text("x"))
@@ -75,7 +75,7 @@ async def test_replies_by_task(task_name: str, said: str) -> None:
     policy = ScriptedPolicy(
         replies={"*": ["default"], "fix-[x]": ["brackets"], "fix-*": ["glob"], "fix-2*": ["later"], "fix-1": ["exact"]}
     )
-    assert await play(policy.for_episode(EpisodeSpec(task_name)), 1) == [said]
+    assert await execute(policy.for_episode(EpisodeSpec(task_name)), 1) == [said]
 
 
 async def test_a_task_without_replies() -> None:
@@ -85,7 +85,7 @@ async def test_a_task_without_replies() -> None:
 
 
 async def test_without_a_run_it_is_a_plain_client() -> None:
-    assert await play(ScriptedPolicy(replies={"*": ["a", "b"]}), 2) == ["a", "b"]
+    assert await execute(ScriptedPolicy(replies={"*": ["a", "b"]}), 2) == ["a", "b"]
 
 
 @pytest.mark.parametrize("replies", ["text", [1], {"a": "text"}, None, {"a": [None]}])

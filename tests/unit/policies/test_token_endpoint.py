@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from ares_exp.errors import ConfigError, MalformedAnswerError, PreflightError, ServerError, UnsendableRequestError
+from ares_exp.errors import ConfigError, MalformedResponseError, PreflightError, ServerError, UnsendableRequestError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
 from ares_exp.policies.in_process.sampling import NEUTRAL_SAMPLING
@@ -91,15 +91,15 @@ async def test_tokens_are_asked_for_and_read(
     engine: str, endpoint: LoopbackEndpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
     policy = policy_of(engine, endpoint, policy_version="3", temperature=1.0, extra_body={"top_k": 5})
-    answer = await policy.for_episode(EpisodeSpec("t"))(ask(max_output_tokens=9))
+    response = await policy.for_episode(EpisodeSpec("t"))(ask(max_output_tokens=9))
     await policy.close()
     body = endpoint.requests[0].body
     assert (body["return_token_ids"], body["logprobs"], body["max_tokens"], body["top_k"]) == (True, True, 9, 5)
-    assert answer.text == "ab"
-    assert answer.prompt_token_ids == (1, 2, 3)
-    assert answer.completion_token_ids == (8, 7)
-    assert answer.logprobs == (-0.5, -1.0)
-    assert answer.policy_version == ("3" if engine == "vllm" else "4"), "what the engine says comes first"
+    assert response.text == "ab"
+    assert response.prompt_token_ids == (1, 2, 3)
+    assert response.completion_token_ids == (8, 7)
+    assert response.logprobs == (-0.5, -1.0)
+    assert response.policy_version == ("3" if engine == "vllm" else "4"), "what the engine says comes first"
     assert caplog.messages == []
 
 
@@ -127,10 +127,10 @@ async def test_request_sets_every_sampling_parameter(
     engine: str, endpoint: LoopbackEndpoint, user: dict[str, Any], agent: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     policy = policy_of(engine, endpoint, **user)
-    answer = await policy(ask(**agent))
+    response = await policy(ask(**agent))
     await policy.close()
     assert sampling_in(endpoint.requests[0].body) == {**NEUTRAL_SAMPLING, **expected}
-    assert sampling_in(answer.sampling or {}) == {**NEUTRAL_SAMPLING, **expected}
+    assert sampling_in(response.sampling or {}) == {**NEUTRAL_SAMPLING, **expected}
 
 
 @pytest.mark.train
@@ -147,10 +147,10 @@ async def test_continued_request_sets_every_sampling_parameter(
     tokenizer.save_pretrained(tmp_path)
     endpoint.otherwise = Sampler(engine, tokenizer, "x")
     policy = policy_of(engine, endpoint, continue_tokens=True, tokenizer=str(tmp_path), **user)
-    answer = await policy(ask(**agent))
+    response = await policy(ask(**agent))
     await policy.close()
     assert sampling_in(endpoint.requests[0].body) == {**NEUTRAL_SAMPLING, **expected}
-    assert sampling_in(answer.sampling or {}) == {**NEUTRAL_SAMPLING, **expected}
+    assert sampling_in(response.sampling or {}) == {**NEUTRAL_SAMPLING, **expected}
 
 
 async def test_an_engine_without_tokens_is_a_warning(
@@ -164,7 +164,7 @@ async def test_an_engine_without_tokens_is_a_warning(
     assert "gives no token ids" in message
 
 
-async def test_weights_that_change_within_an_answer_are_told(endpoint: LoopbackEndpoint, engine: str) -> None:
+async def test_weights_that_change_within_a_response_are_told(endpoint: LoopbackEndpoint, engine: str) -> None:
     if engine == "vllm":
         pytest.skip("it does not say")
     spans = [{"version": "4", "start": 0, "end": 1}, {"version": "5", "start": 1, "end": 2}]
@@ -208,7 +208,7 @@ def tokenizer() -> Any:
 
 
 class Sampler:
-    """An engine that answers ids with ids: what it says, and its end token."""
+    """An engine that responses ids with ids: what it says, and its end token."""
 
     def __init__(self, engine: str, tokenizer: Any, *says: str) -> None:
         self._engine, self._tokenizer, self._says = engine, tokenizer, list(says)
@@ -275,11 +275,11 @@ async def test_calls_of_tools_are_read_here(
     call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
     endpoint.otherwise = Sampler(engine, tokenizer, f"I look.\n{call}")
     policy = policy_of(engine, endpoint, continue_tokens=True, tokenizer=str(tmp_path))
-    answer = await policy(ask(tools=TOOLS))
-    assert answer.data[0] == TextData("I look.")
-    assert isinstance(answer.data[1], ToolCallData)
-    assert answer.data[1].arguments == '{"command": "ls"}'
-    assert answer.finish_reason == "tool_calls"
+    response = await policy(ask(tools=TOOLS))
+    assert response.data[0] == TextData("I look.")
+    assert isinstance(response.data[1], ToolCallData)
+    assert response.data[1].arguments == '{"command": "ls"}'
+    assert response.finish_reason == "tool_calls"
     with pytest.raises(UnsendableRequestError, match="cannot force"):
         await policy(ask(tools=TOOLS, tool_choice="required"))
     await policy.close()
@@ -296,7 +296,7 @@ async def test_calls_of_tools_are_read_here(
         ({"logprobs": {"token_logprobs": [None]}}, "token_logprobs"),
     ],
 )
-async def test_answers_that_are_refused(
+async def test_responses_that_are_refused(
     endpoint: LoopbackEndpoint, engine: str, tokenizer: Any, tmp_path: Path, changed: dict[str, Any], said: str
 ) -> None:
     tokenizer.save_pretrained(tmp_path)
@@ -304,11 +304,11 @@ async def test_answers_that_are_refused(
     body["choices"][0] |= changed
     endpoint.then(json_body(body), error(500), json_body({"choices": []}))
     policy = policy_of(engine, endpoint, continue_tokens=True, tokenizer=str(tmp_path))
-    with pytest.raises(MalformedAnswerError, match=said):
+    with pytest.raises(MalformedResponseError, match=said):
         await policy(ask())
     with pytest.raises(ServerError):
         await policy(ask())
-    with pytest.raises(MalformedAnswerError, match="choices"):
+    with pytest.raises(MalformedResponseError, match="choices"):
         await policy(ask())
     await policy.close()
 
@@ -316,6 +316,6 @@ async def test_answers_that_are_refused(
 def test_what_is_no_chat_completion_is_left_to_its_reader() -> None:
     policy = VllmPolicy(model="m", base_url="http://127.0.0.1:1/v1")
     for body in ({}, {"choices": []}, {"choices": ["a"]}, []):
-        with pytest.raises(MalformedAnswerError):
-            policy.read_answer(body, lambda _: None)
-    assert isinstance(policy.read_answer(completion("x"), lambda _: None), LLMResponse)
+        with pytest.raises(MalformedResponseError):
+            policy.read_response(body, lambda _: None)
+    assert isinstance(policy.read_response(completion("x"), lambda _: None), LLMResponse)

@@ -53,11 +53,11 @@ def episode(number: int = 0) -> EpisodeSpec:
     return EpisodeSpec("task", number, seed=number)
 
 
-def recomputed(model: Any, answer: LLMResponse, temperature: float = 1.0) -> list[float]:
-    """The log-probabilities of an answer's tokens, by one forward pass without a cache."""
+def recomputed(model: Any, response: LLMResponse, temperature: float = 1.0) -> list[float]:
+    """The log-probabilities of a response's tokens, by one forward pass without a cache."""
     import torch
 
-    prompt, ids = list(answer.prompt_token_ids or ()), list(answer.completion_token_ids or ())
+    prompt, ids = list(response.prompt_token_ids or ()), list(response.completion_token_ids or ())
     with torch.no_grad():
         logits = model(torch.tensor([prompt + ids])).logits[0].float() / temperature
     after = torch.log_softmax(logits, dim=-1)[len(prompt) - 1 :]
@@ -70,16 +70,16 @@ class TestTransformers(PolicyContract):
         return TransformersPolicy.of(model, tokenizer, max_output_tokens=8)
 
 
-async def test_the_tokens_of_an_answer_and_their_logprobs(policy: TransformersPolicy, model: Any) -> None:
+async def test_the_tokens_of_a_response_and_their_logprobs(policy: TransformersPolicy, model: Any) -> None:
     """In a batch of prompts of different lengths, each at a temperature of its own."""
     requests = [ask("x" * (10 * n), temperature=1.0 + n / 2) for n in range(1, 5)]
-    answers = await asyncio.gather(*(policy.for_episode(episode(n))(one) for n, one in enumerate(requests)))
-    for request, answer in zip(requests, answers, strict=True):
-        assert answer.logprobs == pytest.approx(recomputed(model, answer, request.temperature or 1.0), abs=1e-4)
-        assert answer.usage.generated_tokens == len(answer.completion_token_ids or ()) > 0
-        assert answer.sampling is not None
-        assert answer.sampling["temperature"] == request.temperature
-    seeds = [answer.sampling["seed"] for answer in answers if answer.sampling]
+    responses = await asyncio.gather(*(policy.for_episode(episode(n))(one) for n, one in enumerate(requests)))
+    for request, response in zip(requests, responses, strict=True):
+        assert response.logprobs == pytest.approx(recomputed(model, response, request.temperature or 1.0), abs=1e-4)
+        assert response.usage.generated_tokens == len(response.completion_token_ids or ()) > 0
+        assert response.sampling is not None
+        assert response.sampling["temperature"] == request.temperature
+    seeds = [response.sampling["seed"] for response in responses if response.sampling]
     assert seeds == [0, 1, 2, 3]
 
 
@@ -87,8 +87,8 @@ async def test_what_is_drawn_depends_on_the_seed_and_not_on_the_company(policy: 
     request = ask("hello")
     together = await asyncio.gather(*(policy.for_episode(episode(n))(request) for n in range(6)))
     alone = [await policy.for_episode(episode(n))(request) for n in range(6)]
-    ids = [answer.completion_token_ids for answer in alone]
-    assert [answer.completion_token_ids for answer in together] == ids
+    ids = [response.completion_token_ids for response in alone]
+    assert [response.completion_token_ids for response in together] == ids
     assert len(set(ids)) > 1
 
 
@@ -102,22 +102,22 @@ async def test_the_same_prompt_again_is_drawn_anew(policy: TransformersPolicy) -
 async def test_temperature_0_takes_the_likeliest(policy: TransformersPolicy, model: Any) -> None:
     import torch
 
-    answer = await policy.for_episode(episode())(ask("hello", temperature=0.0))
-    prompt, ids = list(answer.prompt_token_ids or ()), list(answer.completion_token_ids or ())
+    response = await policy.for_episode(episode())(ask("hello", temperature=0.0))
+    prompt, ids = list(response.prompt_token_ids or ()), list(response.completion_token_ids or ())
     likeliest = model(torch.tensor([prompt + ids])).logits[0].argmax(-1).tolist()
     assert likeliest[len(prompt) - 1 : -1] == ids
-    assert answer.logprobs == pytest.approx(recomputed(model, answer), abs=1e-4)
+    assert response.logprobs == pytest.approx(recomputed(model, response), abs=1e-4)
 
 
 async def test_top_k_and_top_p_leave_tokens_out(model: Any, tokenizer: Any, policy: TransformersPolicy) -> None:
     greedy = (await policy.for_episode(episode())(ask("hello", temperature=0.0))).completion_token_ids
     for bound in ({"top_k": 1}, {"top_p": 1e-6}):
         bounded = TransformersPolicy.of(model, tokenizer, max_output_tokens=8, **bound)
-        answers = [await bounded.for_episode(episode(n))(ask("hello")) for n in range(2)]
+        responses = [await bounded.for_episode(episode(n))(ask("hello")) for n in range(2)]
         await bounded.close()
-        assert [answer.completion_token_ids for answer in answers] == [greedy, greedy]
-        assert answers[0].sampling is not None
-        assert answers[0].sampling.items() >= bound.items()
+        assert [response.completion_token_ids for response in responses] == [greedy, greedy]
+        assert responses[0].sampling is not None
+        assert responses[0].sampling.items() >= bound.items()
 
 
 async def test_a_models_own_defaults_of_sampling_do_not_count(tokenizer: Any) -> None:
@@ -144,31 +144,31 @@ async def test_stop_strings(policy: TransformersPolicy, tokenizer: Any) -> None:
 
 async def conversation(client: LLMClient, *said: str, **more: Any) -> list[LLMResponse]:
     texts: list[str] = []
-    answers = []
+    responses = []
     for text in said:
         texts.append(text)
-        answers.append(await client(ask(*texts, **more)))
-        texts.append(answers[-1].text)
-    return answers
+        responses.append(await client(ask(*texts, **more)))
+        texts.append(responses[-1].text)
+    return responses
 
 
-def all_ids(answer: LLMResponse) -> tuple[int, ...]:
-    return (*(answer.prompt_token_ids or ()), *(answer.completion_token_ids or ()))
+def all_ids(response: LLMResponse) -> tuple[int, ...]:
+    return (*(response.prompt_token_ids or ()), *(response.completion_token_ids or ()))
 
 
 async def test_a_conversation_is_one_row(policy: TransformersPolicy, model: Any, tokenizer: Any) -> None:
     """Although bytes that are no text come back as something else than was sampled."""
-    answers = await conversation(policy.for_episode(episode(1)), "hello", "go on", "more", system_prompt="Be short.")
-    for earlier, later in itertools.pairwise(answers):
+    responses = await conversation(policy.for_episode(episode(1)), "hello", "go on", "more", system_prompt="Be short.")
+    for earlier, later in itertools.pairwise(responses):
         assert all_ids(later)[: len(all_ids(earlier))] == all_ids(earlier)
         added = tokenizer.decode(list(later.prompt_token_ids or ())[len(all_ids(earlier)) :])
         assert added.removeprefix("<|im_end|>").startswith("\n<|im_start|>user\n")
         assert added.endswith("<|im_end|>\n<|im_start|>assistant\n")
-    whole = all_ids(answers[-1])
-    place = len(answers[0].prompt_token_ids or ())
+    whole = all_ids(responses[-1])
+    place = len(responses[0].prompt_token_ids or ())
     row = LLMResponse((), prompt_token_ids=whole[:place], completion_token_ids=whole[place:])
-    assert recomputed(model, row)[: len(answers[0].logprobs or ())] == pytest.approx(answers[0].logprobs, abs=1e-4)
-    assert any("�" in answer.text for answer in answers), "the test says nothing about what is no text"
+    assert recomputed(model, row)[: len(responses[0].logprobs or ())] == pytest.approx(responses[0].logprobs, abs=1e-4)
+    assert any("�" in response.text for response in responses), "the test says nothing about what is no text"
 
     rendered = TransformersPolicy.of(model, tokenizer, max_output_tokens=8, continue_tokens=False)
     forked = await conversation(rendered.for_episode(episode(1)), "hello", "go on", system_prompt="Be short.")
@@ -179,17 +179,17 @@ async def test_a_conversation_is_one_row(policy: TransformersPolicy, model: Any,
 async def test_rewritten_history_is_rendered_anew(policy: TransformersPolicy, tokenizer: Any) -> None:
     client = policy.for_episode(episode())
     await client(ask("hello"))
-    answer = await client(ask("hello", "I never said that", "go on"))
-    assert "I never said that<|im_end|>" in tokenizer.decode(list(answer.prompt_token_ids or ()))
+    response = await client(ask("hello", "I never said that", "go on"))
+    assert "I never said that<|im_end|>" in tokenizer.decode(list(response.prompt_token_ids or ()))
 
 
 async def test_a_resumed_episode_goes_on_from_the_same_ids(policy: TransformersPolicy) -> None:
-    played, resumed = policy.for_episode(episode()), policy.for_episode(episode())
-    first = await played(ask("hello"))
+    ran, resumed = policy.for_episode(episode()), policy.for_episode(episode())
+    first = await ran(ask("hello"))
     assert hasattr(resumed, "advance")
     resumed.advance(ask("hello"), first)
     request = ask("hello", first.text, "go on")
-    assert all_ids(await resumed(request)) == all_ids(await played(request))
+    assert all_ids(await resumed(request)) == all_ids(await ran(request))
 
 
 async def test_calls_of_tools_go_on_from_their_ids(
@@ -204,12 +204,12 @@ async def test_calls_of_tools_go_on_from_their_ids(
     client = policy.for_episode(episode())
     request = LLMRequest([{"role": "user", "content": "?"}], tools=TOOLS, max_output_tokens=999)
     monkeypatch.setitem(policy._sampling, "max_output_tokens", None)
-    answer = await client(request)
-    (text, asked) = answer.data
+    response = await client(request)
+    (text, asked) = response.data
     assert text == TextData("I look.")
     assert isinstance(asked, ToolCallData)
     assert (asked.name, asked.arguments) == ("bash", '{"command": "ls"}')
-    assert answer.finish_reason == "tool_calls"
+    assert response.finish_reason == "tool_calls"
     made = {"id": asked.id, "type": "function", "function": {"name": asked.name, "arguments": asked.arguments}}
     later = LLMRequest(
         [
@@ -222,8 +222,8 @@ async def test_calls_of_tools_go_on_from_their_ids(
     )
     second = await client(later)
     assert second.prompt_token_ids is not None
-    assert second.prompt_token_ids[: len(all_ids(answer))] == all_ids(answer)
-    assert tokenizer.decode(list(second.prompt_token_ids[len(all_ids(answer)) :])) == (
+    assert second.prompt_token_ids[: len(all_ids(response))] == all_ids(response)
+    assert tokenizer.decode(list(second.prompt_token_ids[len(all_ids(response)) :])) == (
         "\n<|im_start|>user\n<tool_response>\na b\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
 
@@ -238,17 +238,17 @@ async def test_one_that_nobody_waits_for_ends(policy: TransformersPolicy) -> Non
     endless.cancel()
     with pytest.raises(asyncio.CancelledError):
         await endless
-    answer = await policy.for_episode(episode())(ask("hello", max_output_tokens=2))
-    assert answer.usage.generated_tokens == 2
+    response = await policy.for_episode(episode())(ask("hello", max_output_tokens=2))
+    assert response.usage.generated_tokens == 2
     assert long.cancelled() or long.done()
 
 
 async def test_the_event_loop_goes_on_meanwhile(policy: TransformersPolicy) -> None:
     policy._sampling["max_output_tokens"] = None
     await policy.preflight()
-    answer = asyncio.ensure_future(policy.for_episode(episode())(ask("x" * 2000, max_output_tokens=60)))
+    response = asyncio.ensure_future(policy.for_episode(episode())(ask("x" * 2000, max_output_tokens=60)))
     turns = 0
-    while not answer.done():
+    while not response.done():
         await asyncio.sleep(0.001)
         turns += 1
     assert turns > 10
@@ -258,15 +258,15 @@ async def test_versions_and_weights(tokenizer: Any, tmp_path: Path) -> None:
     model, other = tiny_model(tokenizer), tiny_model(tokenizer, seed=1)
     policy = TransformersPolicy.of(model, tokenizer, max_output_tokens=4, policy_version="0")
     assert isinstance(policy, UpdatablePolicy)
-    answers = [await policy.for_episode(episode())(ask("hello"))]
+    responses = [await policy.for_episode(episode())(ask("hello"))]
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     await policy.update("1", other.state_dict())
-    answers.append(await policy.for_episode(episode())(ask("hello")))
+    responses.append(await policy.for_episode(episode())(ask("hello")))
     await policy.update("2", lambda: model.load_state_dict(before))
-    answers.append(await policy.for_episode(episode())(ask("hello")))
+    responses.append(await policy.for_episode(episode())(ask("hello")))
     other.save_pretrained(tmp_path)
     await policy.update("3", tmp_path)
-    answers.append(await policy.for_episode(episode())(ask("hello")))
+    responses.append(await policy.for_episode(episode())(ask("hello")))
     with pytest.raises(ConfigError, match="'strange'"):
         await policy.update("4", {"strange": before["lm_head.weight"]})
     with pytest.raises(ConfigError, match=r"of shape"):
@@ -275,10 +275,10 @@ async def test_versions_and_weights(tokenizer: Any, tmp_path: Path) -> None:
         await policy.update("4", tmp_path / "nowhere")
     assert policy.policy_version == "3"
     await policy.close()
-    assert [answer.policy_version for answer in answers] == ["0", "1", "2", "3"]
-    first, second, third, fourth = (answer.completion_token_ids for answer in answers)
+    assert [response.policy_version for response in responses] == ["0", "1", "2", "3"]
+    first, second, third, fourth = (response.completion_token_ids for response in responses)
     assert first == third != second == fourth
-    assert answers[1].logprobs == pytest.approx(recomputed(other, answers[1]), abs=1e-4)
+    assert responses[1].logprobs == pytest.approx(recomputed(other, responses[1]), abs=1e-4)
 
 
 async def test_a_model_from_disk_is_let_go(tokenizer: Any, model: Any, tmp_path: Path) -> None:
@@ -354,8 +354,8 @@ def watched(model: Any, tokenizer: Any, directory: Path, **more: Any) -> Transfo
     return TransformersPolicy.of(model, tokenizer, max_output_tokens=6, output_dir=directory, **more)
 
 
-def states(model: Any, answer: LLMResponse, module: str) -> Any:
-    """What a module gives for an answer's whole row, by one forward pass."""
+def states(model: Any, response: LLMResponse, module: str) -> Any:
+    """What a module gives for a response's whole row, by one forward pass."""
     import torch
 
     seen = []
@@ -363,7 +363,7 @@ def states(model: Any, answer: LLMResponse, module: str) -> Any:
         lambda _, given, output: seen.append(output[0] if isinstance(output, tuple) else output)
     )
     with torch.no_grad():
-        model(torch.tensor([all_ids(answer)]))
+        model(torch.tensor([all_ids(response)]))
     handle.remove()
     return seen[0][0].numpy()
 
@@ -379,11 +379,11 @@ async def test_hidden_states_are_kept_beside_the_trajectory(tokenizer: Any, mode
     ]
     policy = watched(model, tokenizer, tmp_path, activations=kept)
     requests = [ask("hi"), ask("a longer question"), ask("hello")]
-    answers = await asyncio.gather(*(policy.for_episode(episode(n))(one) for n, one in enumerate(requests)))
+    responses = await asyncio.gather(*(policy.for_episode(episode(n))(one) for n, one in enumerate(requests)))
     await policy.close()
-    for answer in answers:
-        read = read_activations(tmp_path, answer)
-        prompt, whole = len(answer.prompt_token_ids or ()), len(all_ids(answer))
+    for response in responses:
+        read = read_activations(tmp_path, response)
+        prompt, whole = len(response.prompt_token_ids or ()), len(all_ids(response))
         expected = {
             "model.layers.0": slice(prompt - 1, whole - 1),
             "model.layers.1": slice(0, whole - 1),
@@ -393,14 +393,14 @@ async def test_hidden_states_are_kept_beside_the_trajectory(tokenizer: Any, mode
         assert read.keys() == expected.keys()
         for name, positions in expected.items():
             assert isinstance(read[name], np.memmap)
-            np.testing.assert_allclose(read[name], states(model, answer, name)[positions], atol=1e-5)
-            assert answer.activations is not None
-            assert answer.activations[name]["rows"] == len(read[name])
-        assert (answer.activations or {})["model.layers.0"]["first_position"] == prompt - 1
+            np.testing.assert_allclose(read[name], states(model, response, name)[positions], atol=1e-5)
+            assert response.activations is not None
+            assert response.activations[name]["rows"] == len(read[name])
+        assert (response.activations or {})["model.layers.0"]["first_position"] == prompt - 1
     again = watched(model, tokenizer, tmp_path, activations=kept)
     resumed = await again.for_episode(episode(0))(requests[0])
     await again.close()
-    assert resumed.activations != answers[0].activations, "what is there is not written over"
+    assert resumed.activations != responses[0].activations, "what is there is not written over"
     outside = LLMResponse((), activations={"layer": {"file": "../elsewhere.npy"}})
     with pytest.raises(ConfigError, match="to be a file of"):
         read_activations(tmp_path / "activations", outside)
@@ -409,17 +409,17 @@ async def test_hidden_states_are_kept_beside_the_trajectory(tokenizer: Any, mode
 async def test_hidden_states_are_bounded(
     tokenizer: Any, model: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A state has 32 numbers of 4 bytes, and an answer 6 states: there is room for two answers."""
+    """A state has 32 numbers of 4 bytes, and a response 6 states: there is room for two responses."""
     policy = watched(model, tokenizer, tmp_path, activations=[0], activations_max_bytes=2 * 6 * 32 * 4 + 8)
-    answers = [await policy.for_episode(episode(n))(ask("hello")) for n in range(4)]
+    responses = [await policy.for_episode(episode(n))(ask("hello")) for n in range(4)]
     await policy.close()
-    assert [answer.usage.generated_tokens for answer in answers] == [6] * 4
-    assert [answer.activations is None for answer in answers] == [False, False, True, True]
+    assert [response.usage.generated_tokens for response in responses] == [6] * 4
+    assert [response.activations is None for response in responses] == [False, False, True, True]
     assert len([file for file in tmp_path.rglob("*") if file.is_file()]) == 2
     assert ["no more states are kept" in message for message in caplog.messages] == [True]
 
 
-async def test_nothing_is_left_of_an_answer_that_is_given_up(tokenizer: Any, model: Any, tmp_path: Path) -> None:
+async def test_nothing_is_left_of_a_response_that_is_given_up(tokenizer: Any, model: Any, tmp_path: Path) -> None:
     policy = watched(model, tokenizer, tmp_path, activations=[0])
     policy._sampling["max_output_tokens"] = None
     await policy.preflight()

@@ -25,7 +25,7 @@ from ares_exp.errors import (
     ContextOverflowError,
     EndpointTimeoutError,
     EndpointUnreachableError,
-    MalformedAnswerError,
+    MalformedResponseError,
     PreflightError,
     QuotaError,
     RateLimitError,
@@ -36,14 +36,14 @@ from ares_exp.errors import (
 from ares_exp.llms import anthropic_messages, openai_chat, openai_responses
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
-from ares_exp.llms.streamed_answer import EventReader
+from ares_exp.llms.response_stream import EventReader
 from ares_exp.policies.anthropic import AnthropicPolicy
 from ares_exp.policies.chat_completions import OpenAIPolicy
 from ares_exp.policies.endpoint_policy import EndpointPolicy
 from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.policies.responses import OpenAIResponsesPolicy
 from ares_exp.testing.echo_container import RehearsalContainer
-from tests.drawn_responses import answers
+from tests.drawn_responses import responses
 from tests.examples import examples
 from tests.loopback_endpoint import LoopbackEndpoint, drop, json_body, streamed
 
@@ -65,7 +65,7 @@ class Chat:
     served: Wire = ChatCompletionsWire()
 
     @staticmethod
-    def answer(text: str, calls: dict[str, str], thought: str = "") -> dict[str, Any]:
+    def respond(text: str, calls: dict[str, str], thought: str = "") -> dict[str, Any]:
         return openai_chat.response_to_body(said(text, calls))
 
     @staticmethod
@@ -87,12 +87,12 @@ class Responses(Chat):
     served: Wire = ResponsesWire()
 
     @staticmethod
-    def answer(text: str, calls: dict[str, str], thought: str = "") -> dict[str, Any]:
+    def respond(text: str, calls: dict[str, str], thought: str = "") -> dict[str, Any]:
         return openai_responses.response_to_body(said(text, calls, thought, reasoning_tokens=20))
 
     @staticmethod
     def refusal() -> dict[str, Any]:
-        body = Responses.answer("x", {})
+        body = Responses.respond("x", {})
         body["output"][0]["content"] = [{"type": "refusal", "refusal": "I will not."}]
         return body
 
@@ -107,12 +107,12 @@ class Anthropic:
     served: Wire = MessagesWire()
 
     @staticmethod
-    def answer(text: str, calls: dict[str, str], thought: str = "") -> dict[str, Any]:
+    def respond(text: str, calls: dict[str, str], thought: str = "") -> dict[str, Any]:
         return anthropic_messages.response_to_body(said(text, calls, thought, cache_write_tokens=100))
 
     @staticmethod
     def refusal() -> dict[str, Any]:
-        return {**Anthropic.answer("I will not.", {}), "stop_reason": "refusal"}
+        return {**Anthropic.respond("I will not.", {}), "stop_reason": "refusal"}
 
     @staticmethod
     def error(kind: str, message: str) -> dict[str, Any]:
@@ -153,18 +153,18 @@ class Server:
 def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("TEST_KEY", KEY)
     wire = request.param
-    with LoopbackEndpoint(otherwise=json_body(wire.answer("hello", {}))) as endpoint:
+    with LoopbackEndpoint(otherwise=json_body(wire.respond("hello", {}))) as endpoint:
         yield Server(wire, endpoint)
 
 
-async def test_an_agent_of_parallel_calls_plays_through_failures(server: Server) -> None:
+async def test_an_agent_of_parallel_calls_runs_through_failures(server: Server) -> None:
     wire, endpoint = server.wire, server.endpoint
     endpoint.then(
-        json_body(wire.answer("I look.", TWO_CALLS, "First both.")),
+        json_body(wire.respond("I look.", TWO_CALLS, "First both.")),
         json_body(wire.error("rate_limit_error", "slow down"), status=429),
         json_body(wire.error("overloaded_error", "busy"), status=529),
         drop(),
-        json_body(wire.answer("", {"submit": "{}"})),
+        json_body(wire.respond("", {"submit": "{}"})),
     )
     policy = server.policy()
     container = RehearsalContainer()
@@ -223,20 +223,20 @@ async def test_a_refusal(server: Server) -> None:
     assert (response.text, response.finish_reason) == ("I will not.", "refusal")
     with pytest.raises(RefusalError, match="I will not") as raised:
         await server.ask(on_refusal="error")
-    assert raised.value.answer is not None
-    assert raised.value.answer.usage.prompt_tokens == 1000
+    assert raised.value.response is not None
+    assert raised.value.response.usage.prompt_tokens == 1000
 
 
-async def test_what_is_no_answer(server: Server) -> None:
+async def test_what_is_no_response(server: Server) -> None:
     server.endpoint.then(json_body({"hello": 1}), json_body([]))
     for _ in range(2):
-        with pytest.raises(MalformedAnswerError):
+        with pytest.raises(MalformedResponseError):
             await server.ask()
 
 
 async def test_an_error_that_comes_with_a_good_status(server: Server) -> None:
     error = server.wire.error("rate_limit_error", "slow down")
-    failed = {**server.wire.answer("", {}), **error, "status": "failed"} if server.wire is Responses else error
+    failed = {**server.wire.respond("", {}), **error, "status": "failed"} if server.wire is Responses else error
     server.endpoint.then(json_body(failed))
     assert (await server.ask()).text == "hello"
     assert len(server.endpoint.requests) == 2
@@ -256,7 +256,7 @@ def calling(*names: str) -> LLMResponse:
     return LLMResponse([TextData("I look."), *calls], usage=Usage(1000, 50, cached_tokens=600))
 
 
-async def test_an_agent_of_parallel_calls_plays_through_streams_that_fail(server: Server) -> None:
+async def test_an_agent_of_parallel_calls_runs_through_streams_that_fail(server: Server) -> None:
     wire, endpoint = server.wire, server.endpoint
     whole, last = (events_of(wire, calling(*names)) for names in (("bash", "edit"), ("submit",)))
     middle = b"".join(last)[: len(b"".join(last)) // 2]
@@ -294,14 +294,14 @@ async def test_what_a_stream_says_of_its_failure(server: Server) -> None:
         (streamed(start, then_silent=True), EndpointTimeoutError),
         (streamed(b"".join(events_of(server.wire, calling(), fails_with=f"I broke {KEY}."))), ServerError),
         (streamed(events[0] + too_long), ContextOverflowError),
-        (streamed(b"data: {nothing}\n\n"), MalformedAnswerError),
-        (streamed(b"data: []\n\n"), MalformedAnswerError),
+        (streamed(b"data: {nothing}\n\n"), MalformedResponseError),
+        (streamed(b"data: []\n\n"), MalformedResponseError),
         (streamed(b""), EndpointUnreachableError),
-        (streamed(b"".join(events_of(server.wire, LLMResponse.from_text("x" * 50_000)))), MalformedAnswerError),
+        (streamed(b"".join(events_of(server.wire, LLMResponse.from_text("x" * 50_000)))), MalformedResponseError),
     ):
         server.endpoint.then(behaviour)
         with pytest.raises(expected) as raised:
-            await server.ask(stream=True, max_retries=0, stream_idle_sec=0.5, max_answer_bytes=20_000)
+            await server.ask(stream=True, max_retries=0, stream_idle_sec=0.5, max_response_bytes=20_000)
         assert KEY not in str(raised.value)
 
 
@@ -311,11 +311,11 @@ async def test_a_refusal_and_counts_in_a_stream(server: Server) -> None:
     server.endpoint.then(streamed(b"".join(events_of(server.wire, refused))))
     with pytest.raises(RefusalError, match="I will not") as raised:
         await server.ask(stream=True, on_refusal="error")
-    assert raised.value.answer is not None
-    assert raised.value.answer.usage == refused.usage
+    assert raised.value.response is not None
+    assert raised.value.response.usage == refused.usage
 
 
-async def test_an_answer_that_comes_whole_though_a_stream_was_asked_for(server: Server) -> None:
+async def test_a_response_that_comes_whole_though_a_stream_was_asked_for(server: Server) -> None:
     assert (await server.ask(stream=True)).text == "hello"
 
 
@@ -326,19 +326,19 @@ async def test_an_end_of_the_stream_that_does_not_come_is_not_waited_for(server:
 
 
 @examples(100)
-@given(said=answers, wire=st.sampled_from(WIRES))
-def test_a_stream_is_read_as_the_whole_answer_is(said: LLMResponse, wire: Any) -> None:
+@given(said=responses, wire=st.sampled_from(WIRES))
+def test_a_stream_is_read_as_the_whole_response_is(said: LLMResponse, wire: Any) -> None:
     asked_for = {"model": "m", "stream": True, "max_tokens": 9, **wire.policy.wire.stream_fields}
     asked = wire.served.read({**asked_for, "input" if wire is Responses else "messages": []}, {})
     written = b"".join([wire.served.opening(asked), *wire.served.events(asked, said, 0)])
-    reader, streamed_answer = EventReader(), wire.policy.wire.streamed()
+    reader, response_stream = EventReader(), wire.policy.wire.streamed()
     for start in range(0, len(written), 1000):
         for data in reader.feed(written[start : start + 1000]):
-            streamed_answer.add(data)
+            response_stream.add(data)
     policy = wire.policy(model="m")
     whole, losses = json.loads(wire.served.whole(asked, said)), []
-    assert streamed_answer.may_end
-    assert policy.read_answer(streamed_answer.body(), losses.append) == policy.read_answer(whole, lambda _: None)
+    assert response_stream.may_end
+    assert policy.read_response(response_stream.body(), losses.append) == policy.read_response(whole, lambda _: None)
 
 
 async def test_preflight_asks_with_the_key(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,9 +353,9 @@ async def test_preflight_asks_with_the_key(server: Server, monkeypatch: pytest.M
 @pytest.mark.parametrize("wire", [Responses, Anthropic])
 async def test_sealed_reasoning_is_sent_back_in_its_place(wire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_KEY", KEY)
-    with LoopbackEndpoint(otherwise=json_body(wire.answer("", {"submit": "{}"}))) as endpoint:
+    with LoopbackEndpoint(otherwise=json_body(wire.respond("", {"submit": "{}"}))) as endpoint:
         server = Server(wire, endpoint)
-        endpoint.then(json_body(wire.answer("I look.", TWO_CALLS, "First both.")))
+        endpoint.then(json_body(wire.respond("I look.", TWO_CALLS, "First both.")))
         policy = server.policy()
         try:
             client = policy.for_episode(EpisodeSpec("t"))
@@ -380,7 +380,7 @@ class TestAnthropic:
     @pytest.fixture
     def server(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         monkeypatch.setenv("TEST_KEY", KEY)
-        with LoopbackEndpoint(otherwise=json_body(Anthropic.answer("hello", {}))) as endpoint:
+        with LoopbackEndpoint(otherwise=json_body(Anthropic.respond("hello", {}))) as endpoint:
             yield Server(Anthropic, endpoint)
 
     async def test_the_prompt_is_marked_for_the_cache(self, server: Server) -> None:
@@ -411,7 +411,7 @@ class TestAnthropic:
 
 async def test_responses_has_no_stop_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_KEY", KEY)
-    with LoopbackEndpoint(otherwise=json_body(Responses.answer("hello", {}))) as endpoint:
+    with LoopbackEndpoint(otherwise=json_body(Responses.respond("hello", {}))) as endpoint:
         server = Server(Responses, endpoint)
         with pytest.raises(UnsendableRequestError, match="stop_sequences"):
             await server.ask(stop_sequences=["x"])

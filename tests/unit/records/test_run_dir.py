@@ -110,7 +110,7 @@ def test_nothing_is_appended_to_what_a_link_leads_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("resume", [True, False])
-@pytest.mark.parametrize("name", ["answers", "trajectories", "snapshots", "files", "branch_point", "tensorboard"])
+@pytest.mark.parametrize("name", ["responses", "trajectories", "snapshots", "files", "branch_point", "tensorboard"])
 def test_a_folder_that_is_somewhere_else_is_refused(tmp_path: Path, name: str, resume: bool) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / name).symlink_to("../elsewhere")
@@ -162,7 +162,7 @@ def test_what_a_killed_process_left_of_its_writing_goes(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     left = [
         tmp_path / ".summary.json.7.tmp",
-        run_dir.answers / ".a.jsonl.7.tmp",
+        run_dir.responses / ".a.jsonl.7.tmp",
         tmp_path / "trajectories" / ".a.7.tmp",
     ]
     of_others = [run_dir.files, run_dir.snapshots, tmp_path / "wandb"]

@@ -23,7 +23,7 @@ from ares_exp.trajectories.divergence import step_marks
 from ares_exp.trajectories.files.episode_file import dump_episode
 from ares_exp.trajectories.records import BackgroundRecord
 from tests.unit.commands.recorded import row, run_of
-from tests.unit.trajectories.chats import chat, with_answer, with_step
+from tests.unit.trajectories.chats import chat, with_response, with_step
 
 ROWS = [row("a", 0, 1.0), row("a", 1, 0.0), row("b", 0, None)]
 
@@ -66,7 +66,7 @@ def test_a_killed_run_shows_the_episode_that_was_in_progress(tmp_path: Path) -> 
 
 def test_pieces_of_a_reply_and_conversations(tmp_path: Path) -> None:
     pieces = [ThinkingData("hm"), TextData("I look."), ToolCallData("1", "bash", '{"command": "ls"}')]
-    episode = with_answer(chat(), LLMResponse(pieces, model="tiny"))
+    episode = with_response(chat(), LLMResponse(pieces, model="tiny"))
     asked = episode.steps[1].observation or {}
     episode = with_step(episode, 1, observation={**asked, "origin": {"wire": "messages", "conversation": "sub-agent"}})
     steps = episode_payload(episode)["steps"]

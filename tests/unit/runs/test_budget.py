@@ -32,7 +32,7 @@ def result(episode_id: str = "e", outcome: str = "completed", *, at: float = 10.
     return EpisodeResult(episode_id=episode_id, outcome=Outcome(outcome), **{**values, **more})
 
 
-def answer(tokens: int, cost: float = 0.0) -> LLMResponse:
+def respond(tokens: int, cost: float = 0.0) -> LLMResponse:
     return LLMResponse.from_text("a", usage=Usage(tokens - 1, 1), cost=cost)
 
 
@@ -55,7 +55,7 @@ def test_without_a_budget_nothing_is_used_up(tmp_path: Path) -> None:
 
 def test_what_environments_spend_counts_as_it_is_paid_and_only_once() -> None:
     meter = BudgetMeter(Budget(cost=1.0), earlier=[result("b", environment_usage=EnvironmentUsage(50, 0, 0.25))])
-    meter.add_answer("a", answer(10, 0.125))
+    meter.add_response("a", respond(10, 0.125))
     meter.add_environment("a", None)
     meter.add_environment("a", EnvironmentUsage(20, 2, 0.25))
     meter.add_environment("a", EnvironmentUsage(30, 3, 0.375))
@@ -67,22 +67,22 @@ def test_what_environments_spend_counts_as_it_is_paid_and_only_once() -> None:
     assert meter.exhausted() is not None
 
 
-def test_cost_of_answers_counts_as_they_are_paid_and_only_once() -> None:
+def test_cost_of_responses_counts_as_they_are_paid_and_only_once() -> None:
     meter = BudgetMeter(Budget(cost=1.0))
-    meter.add_answer("a", answer(10, 0.4))
-    meter.add_answer("b", answer(10, 0.4))
+    meter.add_response("a", respond(10, 0.4))
+    meter.add_response("b", respond(10, 0.4))
     assert meter.exhausted() is None
     meter.add(result("a", cost=0.4, prompt_tokens=9, generated_tokens=1))
     assert (meter.spent.cost, meter.spent.tokens) == (0.8, 20)
     assert meter.exhausted() is None
-    meter.add_answer("b", answer(10, 0.25))
+    meter.add_response("b", respond(10, 0.25))
     assert meter.exhausted() == (
         "The run's budget is used up: 1.05 US dollars, budget.cost=1. Nothing more is started, and what was running "
         "is ended; resume with a larger one, such as budget.cost=2."
     )
 
 
-def test_a_result_whose_answers_nobody_told_of_counts_whole() -> None:
+def test_a_result_whose_responses_nobody_told_of_counts_whole() -> None:
     meter = BudgetMeter(Budget(tokens=30))
     meter.add(result(prompt_tokens=20, generated_tokens=9))
     assert meter.exhausted() is None
@@ -92,9 +92,9 @@ def test_a_result_whose_answers_nobody_told_of_counts_whole() -> None:
     assert "budget.tokens=60" in said
 
 
-def test_an_answer_that_is_not_in_the_result_is_paid_all_the_same() -> None:
+def test_a_response_that_is_not_in_the_result_is_paid_all_the_same() -> None:
     meter = BudgetMeter(Budget())
-    meter.add_answer("a", answer(10, 0.5))
+    meter.add_response("a", respond(10, 0.5))
     meter.add(result("a", "policy_error", error=ErrorInfo("RefusalError", "no")))
     assert (meter.spent.cost, meter.spent.tokens) == (0.5, 10)
 
@@ -104,7 +104,7 @@ def test_what_was_taken_over_is_not_paid_twice() -> None:
     taken = Replayed("a", steps=3, prompt_tokens=100, generated_tokens=10, cost=2.0)
     meter = BudgetMeter(Budget(), earlier=[first])
     assert (meter.spent.tokens, meter.spent.cost) == (110, 2.0)
-    meter.add_answer("b", answer(40, 0.5))
+    meter.add_response("b", respond(40, 0.5))
     meter.add(result("b", prompt_tokens=130, generated_tokens=20, cost=2.5, replayed=taken))
     assert (meter.spent.tokens, meter.spent.cost) == (150, 2.5)
     assert paid(result("c", prompt_tokens=1, replayed=taken)).tokens == 0, "never negative"
@@ -173,7 +173,7 @@ def test_a_sweep_counts_its_jobs_together(tmp_path: Path) -> None:
     (tmp_path / "2").mkdir()
     (tmp_path / "multirun.yaml").write_text("x")
     meter = BudgetMeter(Budget(cost=3.0, sweep=Limits(cost=4.0)), run_dir=own, sweep_dir=tmp_path)
-    meter.add_answer("e", answer(5, 1.5))
+    meter.add_response("e", respond(5, 1.5))
     assert meter.exhausted() is None, "nothing is read before `refresh`"
     meter.refresh()
     assert (meter.spent_by_sweep.cost, meter.spent_by_sweep.tokens) == (3.5, 15)
@@ -185,10 +185,10 @@ def test_a_sweep_counts_its_jobs_together(tmp_path: Path) -> None:
     assert "budget.sweep.cost=8" in said
 
 
-def test_an_answer_that_cannot_be_counted_leaves_the_budget_as_it_is() -> None:
+def test_a_response_that_cannot_be_counted_leaves_the_budget_as_it_is() -> None:
     meter = BudgetMeter(Budget(cost=1.0))
     for cost in (float("nan"), -5.0, 2.0):
-        meter.add_answer("e", answer(5, cost))
+        meter.add_response("e", respond(5, cost))
     assert meter.spent.cost == 2.0
     assert meter.exhausted() is not None
 

@@ -32,7 +32,7 @@ from ares_exp.records.results import Outcome
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_storage import PROBE_BYTES
 from ares_exp.records.run_summary import RunSummary
-from ares_exp.runs.branching import _FirstAnswer
+from ares_exp.runs.branching import _FirstResponse
 from ares_exp.runs.budget import Budget, Limits
 from ares_exp.runs.components import Components, Settings
 from ares_exp.runs.experiment import GC_THRESHOLD, Experiment, collecting_seldom
@@ -104,7 +104,7 @@ class Ready:
     async def preflight(self) -> None: ...
 
 
-class Answers(Policy):
+class Responses(Policy):
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         return LLMResponse.from_text("a")
 
@@ -120,7 +120,7 @@ def experiment(
         "source": Source(count, trouble),
         "agent_factory": Ready(),
         "container_factory": Ready(),
-        "policy": Answers(),
+        "policy": Responses(),
         "wrapper": complete,
         "collectors": {"json": JsonTrajectoryCollector(tmp_path / "trajectories")},
         "tracker": NullTracker(),
@@ -136,7 +136,7 @@ def experiment(
     return Experiment(Components(**components, **entered), chosen, run_dir)
 
 
-async def play(made: Experiment, tmp_path: Path) -> RunSummary:
+async def execute(made: Experiment, tmp_path: Path) -> RunSummary:
     names = await made.prepare()
     summary = await made.run(names, RunInfo(run_dir=tmp_path, name="n", run_id="i"))
     await made.close(summary)
@@ -179,7 +179,7 @@ async def test_limits_hold_for_an_environment_that_knows_of_none(
 
     source = Endlessly(2, no_trouble)
     made = experiment(tmp_path, source=source, policy=Dear(), limits=limits, wrapper=wrapper, concurrency=2)
-    assert not (await play(made, tmp_path)).complete, "nothing was scored"
+    assert not (await execute(made, tmp_path)).complete, "nothing was scored"
     for row in rows(tmp_path):
         assert (row["outcome"], row["reward"]) == ("truncated", None)
         assert row["error"] == {"type": "limit", "message": f"limit reached: {name}", "limit": name}
@@ -191,7 +191,7 @@ async def test_limits_hold_for_an_environment_that_knows_of_none(
 
 
 async def test_what_nothing_is_recorded_of_is_left_out(tmp_path: Path) -> None:
-    class Recorded(Answers):
+    class Recorded(Responses):
         recorded_tasks = ("task-1", "task-9")
 
     class Keeping(Source):
@@ -212,11 +212,11 @@ async def test_an_oracle_is_refused_where_there_are_no_solutions(tmp_path: Path)
     class Solutions(Source):
         needs_container = False
 
-    with pytest.raises(ConfigError, match=r"policy=oracle.* plays the solutions of tasks, and Solutions has none"):
+    with pytest.raises(ConfigError, match=r"policy=oracle.* runs the solutions of tasks, and Solutions has none"):
         await experiment(tmp_path, source=Solutions(2, no_trouble), policy=OraclePolicy()).prepare()
     source = Solutions(2, no_trouble)
     source.has_solutions = True  # type: ignore[attr-defined]
-    summary = await play(experiment(tmp_path / "solved", source=source, policy=OraclePolicy()), tmp_path)
+    summary = await execute(experiment(tmp_path / "solved", source=source, policy=OraclePolicy()), tmp_path)
     assert (summary.must_pass, summary.broken) == (True, ())
 
 
@@ -233,7 +233,7 @@ async def test_an_oracle_is_refused_where_there_are_no_solutions(tmp_path: Path)
 async def test_a_limit_on_cost_is_suggested_where_prices_are_known(
     tmp_path: Path, limits: EpisodeLimits, budget: Budget, warned: bool
 ) -> None:
-    class Priced(Answers):
+    class Priced(Responses):
         knows_prices = True
 
     made = experiment(tmp_path, policy=Priced(), limits=limits, budget=budget)
@@ -253,8 +253,8 @@ async def test_tasks_that_may_not_be_read_are_a_mistake_of_the_user(tmp_path: Pa
         await experiment(tmp_path, source=Closed(1, no_trouble)).prepare()
 
 
-async def test_everything_is_played_and_written(tmp_path: Path) -> None:
-    summary = await play(experiment(tmp_path, count=20, concurrency=4), tmp_path)
+async def test_everything_is_run_and_written(tmp_path: Path) -> None:
+    summary = await execute(experiment(tmp_path, count=20, concurrency=4), tmp_path)
     assert summary.complete
     assert len(rows(tmp_path)) == 20
     assert len(list((tmp_path / "trajectories").iterdir())) == 20
@@ -273,7 +273,7 @@ async def test_everything_is_played_and_written(tmp_path: Path) -> None:
 async def test_whatever_a_policy_raises_is_a_row_and_the_others_go_on(
     tmp_path: Path, error: BaseException, outcome: str
 ) -> None:
-    class FailsOnce(Answers):
+    class FailsOnce(Responses):
         calls = 0
 
         async def __call__(self, request: LLMRequest) -> LLMResponse:
@@ -282,7 +282,7 @@ async def test_whatever_a_policy_raises_is_a_row_and_the_others_go_on(
                 raise error
             return await super().__call__(request)
 
-    summary = await play(experiment(tmp_path, policy=FailsOnce()), tmp_path)
+    summary = await execute(experiment(tmp_path, policy=FailsOnce()), tmp_path)
     assert [row["outcome"] for row in rows(tmp_path)] == [outcome, "completed", "completed"]
     assert not summary.complete
 
@@ -300,7 +300,7 @@ async def test_a_container_backend_that_holds_something_is_closed(
                 raise OSError("no engine")
 
     factory = Holding()
-    summary = await play(experiment(tmp_path, container_factory=factory), tmp_path)
+    summary = await execute(experiment(tmp_path, container_factory=factory), tmp_path)
     assert factory.closed == 1
     assert len(summary.results) == 3
     assert ("The container backend could not be closed: OSError: no engine" in caplog.text) is fails
@@ -311,7 +311,7 @@ async def test_a_reward_that_was_reached_survives_a_failing_close(tmp_path: Path
         if where == "close":
             raise RuntimeError("cannot close")
 
-    summary = await play(experiment(tmp_path, trouble=fails_in_close), tmp_path)
+    summary = await execute(experiment(tmp_path, trouble=fails_in_close), tmp_path)
     assert [(row["outcome"], row["reward"]) for row in rows(tmp_path)] == [("completed", 1.0)] * 3
     assert summary.complete
 
@@ -328,7 +328,7 @@ class FailingTracker(NullTracker):
 
 
 async def test_a_failing_tracker_changes_nothing_but_the_count(tmp_path: Path) -> None:
-    summary = await play(experiment(tmp_path, tracker=FailingTracker()), tmp_path)
+    summary = await execute(experiment(tmp_path, tracker=FailingTracker()), tmp_path)
     assert [row["reward"] for row in rows(tmp_path)] == [1.0] * 3
     assert summary.recording_failures == 4
     assert summary.complete
@@ -350,7 +350,7 @@ class FailingRows(RunDir):
 async def test_unwritten_row_ends_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     read_only = [OSError(30, "Read-only file system")] * 9
     made = experiment(tmp_path, count=6, run_dir=FailingRows(tmp_path / "run", *read_only))
-    summary = await play(made, tmp_path)
+    summary = await execute(made, tmp_path)
     assert [result.outcome for result in summary.results] == [Outcome.CANCELLED]
     assert [result.error and result.error.type for result in summary.results] == ["StorageError"]
     assert (summary.unwritten_rows, summary.recording_failures, summary.exit_code) == (1, 0, 1)
@@ -363,7 +363,7 @@ async def test_unwritten_row_ends_run(tmp_path: Path, caplog: pytest.LogCaptureF
 
 async def test_reserve_takes_row_of_full_disk(tmp_path: Path) -> None:
     full = OSError(28, "No space left on device")
-    summary = await play(experiment(tmp_path, count=6, run_dir=FailingRows(tmp_path / "run", full)), tmp_path)
+    summary = await execute(experiment(tmp_path, count=6, run_dir=FailingRows(tmp_path / "run", full)), tmp_path)
     assert rows(tmp_path)[0]["outcome"] == "completed"
     assert len(rows(tmp_path)) < 6
     assert (summary.unwritten_rows, summary.exit_code) == (0, 1)
@@ -395,7 +395,7 @@ class LosingCollector(MemoryTrajectoryCollector):
 
 async def test_lost_trajectory_ends_run_and_is_due(tmp_path: Path) -> None:
     collectors = {"json": LosingCollector(OSError(122, "Disk quota exceeded"))}
-    summary = await play(experiment(tmp_path, count=6, collectors=collectors), tmp_path)
+    summary = await execute(experiment(tmp_path, count=6, collectors=collectors), tmp_path)
     assert {row["outcome"] for row in rows(tmp_path)} == {"cancelled"}
     assert {row["reward"] for row in rows(tmp_path)} == {None}
     assert len(rows(tmp_path)) < 6
@@ -404,7 +404,7 @@ async def test_lost_trajectory_ends_run_and_is_due(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), FileNotFoundError(2, "No such file", "elsewhere")], ids=str)
 async def test_bug_in_collector_ends_no_run(tmp_path: Path, error: Exception) -> None:
-    summary = await play(experiment(tmp_path, collectors={"json": LosingCollector(error)}), tmp_path)
+    summary = await execute(experiment(tmp_path, collectors={"json": LosingCollector(error)}), tmp_path)
     assert [row["outcome"] for row in rows(tmp_path)] == ["completed"] * 3
     assert (summary.ended_by, summary.recording_failures) == (None, 3)
 
@@ -419,7 +419,7 @@ class FailingTrainer:
 
 
 async def test_unwritten_training_record_ends_run(tmp_path: Path) -> None:
-    summary = await play(experiment(tmp_path, trainer=FailingTrainer()), tmp_path)
+    summary = await execute(experiment(tmp_path, trainer=FailingTrainer()), tmp_path)
     assert "cannot write training.jsonl: No space left on device" in str(summary.ended_by)
     assert summary.exit_code == 1
 
@@ -430,7 +430,7 @@ async def test_failure_on_full_disk_leaves_episode_due(tmp_path: Path, monkeypat
             fill_disk(monkeypatch)
             raise RuntimeError("the verifier could not write a file")
 
-    summary = await play(experiment(tmp_path, count=6, trouble=trouble), tmp_path)
+    summary = await execute(experiment(tmp_path, count=6, trouble=trouble), tmp_path)
     assert [row["outcome"] for row in rows(tmp_path)] == ["cancelled"]
     assert summary.ended_by is not None
 
@@ -440,7 +440,7 @@ async def test_run_without_space_for_reserve_is_rejected(tmp_path: Path, monkeyp
     with pytest.raises(
         ConfigError, match=r"Expected 1\.1 MiB of free disk space in the run directory .*, got: No space"
     ):
-        await play(experiment(tmp_path), tmp_path)
+        await execute(experiment(tmp_path), tmp_path)
     assert rows(tmp_path) == []
 
 
@@ -449,14 +449,14 @@ async def test_deleted_run_directory_ends_run(tmp_path: Path) -> None:
         if where == "step" and len(rows(tmp_path)) == 1:
             shutil.rmtree(tmp_path / "run")
 
-    summary = await play(experiment(tmp_path, count=6, trouble=trouble), tmp_path)
+    summary = await execute(experiment(tmp_path, count=6, trouble=trouble), tmp_path)
     assert [result.outcome for result in summary.results] == [Outcome.COMPLETED, Outcome.CANCELLED]
     assert (summary.exit_code, summary.unwritten_rows) == (1, 1)
     assert f"its directory {tmp_path}/run was deleted, moved or unmounted" in str(summary.ended_by)
 
 
 async def test_own_model_of_an_unrecorded_run_is_not_asked(tmp_path: Path) -> None:
-    class Judge(Answers):
+    class Judge(Responses):
         asked = 0
 
         async def __call__(self, request: LLMRequest) -> LLMResponse:
@@ -474,7 +474,7 @@ async def test_own_model_of_an_unrecorded_run_is_not_asked(tmp_path: Path) -> No
     model = OwnModel(judge, name="The judge", key="env.judge", error=VerifierError)
     source = Source(6, trouble)
     source.own_models = [model]
-    summary = await play(experiment(tmp_path, source=source), tmp_path)
+    summary = await execute(experiment(tmp_path, source=source), tmp_path)
     assert judge.asked == 1
     assert f"its directory {tmp_path}/run was deleted" in str(summary.ended_by)
 
@@ -496,12 +496,12 @@ async def test_an_interrupt_is_bounded_and_leaves_a_row_for_every_episode(
             raise
 
     made = experiment(tmp_path, count=5, concurrency=3, trouble=unwinds_slowly)
-    playing = asyncio.create_task(play(made, tmp_path))
+    running = asyncio.create_task(execute(made, tmp_path))
     for _ in range(3):
         await waiting.acquire()
     started = time.monotonic()
     made.interrupt()
-    summary = await playing
+    summary = await running
     assert time.monotonic() - started < 25  # unwinding takes 30 s
     assert summary.interrupted
     assert [result.outcome.value for result in summary.results] == ["cancelled"] * 3
@@ -517,11 +517,11 @@ async def test_an_interrupt_loses_no_finished_row(tmp_path: Path) -> None:
 
     loop, written = asyncio.get_running_loop(), asyncio.Event()
     made = experiment(tmp_path, count=40, concurrency=40, run_dir=Slow(tmp_path / "run"))
-    playing = asyncio.create_task(play(made, tmp_path))
+    running = asyncio.create_task(execute(made, tmp_path))
     async with asyncio.timeout(60):
         await written.wait()
     made.interrupt()
-    summary = await playing
+    summary = await running
     assert len(summary.results) == len(rows(tmp_path))
     assert len(summary.results) == 40
 
@@ -530,10 +530,10 @@ async def test_an_interrupt_at_any_moment_ends_the_run_in_order(tmp_path: Path) 
     for moment in range(0, 40, 2):  # some fall between the end of an episode and the writing of its row
         folder = tmp_path / str(moment)
         made = experiment(folder, count=12, concurrency=12)
-        playing = asyncio.create_task(play(made, folder))
+        running = asyncio.create_task(execute(made, folder))
         await asyncio.sleep(0.001 * moment)
         made.interrupt()
-        summary = await playing
+        summary = await running
         assert len(summary.results) == len(rows(folder))
 
 
@@ -547,7 +547,7 @@ async def test_a_collector_that_knows_no_handles_needs_concurrency_1(tmp_path: P
     with pytest.raises(ConfigError, match="concurrency=1"):
         await experiment(tmp_path, collectors={"mine": OneAtATime()}, concurrency=2).prepare()
     made = experiment(tmp_path / "alone", collectors={"mine": OneAtATime()}, concurrency=1)
-    assert (await play(made, tmp_path)).complete
+    assert (await execute(made, tmp_path)).complete
 
 
 async def test_all_failing_preflights_are_named(tmp_path: Path) -> None:
@@ -555,7 +555,7 @@ async def test_all_failing_preflights_are_named(tmp_path: Path) -> None:
         async def preflight(self) -> None:
             raise PreflightError("no engine")
 
-    class NoKey(Answers):
+    class NoKey(Responses):
         async def preflight(self) -> None:
             raise PreflightError("no key")
 
@@ -579,7 +579,7 @@ async def plain(request: LLMRequest) -> LLMResponse:
     return LLMResponse.from_text("a")
 
 
-class NamedModel(Answers):
+class NamedModel(Responses):
     model_name = "small-1"
 
 
@@ -599,7 +599,7 @@ async def test_a_trajectory_has_the_names_that_the_run_knows(
             raise AgentError("no")
 
     source = MisnamedSource(2, trouble)
-    await play(experiment(tmp_path, source=source, policy=as_policy(policy), agent_factory=Careful()), tmp_path)
+    await execute(experiment(tmp_path, source=source, policy=as_policy(policy), agent_factory=Careful()), tmp_path)
     for row in rows(tmp_path):
         episode = EpisodeTrajectory.load(tmp_path / "trajectories" / f"{row['episode_id']}.json")
         assert episode.task_name == row["task_name"]
@@ -609,7 +609,7 @@ async def test_a_trajectory_has_the_names_that_the_run_knows(
 
 
 class Slow(OneStep):
-    """Takes two steps, has a limit on time, and ends when there is no answer."""
+    """Takes two steps, has a limit on time, and ends when there is no response."""
 
     time_left_sec = 0.01
 
@@ -630,7 +630,7 @@ class SlowSource(Source):
         return Slow(task_name, self.trouble)
 
 
-@pytest.mark.parametrize("ends", ["completed", "without an answer", "raising", "not reset"])
+@pytest.mark.parametrize("ends", ["completed", "without a response", "raising", "not reset"])
 async def test_row_and_trajectory_count_the_same_steps_and_seconds(tmp_path: Path, ends: str) -> None:
     steps = 0
 
@@ -640,19 +640,19 @@ async def test_row_and_trajectory_count_the_same_steps_and_seconds(tmp_path: Pat
         if ends == "not reset" or (ends == "raising" and steps == 2):
             raise AgentError("no")
 
-    class AnswersOnce(Answers):
+    class ResponsesOnce(Responses):
         async def __call__(self, request: LLMRequest) -> LLMResponse:
-            if ends == "without an answer" and steps:
+            if ends == "without a response" and steps:
                 await asyncio.Event().wait()
             return await super().__call__(request)
 
-    await play(experiment(tmp_path, source=SlowSource(1, trouble), policy=AnswersOnce()), tmp_path)
+    await execute(experiment(tmp_path, source=SlowSource(1, trouble), policy=ResponsesOnce()), tmp_path)
     [row], [stored] = rows(tmp_path), load(tmp_path / "trajectories")
     assert row["num_steps"] == stored.step_count == stored.load().step_count == steps == (ends != "not reset") * 2
     assert (row["started_at"], row["finished_at"]) == (stored.start_time, stored.end_time)
 
 
-class Unpriced(Answers):
+class Unpriced(Responses):
     def __init__(self) -> None:
         self.unpriced: list[str] = []
 
@@ -664,7 +664,7 @@ class Unpriced(Answers):
 @pytest.mark.parametrize("cost", [None, 5.0])
 async def test_an_unknown_price_is_a_word_only_under_a_limit_in_dollars(tmp_path: Path, cost: float | None) -> None:
     made = experiment(tmp_path, policy=Unpriced(), limits=EpisodeLimits(cost=cost))
-    await play(made, tmp_path)
+    await execute(made, tmp_path)
     assert [warning[:43] for warning in made.warnings] == ["No price is known for model 'small-1': its "] * bool(cost)
     assert [row["length_stops"] for row in rows(tmp_path)] == [1, 1, 1]
 
@@ -706,10 +706,10 @@ HI = LLMRequest([{"role": "user", "content": "hi"}])
 
 
 def branch(*replies: str) -> Any:
-    return _FirstAnswer("given", ScriptedPolicy(replies=list(replies)).for_episode(EpisodeSpec("t")))
+    return _FirstResponse("given", ScriptedPolicy(replies=list(replies)).for_episode(EpisodeSpec("t")))
 
 
-async def test_the_policy_answers_after_the_answer_that_was_given() -> None:
+async def test_the_policy_answers_after_the_response_that_was_given() -> None:
     client = branch("a", "b")
     assert [(await client(HI)).text for _ in range(3)] == ["given", "a", "b"]
 
@@ -725,7 +725,7 @@ async def test_a_resumed_branch_goes_past_what_was_answered() -> None:
 
 
 async def test_a_policy_without_a_place_of_its_own_is_told_nothing() -> None:
-    client: Any = _FirstAnswer("given", OraclePolicy())
+    client: Any = _FirstResponse("given", OraclePolicy())
     client.advance(HI, LLMResponse.from_text("given"))
     client.advance(HI, LLMResponse.from_text("x"))
     assert "solve.sh" in (await client(HI)).text

@@ -17,7 +17,7 @@ from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.source import EpisodeParts
 from ares_exp.records.run_dir import RunDir
 from ares_exp.trajectories.records import EpisodeTrajectory
-from tests.benchmarks.bench_load import Tasks, Work, experiment, play
+from tests.benchmarks.bench_load import Tasks, Work, execute, experiment
 
 EPISODES, AT_ONCE = 200, 100
 THREADS = 32
@@ -70,13 +70,13 @@ def without_garbage_collector() -> Iterator[None]:
 async def test_hundreds_at_once_all_finish_and_are_freed(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "run")
     tasks, policy = CountedTasks(EPISODES), Work(0.05, steps=(2, 6))
-    summary = await play(experiment(tasks, policy, AT_ONCE, run_dir), run_dir)
+    summary = await execute(experiment(tasks, policy, AT_ONCE, run_dir), run_dir)
     assert summary.complete
     rows = [json.loads(line) for line in run_dir.episodes.read_text().splitlines()]
     assert {row["task_name"] for row in rows} == {f"task-{number}" for number in range(EPISODES)}
     assert len(rows) == EPISODES
     assert sum(row["num_steps"] for row in rows) == policy.steps
-    assert list(run_dir.answers.iterdir()) == []
+    assert list(run_dir.responses.iterdir()) == []
     kept = [EpisodeTrajectory.load(run_dir.trajectories / f"{row['episode_id']}.json") for row in rows]
     assert [len(one.steps) - 1 for one in kept] == [row["num_steps"] for row in rows]
     for counted in (tasks.environments, tasks.containers):

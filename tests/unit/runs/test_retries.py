@@ -59,7 +59,7 @@ def test_the_most_specific_class_wins_over_the_outcome() -> None:
     assert tries(rules, PolicyTimeoutError("p")) == 2
     assert tries(rules, ServerError("s")) == 3
     assert tries(rules, RateLimitError("r")) == 4
-    assert tries(rules, errors.MalformedAnswerError("m")) == 1
+    assert tries(rules, errors.MalformedResponseError("m")) == 1
 
 
 def test_null_is_not_named_and_a_builtin_class_can_be() -> None:
@@ -136,14 +136,14 @@ CAUSED_BY_AGENTS_AND_MODELS = """
     AgentError NoRequestError AgentSetupTimeoutError ContainerError ContainerDiedError TransferError HealthcheckError
     StepSetupError VerifierError AddTestsDirError DownloadVerifierDirError VerifierTimeoutError RewardFileNotFoundError
     RewardFileEmptyError VerifierOutputParseError PolicyError PolicyTimeoutError EndpointTimeoutError
-    MalformedAnswerError UnsendableRequestError QuotaError AuthenticationError ContextOverflowError RefusalError
+    MalformedResponseError UnsendableRequestError QuotaError AuthenticationError ContextOverflowError RefusalError
     EndpointError ContainerAuthorizationError ContainerNotFoundError
 """
 
 
 def test_infrastructure_is_what_agents_and_models_cannot_cause() -> None:
     rules = composed(["retry.infrastructure=true"])
-    expected = dict.fromkeys(INFRASTRUCTURE.split(), 3) | {"OracleAnswerError": 2}
+    expected = dict.fromkeys(INFRASTRUCTURE.split(), 3) | {"OracleResponseError": 2}
     expected |= dict.fromkeys(CAUSED_BY_AGENTS_AND_MODELS.split(), 1)
     assert {name: tries(rules, getattr(errors, name)("e")) for name in expected} == expected
     assert tries(rules, OSError("e")) == 1

@@ -22,7 +22,7 @@ REQUEST = LLMRequest([{"role": "user", "content": "?"}])
 PAID = LLMResponse.from_text("a", usage=Usage(10, 5), cost=0.25)
 
 
-async def answer(request: LLMRequest) -> LLMResponse:
+async def respond(request: LLMRequest) -> LLMResponse:
     return PAID
 
 
@@ -68,12 +68,12 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert list(tmp_path.iterdir()) == []  # nothing is kept on disk
 
 
-async def play(**arguments: Any) -> list[FinishedEpisode]:
-    return [episode async for episode in ares_exp.rollouts(**{"env": Count, "policy": answer, **arguments})]
+async def execute(**arguments: Any) -> list[FinishedEpisode]:
+    return [episode async for episode in ares_exp.rollouts(**{"env": Count, "policy": respond, **arguments})]
 
 
 async def test_what_an_episode_has() -> None:
-    episodes = await play(attempts=3)
+    episodes = await execute(attempts=3)
     assert sorted(episode.attempt for episode in episodes) == [0, 1, 2]
     assert len({episode.task_name for episode in episodes}) == 3  # each got a seed of its own
     for episode in episodes:
@@ -86,8 +86,8 @@ async def test_what_an_episode_has() -> None:
         assert episode.trajectory.num_steps == 3
         assert episode.trajectory.task_name == episode.task_name
         assert episode.trajectory.steps[1].action["data"][0]["content"] == "a"
-    assert {episode.task_name for episode in await play(attempts=3)} == {episode.task_name for episode in episodes}
-    assert await play(attempts=1, seed=7) != episodes
+    assert {episode.task_name for episode in await execute(attempts=3)} == {episode.task_name for episode in episodes}
+    assert await execute(attempts=1, seed=7) != episodes
 
 
 async def test_they_come_as_they_finish() -> None:
@@ -95,11 +95,11 @@ async def test_they_come_as_they_finish() -> None:
 
     class Gated(Policy):
         def for_episode(self, episode: Any) -> Any:
-            async def answer(request: LLMRequest) -> LLMResponse:
+            async def respond(request: LLMRequest) -> LLMResponse:
                 await gates[episode.attempt].wait()
                 return PAID
 
-            return answer
+            return respond
 
     order = []
     gates[2].set()
@@ -111,11 +111,11 @@ async def test_they_come_as_they_finish() -> None:
 
 async def test_it_gets_no_further_ahead_than_its_concurrency() -> None:
     ahead = []
-    async with aclosing(ares_exp.rollouts(env=Count, policy=answer, attempts=20, concurrency=3)) as episodes:
+    async with aclosing(ares_exp.rollouts(env=Count, policy=respond, attempts=20, concurrency=3)) as episodes:
         taken = 0
         async for _ in episodes:
             taken += 1
-            for _ in range(200):  # whatever can be played meanwhile is played
+            for _ in range(200):  # whatever can be run meanwhile is run
                 await asyncio.sleep(0)
             await asyncio.sleep(0.05)
             ahead.append(Count.started - taken)
@@ -133,21 +133,21 @@ async def test_errors_are_outcomes() -> None:
             raise asyncio.CancelledError
         return PAID
 
-    episodes = await play(policy=fail_at_first, attempts=3, concurrency=1)
+    episodes = await execute(policy=fail_at_first, attempts=3, concurrency=1)
     assert [episode.outcome.value for episode in episodes] == ["policy_error", "cancelled", "completed"]
     assert [episode.reward for episode in episodes] == [None, None, 0.5]
     assert episodes[0].error is not None
     assert "KeyError" in episodes[0].error.message
     assert episodes[0].trajectory is not None
-    [broken] = await play(env=lambda: 1 / 0)
+    [broken] = await execute(env=lambda: 1 / 0)
     assert (broken.outcome, broken.trajectory, broken.task_name) == (Outcome.ERRORED, None, "environment")
-    [wrong] = await play(env=dict)
+    [wrong] = await execute(env=dict)
     assert wrong.error is not None
     assert "to make an environment" in wrong.error.message
 
 
 async def test_limits_hold() -> None:
-    [episode] = await play(overrides=["limits.steps=1"])
+    [episode] = await execute(overrides=["limits.steps=1"])
     assert (episode.outcome, episode.result.limit) == (Outcome.TRUNCATED, "steps")
 
 
@@ -160,7 +160,7 @@ class Waiting(Policy):
         self.three_wait = asyncio.Event()
 
     def for_episode(self, episode: Any) -> Any:
-        async def answer(request: LLMRequest) -> LLMResponse:
+        async def respond(request: LLMRequest) -> LLMResponse:
             if episode.attempt > 0:
                 self.waiting += 1
                 if self.waiting == 3:
@@ -171,7 +171,7 @@ class Waiting(Policy):
                     self.waiting -= 1
             return PAID
 
-        return answer
+        return respond
 
     async def close(self) -> None:
         self.closed += 1
@@ -187,11 +187,11 @@ async def test_break_releases_everything() -> None:
 
 async def test_cancelling_the_consumer_releases_everything() -> None:
     policy = Waiting()
-    playing = asyncio.create_task(play(policy=policy, attempts=4))
+    running = asyncio.create_task(execute(policy=policy, attempts=4))
     await policy.three_wait.wait()
-    playing.cancel()
+    running.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await playing
+        await running
     assert (policy.waiting, Count.open_) == (0, 0)
 
 
@@ -222,9 +222,9 @@ def test_the_end_of_the_program_releases_everything() -> None:
 
 
 @pytest.mark.local
-async def test_parts_by_name_play_what_a_run_plays() -> None:
+async def test_parts_by_name_run_what_a_run_runs() -> None:
     overrides = ["env.tasks=[write-greeting,count-records]"]
-    episodes = await play(env="harbor", policy="oracle", container="local", attempts=2, overrides=overrides)
+    episodes = await execute(env="harbor", policy="oracle", container="local", attempts=2, overrides=overrides)
     assert sorted((one.task_name, one.attempt) for one in episodes) == [
         (task, attempt) for task in ("count-records", "write-greeting") for attempt in (0, 1)
     ]
@@ -234,7 +234,7 @@ async def test_parts_by_name_play_what_a_run_plays() -> None:
 @pytest.mark.local
 async def test_parts_as_the_content_of_option_files() -> None:
     replies = ["```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"]
-    [episode] = await play(
+    [episode] = await execute(
         env={"_target_": "ares_exp.environments.harbor.HarborEnvironments", "tasks": ["write-greeting"]},
         policy={"_target_": "ares_exp.policies.scripted.ScriptedPolicy", "replies": replies},
     )
@@ -250,7 +250,7 @@ async def test_scorers_by_the_name_of_their_option() -> None:
     ]
     replies = ["```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"]
     policy = {"_target_": "ares_exp.policies.scripted.ScriptedPolicy", "replies": replies}
-    [episode] = await play(env="harbor", policy=policy, overrides=[*judge, "env.tasks=[write-greeting]"])
+    [episode] = await execute(env="harbor", policy=policy, overrides=[*judge, "env.tasks=[write-greeting]"])
     assert episode.result.rewards == {"reward": 0.0, "judge": 0.8}
 
 
@@ -275,12 +275,12 @@ async def test_scorers_by_the_name_of_their_option() -> None:
 )
 async def test_mistakes_are_raised(arguments: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        await play(**arguments)
+        await execute(**arguments)
 
 
 async def test_what_the_machine_lacks_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(PreflightError, match="OPENAI_API_KEY"):
-        await play(policy="openai", overrides=["policy.model=m"])
+        await execute(policy="openai", overrides=["policy.model=m"])
     with pytest.raises(UserError, match="/nowhere"):
-        await play(env="harbor", overrides=["env.path=/nowhere"])
+        await execute(env="harbor", overrides=["env.path=/nowhere"])

@@ -110,7 +110,7 @@ def test_options_of_ones_own(here: Path) -> None:
     [
         ("env=harbor", r"Expected a list of overrides, got 'env=harbor'"),
         (["-m", "seed=0,1"], r"A sweep .* loop over runs"),
-        (["seed=0,1"], "To play each of them, loop over runs"),
+        (["seed=0,1"], "To run each of them, loop over runs"),
         (["--help"], "got `--help`"),
         (["show"], "got `show`"),
         (["polcy=oracle"], "Did you mean `policy`"),
@@ -149,13 +149,13 @@ async def test_runs_under_a_running_loop_have_their_own_directories() -> None:
 
 
 async def test_cancelling_ends_the_run_which_can_be_resumed(here: Path) -> None:
-    playing = asyncio.create_task(ares_exp.arun([*SLOW, "hydra.run.dir=mine"], quiet=True))
-    assert await asyncio.to_thread(wait_until, lambda: list(here.glob("mine/answers/*")))
+    running = asyncio.create_task(ares_exp.arun([*SLOW, "hydra.run.dir=mine"], quiet=True))
+    assert await asyncio.to_thread(wait_until, lambda: list(here.glob("mine/responses/*")))
     with pytest.raises(ConfigError, match="one run at a time"):
         await ares_exp.arun(SLOW, quiet=True)
-    playing.cancel()
+    running.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await playing
+        await running
     [row] = [json.loads(line) for line in Path("mine/episodes.jsonl").read_text().splitlines()]
     assert row["outcome"] == "cancelled"
     assert json.loads(Path("mine/sessions.jsonl").read_text().splitlines()[-1])["interrupted"]
@@ -171,7 +171,7 @@ except KeyboardInterrupt:
     print("interrupted")
 """
     with subprocess.Popen([sys.executable, "-c", script], cwd=here, stdout=subprocess.PIPE, text=True) as process:
-        assert wait_until(lambda: list(here.glob("mine/answers/*")))
+        assert wait_until(lambda: list(here.glob("mine/responses/*")))
         os.kill(process.pid, signal.SIGINT)
         said, _ = process.communicate(timeout=60)
     assert (said, process.returncode) == ("interrupted\n", 0)

@@ -21,7 +21,7 @@ from ares_exp.runs.control import run_control
 from ares_exp.runs.control.orders import Order, Verb, watch, write_order
 from ares_exp.runs.control.status import RunStatus, read_status
 from ares_exp.runs.executors.executor import LocalExecutor, Place
-from tests.unit.runs.test_experiment import Answers, OneStep, Source, experiment, play, rows
+from tests.unit.runs.test_experiment import OneStep, Responses, Source, execute, experiment, rows
 
 LIMIT_SEC = 30
 
@@ -32,7 +32,7 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_control, "WATCHED_WRITE_SEC", 0.01)
 
 
-class Asked(Answers):
+class Asked(Responses):
     """Answers when it is told to.
 
     Attributes:
@@ -45,16 +45,16 @@ class Asked(Answers):
         self.answering = asyncio.Event()
 
     def for_episode(self, episode: EpisodeSpec) -> Any:
-        async def answer(request: LLMRequest) -> LLMResponse:
+        async def respond(request: LLMRequest) -> LLMResponse:
             self.asked.append(episode.task_name)
             await self.answering.wait()
             return await self(request)
 
-        return answer
+        return respond
 
 
 class Steps(OneStep):
-    """Takes three answers."""
+    """Takes three responses."""
 
     left = 3
 
@@ -69,20 +69,20 @@ class StepsSource(Source):
 
 
 class Controlled:
-    """An experiment that is played while a test gives orders."""
+    """An experiment that is run while a test gives orders."""
 
     def __init__(self, path: Path, **parts: Any) -> None:
         self.path = path
         self.policy = Asked()
         self.made = experiment(path, **{"policy": self.policy, **parts})
-        self.playing: asyncio.Task[RunSummary] | None = None
+        self.running: asyncio.Task[RunSummary] | None = None
 
     async def until(self, is_so: Callable[[], Any]) -> None:
         """Waits; fails with the run, if that ends with an error."""
         async with asyncio.timeout(LIMIT_SEC):
             while not is_so():
-                if self.playing is not None and self.playing.done():
-                    self.playing.result()
+                if self.running is not None and self.running.done():
+                    self.running.result()
                 await asyncio.sleep(0.005)
 
     @property
@@ -103,23 +103,23 @@ class Controlled:
     async def end(self) -> RunSummary:
         """Has the policy answer, and returns the summary."""
         self.policy.answering.set()
-        assert self.playing is not None
+        assert self.running is not None
         async with asyncio.timeout(LIMIT_SEC):
-            return await self.playing
+            return await self.running
 
 
 @asynccontextmanager
 async def controlled(path: Path, **parts: Any) -> AsyncIterator[Controlled]:
     run = Controlled(path, **parts)
-    run.playing = asyncio.create_task(play(run.made, path))
+    run.running = asyncio.create_task(execute(run.made, path))
     try:
         yield run
     finally:
         run.made.interrupt()
-        await asyncio.wait({run.playing}, timeout=LIMIT_SEC)
+        await asyncio.wait({run.running}, timeout=LIMIT_SEC)
 
 
-async def test_a_pause_lets_what_plays_end_and_starts_nothing(tmp_path: Path) -> None:
+async def test_a_pause_lets_what_runs_end_and_starts_nothing(tmp_path: Path) -> None:
     async with controlled(tmp_path, count=5, concurrency=2) as run:
         await run.until(lambda: len(run.policy.asked) == 2)
         noted = await run.order("pause", reason="lunch")
@@ -228,7 +228,7 @@ async def test_all_jobs_of_a_sweep_obey_and_each_notes_it(tmp_path: Path) -> Non
     runs = [Controlled(make_folder(tmp_path / name), count=3) for name in ("a", "b")]
     for run in runs:
         run.made._settings = replace(run.made._settings, sweep_dir=sweep_dir)
-        run.playing = asyncio.create_task(play(run.made, run.path))
+        run.running = asyncio.create_task(execute(run.made, run.path))
     for run in runs:
         await run.until(lambda run=run: run.status is not None and run.status.state == "paused")
         assert run.policy.asked == []

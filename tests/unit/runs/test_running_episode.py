@@ -17,11 +17,11 @@ from ares_exp.records.run_summary import RunSummary
 from ares_exp.rollout import run_episode
 from ares_exp.runs.running_episode import RunningEpisode
 from ares_exp.runs.scheduler import plan_episodes
-from ares_exp.trajectories.answer_log import LoggedEpisode
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
 from ares_exp.trajectories.recorded_responses import Exchange
 from ares_exp.trajectories.records import EpisodeTrajectory
+from ares_exp.trajectories.response_log import LoggedEpisode
 
 PLANNED = plan_episodes(["a"], attempts=1, seed=0)[0]
 
@@ -39,14 +39,14 @@ def test_whatever_a_component_does_the_row_can_be_read_back(tmp_path: Path) -> N
 
 
 def test_what_a_snapshot_holds_is_paid_once_though_the_episode_never_asked() -> None:
-    answer = LLMResponse(data=[TextData(content="hi")], cost=0.5, usage=Usage(prompt_tokens=10, generated_tokens=1))
+    response = LLMResponse(data=[TextData(content="hi")], cost=0.5, usage=Usage(prompt_tokens=10, generated_tokens=1))
     first = RunningEpisode(planned=PLANNED)
-    first.usage.add(answer)
+    first.usage.add(response)
     cut_short = first.to_result(AgentError("killed"))
-    log = LoggedEpisode(PLANNED.episode_id, *PLANNED.slot, 0, 7, 0.0, exchanges=[Exchange({}, answer)])
+    log = LoggedEpisode(PLANNED.episode_id, *PLANNED.slot, 0, 7, 0.0, exchanges=[Exchange({}, response)])
     episode = RunningEpisode(planned=PLANNED.going_on(log, retry=1))
     episode.from_snapshot = 1
-    episode.usage.add(answer)
+    episode.usage.add(response)
     ended = episode.to_result(AgentError("no container"))
     assert RunSummary(planned=1, results=(cut_short, ended)).paid()["cost"] == 0.5
 

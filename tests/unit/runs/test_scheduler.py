@@ -18,19 +18,19 @@ def planned(count: int) -> list[PlannedEpisode]:
 
 async def test_never_more_at_once_than_there_are_slots() -> None:
     running = most = 0
-    played = []
+    ran = []
 
-    async def play(one: PlannedEpisode) -> None:
+    async def execute(one: PlannedEpisode) -> None:
         nonlocal running, most
         running += 1
         most = max(most, running)
         await asyncio.sleep(0)
         running -= 1
-        played.append(one.task_name)
+        ran.append(one.task_name)
 
-    await Scheduler(3, play).run(planned(10))
+    await Scheduler(3, execute).run(planned(10))
     assert most == 3
-    assert sorted(played) == sorted(one.task_name for one in planned(10))
+    assert sorted(ran) == sorted(one.task_name for one in planned(10))
 
 
 async def test_nothing_is_owed() -> None:
@@ -39,20 +39,20 @@ async def test_nothing_is_owed() -> None:
 
 async def test_a_retry_gives_its_slot_up_while_it_waits() -> None:
     order = []
-    others_played = asyncio.Event()
+    others_ran = asyncio.Event()
 
-    async def play(one: PlannedEpisode) -> Retry | None:
+    async def execute(one: PlannedEpisode) -> Retry | None:
         order.append((one.task_name, one.retry))
         if one.task_name == "task-0" and one.retry == 0:
             return Retry(one.anew(retry=1, seed=1), 0.05)
         if one.task_name == "task-2":
-            others_played.set()
+            others_ran.set()
         return None
 
-    scheduler = Scheduler(1, play)
+    scheduler = Scheduler(1, execute)
     async with asyncio.timeout(10):
         await scheduler.run(planned(3))
-    assert others_played.is_set()
+    assert others_ran.is_set()
     assert order[0] == ("task-0", 0)
     assert sorted(order[1:]) == [("task-0", 1), ("task-1", 0), ("task-2", 0)]
     assert order[1] == ("task-1", 0), "the slot was kept"
@@ -62,7 +62,7 @@ async def test_a_retry_gives_its_slot_up_while_it_waits() -> None:
 async def test_retry_that_goes_first_overtakes_the_queue(is_first: bool) -> None:
     order = []
 
-    async def play(one: PlannedEpisode) -> Retry | None:
+    async def execute(one: PlannedEpisode) -> Retry | None:
         order.append(one.task_name)
         if one.task_name == "task-0" and one.retry == 0:
             return Retry(one.anew(retry=1, seed=1), 0.0, is_first=is_first)
@@ -71,7 +71,7 @@ async def test_retry_that_goes_first_overtakes_the_queue(is_first: bool) -> None
                 await asyncio.sleep(0)
         return None
 
-    scheduler = Scheduler(1, play)
+    scheduler = Scheduler(1, execute)
     async with asyncio.timeout(30):
         await scheduler.run(planned(4))
     assert order == ["task-0", "task-1", *(["task-0"] if is_first else []), "task-2", "task-3"] + (
@@ -82,21 +82,21 @@ async def test_retry_that_goes_first_overtakes_the_queue(is_first: bool) -> None
 async def test_what_waits_is_queued() -> None:
     seen = []
 
-    async def play(one: PlannedEpisode) -> Retry | None:
+    async def execute(one: PlannedEpisode) -> Retry | None:
         await scheduler.starts(one)
         seen.append(scheduler.queued)
         return Retry(one.anew(retry=1, seed=1), 0.0) if one.retry == 0 else None
 
-    scheduler = Scheduler(1, play)
+    scheduler = Scheduler(1, execute)
     await scheduler.run(planned(2))
     assert seen == [1, 1, 1, 0]
     assert scheduler.queued == 0
 
 
-async def test_an_error_of_the_run_ends_it_and_whoever_plays_is_told() -> None:
+async def test_an_error_of_the_run_ends_it_and_whoever_runs_is_told() -> None:
     ended = asyncio.Event()
 
-    async def play(one: PlannedEpisode) -> None:
+    async def execute(one: PlannedEpisode) -> None:
         if one.task_name == "task-1":
             raise RuntimeError("the run is over")
         try:
@@ -106,14 +106,14 @@ async def test_an_error_of_the_run_ends_it_and_whoever_plays_is_told() -> None:
 
     async with asyncio.timeout(10):
         with pytest.raises(RuntimeError, match="the run is over"):
-            await Scheduler(2, play).run(planned(3))
+            await Scheduler(2, execute).run(planned(3))
         await ended.wait()
 
 
-async def test_an_interrupt_cancels_what_plays_and_starts_no_more() -> None:
+async def test_an_interrupt_cancels_what_runs_and_starts_no_more() -> None:
     started, ended = [], []
 
-    async def play(one: PlannedEpisode) -> None:
+    async def execute(one: PlannedEpisode) -> None:
         started.append(one.task_name)
         if len(started) == 2:
             scheduler.interrupt()
@@ -122,7 +122,7 @@ async def test_an_interrupt_cancels_what_plays_and_starts_no_more() -> None:
         except asyncio.CancelledError:
             ended.append(one.task_name)
 
-    scheduler = Scheduler(2, play)
+    scheduler = Scheduler(2, execute)
     async with asyncio.timeout(10):
         await scheduler.run(planned(5))
     assert started == ended == ["task-0", "task-1"]
@@ -131,39 +131,39 @@ async def test_an_interrupt_cancels_what_plays_and_starts_no_more() -> None:
 
 async def test_what_is_cancelled_before_it_has_started_ends_alone() -> None:
     """Such as a try that waits for room on a node."""
-    room, played = asyncio.Event(), []
+    room, ran = asyncio.Event(), []
 
-    async def play(one: PlannedEpisode) -> None:
+    async def execute(one: PlannedEpisode) -> None:
         if one.task_name == "task-0":
             await room.wait()
-        played.append(one.task_name)
+        ran.append(one.task_name)
 
-    scheduler = Scheduler(2, play)
+    scheduler = Scheduler(2, execute)
     owed = planned(3)
     asyncio.get_running_loop().call_soon(scheduler.cancel, owed[0].episode_id)
     async with asyncio.timeout(10):
         await scheduler.run(owed)
-    assert sorted(played) == ["task-1", "task-2"]
+    assert sorted(ran) == ["task-1", "task-2"]
     assert not scheduler.interrupted
 
 
 class Rooms:
-    """Plays tries when there is room for them.
+    """Runs tries when there is room for them.
 
     Attributes:
         room: Is set when there is.
-        played: Names of the tasks that were played.
+        ran: Names of the tasks that were run.
     """
 
     def __init__(self) -> None:
-        self.room, self.waits, self.played = asyncio.Event(), 0, []  # type: tuple[asyncio.Event, int, list[str]]
-        self.scheduler = Scheduler(2, self.play)
+        self.room, self.waits, self.ran = asyncio.Event(), 0, []  # type: tuple[asyncio.Event, int, list[str]]
+        self.scheduler = Scheduler(2, self.execute)
 
-    async def play(self, one: PlannedEpisode) -> None:
+    async def execute(self, one: PlannedEpisode) -> None:
         self.waits += 1
         await self.room.wait()
         await self.scheduler.starts(one)
-        self.played.append(one.task_name)
+        self.ran.append(one.task_name)
 
     async def have(self, waits: int) -> None:
         while self.waits < waits:  # noqa: ASYNC110 - each has its turn of the loop
@@ -176,16 +176,16 @@ async def test_what_waits_for_room_is_queued_and_does_not_start_in_a_pause() -> 
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         group.create_task(scheduler.run(planned(3)))
         await rooms.have(2)
-        assert (scheduler.playing, scheduler.queued) == (0, 3)
+        assert (scheduler.running, scheduler.queued) == (0, 3)
         scheduler.pause()
         rooms.room.set()
         for _ in range(10):
             await asyncio.sleep(0)
-        assert (rooms.played, scheduler.playing, scheduler.queued) == ([], 0, 3)
+        assert (rooms.ran, scheduler.running, scheduler.queued) == ([], 0, 3)
         scheduler.resume()
         scheduler.pause()
         scheduler.resume()
-    assert sorted(rooms.played) == ["task-0", "task-1", "task-2"]
+    assert sorted(rooms.ran) == ["task-0", "task-1", "task-2"]
 
 
 async def test_what_waits_for_room_is_taken_off_once() -> None:
@@ -196,7 +196,7 @@ async def test_what_waits_for_room_is_taken_off_once() -> None:
         dropped = [rooms.scheduler.drop(lambda one: one.task_name == "task-1") for _ in range(2)]
         rooms.room.set()
     assert [[one.task_name for one in some] for some in dropped] == [["task-1"], []]
-    assert sorted(rooms.played) == ["task-0", "task-2"]
+    assert sorted(rooms.ran) == ["task-0", "task-2"]
 
 
 async def test_an_interrupt_before_the_start() -> None:
@@ -209,7 +209,7 @@ async def test_an_interrupt_does_not_wait_for_a_retry(monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "INTERRUPT_GRACE_SEC", LONG_SEC)
     waits = asyncio.Event()
 
-    async def play(one: PlannedEpisode) -> Retry | None:
+    async def execute(one: PlannedEpisode) -> Retry | None:
         if one.task_name == "task-0":
             waits.set()
             return Retry(one.anew(retry=1, seed=1), LONG_SEC)
@@ -221,7 +221,7 @@ async def test_an_interrupt_does_not_wait_for_a_retry(monkeypatch: pytest.Monkey
             return None  # as the experiment does, which keeps a row of it
         raise AssertionError
 
-    scheduler = Scheduler(2, play)
+    scheduler = Scheduler(2, execute)
     async with asyncio.timeout(10):
         await scheduler.run(planned(2))
 
@@ -230,7 +230,7 @@ async def test_the_interrupt_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(module, "INTERRUPT_GRACE_SEC", 0.05)
     release = asyncio.Event()
 
-    async def play(one: PlannedEpisode) -> None:
+    async def execute(one: PlannedEpisode) -> None:
         scheduler.interrupt()
         while not release.is_set():
             try:
@@ -238,7 +238,7 @@ async def test_the_interrupt_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
             except asyncio.CancelledError:
                 continue  # it does not want to end
 
-    scheduler = Scheduler(1, play)
+    scheduler = Scheduler(1, execute)
     async with asyncio.timeout(10):
         await scheduler.run(planned(1))
     release.set()

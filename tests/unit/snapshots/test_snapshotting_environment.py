@@ -71,17 +71,17 @@ def objects(store: SnapshotStore) -> list[Path]:
     return [path for path in (store.path / "objects").rglob("*") if path.is_file()]
 
 
-async def play(env: SnapshottingEnvironment, *answers: LLMResponse) -> Any:
+async def execute(env: SnapshottingEnvironment, *responses: LLMResponse) -> Any:
     time_step = await env.reset()
-    for answer in answers:
-        time_step = await env.step(answer)
+    for response in responses:
+        time_step = await env.step(response)
     return time_step
 
 
 @pytest.mark.local
 async def test_every_step_that_waits_has_its_snapshot(make: Make, store: SnapshotStore) -> None:
     env = make()
-    last = await play(env, GREET, LOOK, SUBMIT)
+    last = await execute(env, GREET, LOOK, SUBMIT)
     assert (last.step_type, last.reward) == ("LAST", 1.0)
     assert env.snapshots == store.ids() == ["episode@0", "episode@1", "episode@2"]
     assert [store.get(name).step_count for name in env.snapshots] == [0, 1, 2]
@@ -106,7 +106,7 @@ async def test_what_is_kept_of_a_failed_episode(
     make: Make, store: SnapshotStore, options: dict[str, Any], kept: list[str]
 ) -> None:
     env = make(**options)
-    last = await play(env, LOOK, LOOK, SUBMIT)
+    last = await execute(env, LOOK, LOOK, SUBMIT)
     assert last.reward == 0.0
     assert env.snapshots == store.ids() == kept
 
@@ -117,8 +117,8 @@ async def test_the_snapshots_of_a_success_and_their_objects_go(
 ) -> None:
     schedule = SnapshotSchedule(tmp_path / "store", every=1, keep=1, success_reward=1.0)
     success, failure = make(schedule), make(schedule)
-    assert (await play(success, GREET, SUBMIT)).reward == 1.0
-    assert (await play(failure, run("seq 1 20000 > /app/mine"), SUBMIT)).reward == 0.0
+    assert (await execute(success, GREET, SUBMIT)).reward == 1.0
+    assert (await execute(failure, run("seq 1 20000 > /app/mine"), SUBMIT)).reward == 0.0
     assert (success.snapshots, failure.snapshots) == ([], ["episode@1"])
     before = len(objects(store))
     schedule.collect_garbage()
@@ -143,7 +143,7 @@ async def test_it_is_taken_while_the_policy_thinks(make: Make, store: SnapshotSt
 @pytest.mark.local
 async def test_a_second_episode_has_a_name_of_its_own(make: Make, store: SnapshotStore) -> None:
     env = make()
-    await play(env, LOOK)
+    await execute(env, LOOK)
     await env.reset()
     await env.close()
     [name] = env.snapshots
@@ -152,14 +152,14 @@ async def test_a_second_episode_has_a_name_of_its_own(make: Make, store: Snapsho
 
 
 @pytest.mark.local
-@pytest.mark.parametrize("error", [PolicyError("no answer"), None])
+@pytest.mark.parametrize("error", [PolicyError("no response"), None])
 async def test_the_last_snapshot_survives_the_end_of_the_episode(
     make: Make, store: SnapshotStore, error: Exception | None
 ) -> None:
     env = make(keep=1, success_reward=1.0)
     try:
         async with env:
-            await play(env, LOOK)
+            await execute(env, LOOK)
             if error is not None:
                 raise error
     except PolicyError:
@@ -175,7 +175,7 @@ async def test_a_store_that_cannot_be_written_does_not_touch_the_episode(
     schedule = SnapshotSchedule(tmp_path / "store", every=1)
     for _ in range(2):
         env = make(schedule)
-        assert (await play(env, GREET, SUBMIT)).reward == 1.0
+        assert (await execute(env, GREET, SUBMIT)).reward == 1.0
         assert (env.snapshots, env.snapshot_failures) == ([], 2)
     [warned] = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert str(tmp_path / "store") in warned.message
@@ -186,7 +186,7 @@ async def test_one_that_takes_too_long_is_cancelled(
     make: Make, store: SnapshotStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     env = make(timeout_sec=1e-6)
-    await play(env, GREET)
+    await execute(env, GREET)
     await env.wait_for_snapshot()
     assert (env.snapshots, env.snapshot_failures, store.ids()) == ([], 2, [])
     assert "snapshot.timeout_sec=1e-06" in caplog.text
@@ -225,13 +225,13 @@ async def test_cancelled_in_the_middle_it_leaves_nothing(make: Make, store: Snap
             await env.reset()
             await asyncio.Event().wait()
 
-    playing = asyncio.create_task(episode())
+    running = asyncio.create_task(episode())
     await announcing.started.wait()
     for _ in range(turns):
         await asyncio.sleep(0)
-    playing.cancel()
+    running.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await playing
+        await running
     assert store.ids() == env.snapshots
     assert all(store.verify(name).ok for name in store.ids())
     assert env.snapshot_failures == 0
@@ -250,7 +250,7 @@ async def test_a_cancelled_step_does_not_break_the_episode(make: Make, store: Sn
     stepping.cancel()
     with pytest.raises(asyncio.CancelledError):
         await stepping
-    assert env.time_step.step_type == "FIRST", "the answer was applied although its step was cancelled before"
+    assert env.time_step.step_type == "FIRST", "the response was applied although its step was cancelled before"
     await env.step(GREET)
     assert (await env.step(SUBMIT)).reward == 1.0
 
@@ -278,7 +278,7 @@ async def test_one_that_is_asked_for_is_taken_when_the_environment_waits(make: M
 @pytest.mark.local
 async def test_by_hand_it_goes_where_the_others_go(make: Make, store: SnapshotStore, tmp_path: Path) -> None:
     env = make(every=None)
-    await play(env, LOOK)
+    await execute(env, LOOK)
     assert (await env.export_state()).snapshot_id == "episode@1"
     assert env.snapshots == store.ids() == ["episode@1"]
     elsewhere = await env.export_state(tmp_path / "elsewhere")
@@ -316,7 +316,7 @@ def test_what_cannot_be_captured_is_refused(every: int | None) -> None:
 
     def check(source: Any, containers: Any, snapshots: Any = schedule) -> None:
         parts: Any = SimpleNamespace(
-            source=source, container_factory=containers, playing_agent=ShellAgentFactory(), snapshots=snapshots
+            source=source, container_factory=containers, effective_agent=ShellAgentFactory(), snapshots=snapshots
         )
         check_snapshots(parts)
 

@@ -28,7 +28,7 @@ CALL = {
     "tool_calls": [{"tool_call_id": "t1", "function_name": "sh", "arguments": {"cmd": "wc -l x"}}],
     "observation": {"results": [{"source_call_id": "t1", "content": "42 x"}]},
 }
-ANSWER = {"source": "agent", "message": "There are 42."}
+RESPONSE = {"source": "agent", "message": "There are 42."}
 TOLD = [
     {"role": "user", "content": "Count the lines."},
     {
@@ -59,14 +59,14 @@ def document(*steps: dict[str, Any]) -> str:
     [
         ([USER], TOLD[:1]),
         ([SYSTEM, USER, CALL], TOLD),
-        ([SYSTEM, USER, CALL, ANSWER], [*TOLD, {"role": "assistant", "content": "There are 42."}]),
-        ([USER, ANSWER, USER], [TOLD[0], {"role": "assistant", "content": "There are 42."}, TOLD[0]]),
+        ([SYSTEM, USER, CALL, RESPONSE], [*TOLD, {"role": "assistant", "content": "There are 42."}]),
+        ([USER, RESPONSE, USER], [TOLD[0], {"role": "assistant", "content": "There are 42."}, TOLD[0]]),
         ([USER, {**CALL, "is_copied_context": True}], TOLD),
         ([USER, {**CALL, "llm_call_count": 0}], TOLD),
         ([USER, SYSTEM], [TOLD[0], {"role": "system", "content": "You operate a shell."}]),
-        ([SYSTEM, USER, ANSWER, REPLACED, USER], [{"role": "user", "content": "So far."}, TOLD[0]]),
+        ([SYSTEM, USER, RESPONSE, REPLACED, USER], [{"role": "user", "content": "So far."}, TOLD[0]]),
         (
-            [{**USER, "message": PARTS}, {**ANSWER, "message": PARTS}, {**USER, "message": AUDIO}],
+            [{**USER, "message": PARTS}, {**RESPONSE, "message": PARTS}, {**USER, "message": AUDIO}],
             [
                 {"role": "user", "content": [PARTS[0], {"type": "image_url", "image_url": {"url": "a.png"}}]},
                 {"role": "assistant", "content": "See"},
@@ -93,10 +93,10 @@ def test_one_that_was_recorded_here(tmp_path: Path) -> None:
     )
 
     asked = serialize_llm_request(LLMRequest([TOLD[0]], system_prompt="You operate a shell."))
-    answer = serialize_llm_response(LLMResponse.from_text("There are 42."))
+    response = serialize_llm_response(LLMResponse.from_text("There are 42."))
     steps = (
         StepRecord(0, "FIRST", asked, None, None, None, 1.0),
-        StepRecord(1, "LAST", None, answer, 1.0, 0.0, 2.0),
+        StepRecord(1, "LAST", None, response, 1.0, 0.0, 2.0),
     )
     trajectory = EpisodeTrajectory(
         episode_id="e", task_name="t", steps=steps, start_time=1.0, end_time=2.0, total_reward=1.0, num_steps=1,

@@ -23,7 +23,7 @@ MakeTask = Callable[..., Path]
 SAMPLE_TASKS = load_task_set(SAMPLES).tasks
 
 # What someone might do in a container; the reward that it is worth.
-ANSWERS = [
+RESPONSES = [
     ("access-log-report", "awk '$(NF - 1) >= 500' access.log > errors.txt", 0.5),
     ("access-log-report", "grep ' 5[0-9][0-9] ' access.log > errors.txt", 0.5),
     ("access-log-report", "grep 500 access.log > errors.txt", 0.0),
@@ -58,7 +58,7 @@ def factory(request: pytest.FixtureRequest) -> ContainerFactory:
 
 
 @asynccontextmanager
-async def playing(task: HarborTask, factory: ContainerFactory) -> AsyncIterator[Container]:
+async def episode(task: HarborTask, factory: ContainerFactory) -> AsyncIterator[Container]:
     async with factory(task.container_spec) as container:
         await task.set_up(container)
         yield container
@@ -68,7 +68,7 @@ async def playing(task: HarborTask, factory: ContainerFactory) -> AsyncIterator[
 async def test_samples_are_solved_by_their_solution_and_by_nothing_else(
     task: HarborTask, factory: ContainerFactory
 ) -> None:
-    async with playing(task, factory) as container:
+    async with episode(task, factory) as container:
         untouched = await task.stages[0].verify(container, None)
         env = await task.stages[0].upload_solution(container)
         run = await container.exec("/solution/solve.sh", env=env, user=task.stages[0].agent_user)
@@ -77,11 +77,11 @@ async def test_samples_are_solved_by_their_solution_and_by_nothing_else(
 
 
 @pytest.mark.parametrize(
-    ("name", "command", "reward"), ANSWERS, ids=[f"{answer[0]}-{index}" for index, answer in enumerate(ANSWERS)]
+    ("name", "command", "reward"), RESPONSES, ids=[f"{response[0]}-{index}" for index, response in enumerate(RESPONSES)]
 )
 async def test_samples_tell_right_from_wrong(factory: ContainerFactory, name: str, command: str, reward: float) -> None:
     task = load_task(SAMPLES / name)
-    async with playing(task, factory) as container:
+    async with episode(task, factory) as container:
         env = await task.stages[0].upload_solution(container)
         await container.exec(command, env=env)
         assert (await task.stages[0].verify(container, None)).reward == reward
@@ -93,7 +93,7 @@ async def test_rewards_that_the_agent_left_do_not_count(
     task = load_task(make_task(files={"tests/test.sh": "#!/bin/bash\necho no reward today\n"}))
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "reward.txt").write_text("1")
-    async with playing(task, factory) as container:
+    async with episode(task, factory) as container:
         await container.exec(
             "echo 1 > /logs/verifier/reward.txt; mkdir /logs/verifier/reward.json; echo kept > /logs/verifier/x"
         )
@@ -111,7 +111,7 @@ async def test_profile_files_of_the_agent_have_no_part_in_it(
             files={"tests/test.sh": "#!/bin/bash\necho 0 > /logs/verifier/reward.txt\n"},
         )
     )
-    async with playing(task, factory) as container:
+    async with episode(task, factory) as container:
         await container.exec(
             "mkdir -p /app/left; touch /app/left/one; echo '{\"reward\": 1}' > /logs/verifier/reward.json"
         )
@@ -134,7 +134,7 @@ async def test_bad_verifiers(
     make_task: MakeTask, factory: ContainerFactory, script: str, error: type[Exception], said: str
 ) -> None:
     task = load_task(make_task(files={"tests/test.sh": script}))
-    async with playing(task, factory) as container:
+    async with episode(task, factory) as container:
         with pytest.raises(error, match=said):
             await task.stages[0].verify(container, None)
 
@@ -143,7 +143,7 @@ async def test_a_failed_verification_leaves_no_files_on_the_host(
     make_task: MakeTask, factory: ContainerFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = load_task(make_task(files={"tests/test.sh": "#!/bin/bash\n"}))
-    async with playing(task, factory) as container:
+    async with episode(task, factory) as container:
         (tmp_path / "tmp").mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
         with pytest.raises(RewardFileNotFoundError):
@@ -169,7 +169,7 @@ async def test_environment_of_the_test_script(
         "echo 1 > /logs/verifier/reward.txt\n"
     )
     task = load_task(make_task(toml=toml, files={"tests/test.sh": script}))
-    async with playing(task, factory) as container:
+    async with episode(task, factory) as container:
         with pytest.raises(VerifierError, match="ARES_EXP_TEST_KEY"):
             await task.stages[0].verify(container, None)
         monkeypatch.setenv("ARES_EXP_TEST_KEY", "a-very-secret-value")
@@ -183,14 +183,14 @@ async def test_tests_that_are_gone(make_task: MakeTask, factory: ContainerFactor
     task = load_task(make_task())
     (task.path / "tests" / "test.sh").unlink()
     (task.path / "tests").rmdir()
-    async with playing(task, factory) as container:
+    async with episode(task, factory) as container:
         with pytest.raises(AddTestsDirError, match="tests"):
             await task.stages[0].verify(container, None)
 
 
 async def test_verification_is_bounded_by_its_caller(make_task: MakeTask, factory: ContainerFactory) -> None:
     task = load_task(make_task(files={"tests/test.sh": "#!/bin/bash\nsleep 61\necho 1 > /logs/verifier/reward.txt\n"}))
-    async with playing(task, factory) as container:
+    async with episode(task, factory) as container:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1):
                 await task.stages[0].verify(container, None)

@@ -179,7 +179,7 @@ SOURCES = [
     case("test_it_has_the_members_that_are_needed", NoMake),
     case("test_it_names_its_tasks", TwiceTheSame),
     case("test_the_tasks_are_the_same_when_they_are_loaded_again", OtherEachTime),
-    case("test_its_tasks_can_be_played_with_these_parts", Refuses),
+    case("test_its_tasks_can_be_run_with_these_parts", Refuses),
     case("test_each_episode_has_an_environment_of_its_own", OneRoom),
     case("test_what_was_never_reset_can_be_closed", ClosesOnce),
     case("test_an_episode_starts", StartsInTheMiddle),
@@ -493,7 +493,7 @@ class Counts(Policy):
                 self.count += 1
                 return LLMResponse.from_text(str(self.count))
 
-            def advance(self, request: LLMRequest, answer: Any) -> None: ...
+            def advance(self, request: LLMRequest, response: Any) -> None: ...
 
         return Client()
 
@@ -513,7 +513,7 @@ class Speechless(Talker):
 
 
 class LateVersion(Talker):
-    """Its answers bear the version that was before."""
+    """Its responses bear the version that was before."""
 
     policy_version: str | None = None
     before: str | None = None
@@ -539,7 +539,7 @@ POLICIES = [
     case("test_the_request_stays_as_it_was", Scribbles),
     case("test_concurrent_episodes_are_each_answered", OneEpisode),
     case("test_one_that_may_be_asked_several_at_once_answers_each", SaysThatItMay),
-    case("test_a_client_with_a_place_of_its_own_goes_past_answers", Counts),
+    case("test_a_client_with_a_place_of_its_own_goes_past_responses", Counts),
     case("test_it_says_whether_it_needs_the_solution", Undecided),
     case("test_the_seed_of_an_episode", BadSeed),
     case("test_what_it_has_to_say_of_a_run", Speechless),
@@ -705,15 +705,15 @@ TRACKERS = [
 def test_a_broken_tracker_is_found(test: str, broken: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ares_exp.testing.tracker_contract.AT_ONCE_SEC", 0.5)
 
-    def play(tracker: Any, run_dir: Path) -> None:
+    def execute(tracker: Any, run_dir: Path) -> None:
         run_dir.mkdir()
         watched = SeveralTrackers({"tracker": tracker})
         run(TrackerContract, test, {"tracker": tracker, "watched": watched, "run_info": RunInfo(run_dir, "n", "i")})
         assert watched.failures == 0
 
-    play(Notes(), tmp_path / "good")
+    execute(Notes(), tmp_path / "good")
     with pytest.raises((*FAILURES, OSError)):
-        play(broken(), tmp_path / "broken")
+        execute(broken(), tmp_path / "broken")
 
 
 # Agents

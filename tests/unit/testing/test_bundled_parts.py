@@ -54,9 +54,9 @@ from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, deseria
 from ares_exp.wrappers.registry import make
 from ares_exp.wrappers.tracked_environment import TrackedEnvironment
 from tests.agents.stateful_agent import StatefulAgentFactory
-from tests.agents.thorough_agent import ThoroughAgentFactory, answer
+from tests.agents.thorough_agent import ThoroughAgentFactory, respond
 from tests.loopback_endpoint import LoopbackEndpoint
-from tests.loopback_endpoint import answer as completion
+from tests.loopback_endpoint import respond as completion
 from tests.swebench_rows import (
     build_context,
     make_repository,
@@ -428,7 +428,7 @@ class TestThoroughAgent(AgentContract):
     def container(self) -> Any:
         from ares_exp.testing.echo_container import RehearsalContainer
 
-        return RehearsalContainer(answer)
+        return RehearsalContainer(respond)
 
 
 class TestStatefulAgent(AgentContract):

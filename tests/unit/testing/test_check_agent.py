@@ -22,24 +22,24 @@ from ares_exp.testing.check_agent import check_agent
 from ares_exp.testing.echo_container import RehearsalContainer
 from tests.agents import careless_agents as careless
 from tests.agents.stateful_agent import ForgetfulAgentFactory, StatefulAgentFactory
-from tests.agents.thorough_agent import ThoroughAgentFactory, answer
+from tests.agents.thorough_agent import ThoroughAgentFactory, respond
 
 SHELL_REPLIES = ["```bash\nls\n```", "no block", "```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"]
 
 
-def shell_answer(command: str) -> str:
+def shell_response(command: str) -> str:
     return command.removeprefix("echo ")
 
 
 async def test_the_shell_agent_passes() -> None:
-    container = RehearsalContainer(shell_answer)
+    container = RehearsalContainer(shell_response)
     assert await check_agent(ShellAgentFactory(), replies=SHELL_REPLIES, container=container) == 3
     assert container.commands == 2
 
 
 async def test_the_thorough_agent_passes() -> None:
     replies = ["fine", "true", "fine", "true", "fine", "done"]
-    assert await check_agent(ThoroughAgentFactory(), replies=replies, container=RehearsalContainer(answer)) == 6
+    assert await check_agent(ThoroughAgentFactory(), replies=replies, container=RehearsalContainer(respond)) == 6
 
 
 async def test_replies_may_depend_on_the_request() -> None:
@@ -49,7 +49,7 @@ async def test_replies_may_depend_on_the_request() -> None:
         asked.append(request)
         return SHELL_REPLIES[len(asked) - 1]
 
-    steps = await check_agent(ShellAgentFactory(), replies=reply, container=RehearsalContainer(shell_answer))
+    steps = await check_agent(ShellAgentFactory(), replies=reply, container=RehearsalContainer(shell_response))
     assert steps == len(asked) == 3
 
 
@@ -57,7 +57,7 @@ async def test_no_more_than_so_many_replies_are_given() -> None:
     assert await check_agent(ShellAgentFactory(), replies=lambda _: "hm", max_steps=2) == 2
 
 
-FOUND_AT = r"^Step 2: |^The agent, run again, did something else than recorded, after 2 LLM responses"
+FOUND_AT = r"^Step 2: |^The agent, run again, did not do what was recorded, after 2 LLM responses"
 """While it runs, or when it is run again."""
 
 MUTANTS: list[tuple[type[careless.CarelessAgent], type[AresExpError], str]] = [
@@ -148,7 +148,7 @@ async def test_checks_run_side_by_side() -> None:
             ThoroughAgentFactory(),
             replies=["fine", "true", "fine", "done"],
             instruction=f"Number {number}.",
-            container=RehearsalContainer(answer),
+            container=RehearsalContainer(respond),
         )
 
     assert await asyncio.gather(*(one(number) for number in range(8))) == [4] * 8

@@ -25,7 +25,7 @@ def lines(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
 
 
-def play(tracker: JsonlTracker, run_dir: Path) -> None:
+def execute(tracker: JsonlTracker, run_dir: Path) -> None:
     tracker.start(run_info(run_dir))
     for result in RESULTS:
         tracker.log_episode(result)
@@ -37,7 +37,7 @@ def play(tracker: JsonlTracker, run_dir: Path) -> None:
 def test_a_line_for_each_event(tmp_path: Path) -> None:
     ticks = count(100)
     tracker = JsonlTracker(clock=lambda: float(next(ticks)))
-    play(tracker, tmp_path)
+    execute(tracker, tmp_path)
     start, *episodes, system, order, finish = lines(tmp_path)
     assert tracker.failures == 0
 
@@ -78,7 +78,7 @@ def test_a_resumed_run_goes_on_in_the_file_with_the_running_totals(tmp_path: Pat
 
 
 def test_a_torn_line_is_removed_when_the_run_is_resumed(tmp_path: Path) -> None:
-    play(JsonlTracker(), tmp_path)
+    execute(JsonlTracker(), tmp_path)
     whole = lines(tmp_path)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "epis')
@@ -115,7 +115,7 @@ def test_a_folder_that_cannot_be_written_is_a_warning_and_a_count(
 ) -> None:
     (tmp_path / "run").write_text("a file")
     tracker = JsonlTracker()
-    play(tracker, tmp_path / "run")
+    execute(tracker, tmp_path / "run")
     assert tracker.failures == 1 + 1 + 3 + 1 + 1 + 1  # the folder, and every line
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "tracker=jsonl failed" in caplog.text
@@ -125,7 +125,7 @@ def test_nothing_happens_before_the_start_or_after_the_end(tmp_path: Path) -> No
     tracker = JsonlTracker()
     tracker.log_episode(RESULTS[0])
     tracker.finish(RunSummary(0, ()))
-    play(tracker, tmp_path)
+    execute(tracker, tmp_path)
     whole = lines(tmp_path)
     tracker.log_episode(RESULTS[0])
     tracker.finish(RunSummary(3, RESULTS))
@@ -137,5 +137,5 @@ def test_nothing_happens_before_the_start_or_after_the_end(tmp_path: Path) -> No
 def test_a_tracker_can_be_used_for_a_second_run(tmp_path: Path) -> None:
     tracker = JsonlTracker()
     for name in ("a", "b"):
-        play(tracker, tmp_path / name)
+        execute(tracker, tmp_path / name)
         assert [line["progress/finished"] for line in lines(tmp_path / name) if line["kind"] == "episode"] == [1, 2, 3]

@@ -78,7 +78,7 @@ class Older:
         self.told.append("finish")
 
 
-def play(tracker: Tracker, run_dir: Path) -> None:
+def execute(tracker: Tracker, run_dir: Path) -> None:
     trajectory: Any = "a trajectory"
     tracker.start(run_info(run_dir))
     tracker.log_episode(RESULTS[0], trajectory)
@@ -90,7 +90,7 @@ def play(tracker: Tracker, run_dir: Path) -> None:
 def test_one_that_raises_fails_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first, last = Notes(), Notes()
     trackers = SeveralTrackers({"first": first, "broken": Raises(), "jsonl": JsonlTracker(), "last": last})
-    play(trackers, tmp_path)
+    execute(trackers, tmp_path)
     assert first.told == last.told == ["run-1", ("e1", "a trajectory"), {"system/a": 1.0}, {"verb": "stop"}, 3]
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 5
     assert trackers.failures == 5 + Raises.failures
@@ -100,7 +100,7 @@ def test_one_that_raises_fails_nothing_else(tmp_path: Path, caplog: pytest.LogCa
 def test_an_older_tracker_is_asked_only_for_what_it_knows(tmp_path: Path) -> None:
     older: Any = Older()
     trackers = SeveralTrackers({"older": older})
-    play(trackers, tmp_path)
+    execute(trackers, tmp_path)
     assert older.told == ["e1", "finish"]
     assert trackers.failures == 0
 
@@ -120,7 +120,7 @@ def test_all_finish_at_the_same_time(tmp_path: Path) -> None:
             both.wait(60)
 
     trackers = SeveralTrackers({"a": Meets(), "b": Meets()})
-    play(trackers, tmp_path)
+    execute(trackers, tmp_path)
     assert trackers.failures == 0
 
 
@@ -133,6 +133,6 @@ def test_one_that_never_finishes_is_left_behind(tmp_path: Path, monkeypatch: pyt
             go_on.wait(60)
 
     trackers = SeveralTrackers({"hangs": Hangs()})
-    play(trackers, tmp_path)
+    execute(trackers, tmp_path)
     assert trackers.failures == 1
     go_on.set()

@@ -16,7 +16,7 @@ from tests.unit.trackers.event_file import EventFiles
 from tests.unit.trackers.tracked_run import RESULTS, SECRET, episode, run_info
 
 
-def play(tracker: TensorboardTracker, run_dir: Path) -> EventFiles:
+def execute(tracker: TensorboardTracker, run_dir: Path) -> EventFiles:
     tracker.start(run_info(run_dir))
     for result in RESULTS:
         tracker.log_episode(result)
@@ -27,7 +27,7 @@ def play(tracker: TensorboardTracker, run_dir: Path) -> EventFiles:
 
 def test_scalars_have_the_number_of_finished_tries_as_their_step(tmp_path: Path) -> None:
     tracker = TensorboardTracker()
-    recorded = play(tracker, tmp_path)
+    recorded = execute(tracker, tmp_path)
     assert tracker.failures == 0
     assert recorded.scalars["episode/reward"] == [(1, 1.0), (3, 0.5)]
     assert recorded.scalars["episode/num_steps"] == [(1, 1), (2, 2), (3, 3)]
@@ -64,7 +64,7 @@ def test_histograms_are_over_the_attempts(tmp_path: Path) -> None:
 
 
 def test_config_and_provenance_are_texts_without_secrets(tmp_path: Path) -> None:
-    recorded = play(TensorboardTracker(), tmp_path)
+    recorded = execute(TensorboardTracker(), tmp_path)
     ((step, config),) = recorded.texts["config/text_summary"]
     assert step == 0
     assert json.loads(config.removeprefix("```json\n").removesuffix("\n```"))["policy"]["api_key"] == "***"
@@ -112,7 +112,7 @@ def test_nothing_happens_before_the_start_or_after_the_end(tmp_path: Path) -> No
     tracker.log_episode(RESULTS[0])
     tracker.log_system({})
     tracker.finish(RunSummary(0, ()))
-    before = play(tracker, tmp_path).scalars
+    before = execute(tracker, tmp_path).scalars
     tracker.log_episode(RESULTS[0])
     tracker.finish(RunSummary(3, RESULTS))
     assert EventFiles(tmp_path / "tensorboard").scalars == before

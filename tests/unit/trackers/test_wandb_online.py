@@ -107,7 +107,7 @@ def test_a_service_that_answers_nothing_but_errors_is_an_offline_run_to_be_uploa
 
 # In a process of its own: W&B's service process would go on with the run for as long as this one lives. What is needed
 # on the way is imported before, so that all of the bound on the end is for W&B itself.
-PLAYS = """
+RUN_WORDS = """
 import logging, sys
 from pathlib import Path
 import pandas, scipy.stats, wandb
@@ -134,7 +134,7 @@ print("counted:", tracker.failures > 0)
 def test_a_service_that_fails_in_the_middle_changes_nothing_but_a_warning(no_account: None, tmp_path: Path) -> None:
     with ExitStack() as stack:  # all at the same time: each takes as long as a run waits for its end
         services = {fate: stack.enter_context(contextlib.closing(WandbService())) for fate in FATES}
-        runs = {fate: stack.enter_context(playing(service, tmp_path / fate)) for fate, service in services.items()}
+        runs = {fate: stack.enter_context(running(service, tmp_path / fate)) for fate, service in services.items()}
         for fate, service in services.items():
             assert service.wait_for(lambda lines=service.lines: bool(lines), timeout=200)  # type: ignore[misc]
             FATES[fate](service)
@@ -175,10 +175,10 @@ FATES: dict[str, Callable[[WandbService], None]] = {
 
 
 @contextmanager
-def playing(service: WandbService, run_dir: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that plays a run with this service."""
+def running(service: WandbService, run_dir: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that runs a run with this service."""
     service.start()
-    command = [sys.executable, "-c", PLAYS, str(run_dir), run_dir.name]
+    command = [sys.executable, "-c", RUN_WORDS, str(run_dir), run_dir.name]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=reaching(service), stdin=pipe, stdout=pipe, text=True) as process:
         try:

@@ -23,7 +23,7 @@ from tests.unit.commands.recorded import data_in, run_of
 from tests.unit.trackers.served_run import ServedRun
 from tests.unit.trackers.tracked_run import RESULTS, SECRET, episode, patient_tracker, run_info
 from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, ServedArtifact, WandbService
-from tests.unit.trajectories.chats import chat, with_answer
+from tests.unit.trajectories.chats import chat, with_response
 
 pytestmark = LEAVES_FOLDERS
 
@@ -169,8 +169,8 @@ def test_the_table_has_every_try_once_with_a_readable_trajectory(service: WandbS
 
 
 def test_a_page_tells_reasoning_from_the_reply() -> None:
-    answer = LLMResponse([ThinkingData("<hm>"), ThinkingData("Zm8=", redacted=True), TextData("I do 1.")])
-    payload, episodes = data_in(episode_page(with_answer(chat("e1"), answer)))
+    response = LLMResponse([ThinkingData("<hm>"), ThinkingData("Zm8=", redacted=True), TextData("I do 1.")])
+    payload, episodes = data_in(episode_page(with_response(chat("e1"), response)))
     pieces = [(one["kind"], one["text"]) for one in episodes["e1"]["steps"][1]["reply"]["pieces"]]
     assert pieces == [("reasoning", "<hm>"), ("reasoning", "(encrypted)"), ("text", "I do 1.")]
     assert payload["only"] == "e1"

@@ -27,7 +27,7 @@ main = partial(run_word, program="ares-exp")
 pytestmark = LEAVES_FOLDERS
 
 
-def play(run_dir: Path, run_id: str = "run-1", **more: object) -> None:
+def execute(run_dir: Path, run_id: str = "run-1", **more: object) -> None:
     """Two sessions of a run, offline."""
     (run_dir / "trajectories").mkdir(parents=True)
     (run_dir / "trajectories" / "e1.json").write_text('{"a": 1}')
@@ -131,7 +131,7 @@ def test_a_moved_run_directory_is_uploaded_whole_and_its_sessions_are_one_run(
     service: WandbService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    play(tmp_path / "here")
+    execute(tmp_path / "here")
     assert service.asked == []
     there = tmp_path / "elsewhere" / "there"
     there.parent.mkdir()
@@ -166,7 +166,7 @@ def test_a_moved_run_directory_is_uploaded_whole_and_its_sessions_are_one_run(
 
 
 def test_a_resumed_session_is_uploaded_after_the_earlier_ones(service: WandbService, tmp_path: Path) -> None:
-    play(tmp_path)
+    execute(tmp_path)
     assert main(["wandb", "sync", str(tmp_path)]) == 0
     earlier = (*RESULTS, episode(4, 1.0))
     tracker = patient_tracker(mode="offline")
@@ -190,9 +190,9 @@ def test_a_branch_uses_the_trajectories_of_its_parent_if_they_are_as_they_were(
 ) -> None:
     """A run directory may come from a stranger, who knows the digest only of files that they have."""
     parent = tmp_path / "parent"
-    play(parent, "parent")
+    execute(parent, "parent")
     for name in ("branch", "other"):
-        play(tmp_path / name, name, parents=(parent,))
+        execute(tmp_path / name, name, parents=(parent,))
     assert main(["wandb", "sync", str(parent), str(tmp_path / "branch")]) == 0
     *_, used = [one for one in service.artifacts_of("trajectories") if one.run == "parent"]
     assert used.used_by == ["branch"]
@@ -206,7 +206,7 @@ def test_a_branch_uses_the_trajectories_of_its_parent_if_they_are_as_they_were(
 
 @pytest.mark.nightly
 def test_links_in_a_moved_run_directory_are_not_followed(service: WandbService, tmp_path: Path) -> None:
-    play(tmp_path / "here")
+    execute(tmp_path / "here")
     shutil.move(tmp_path / "here", tmp_path / "run")
     key = tmp_path / "id_rsa"
     key.write_text("the user's own key: 5f2c19d07a")
@@ -221,7 +221,7 @@ def test_links_in_a_moved_run_directory_are_not_followed(service: WandbService, 
 def test_a_service_that_is_gone_is_exit_code_1(
     service: WandbService, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    play(tmp_path)
+    execute(tmp_path)
     service.mood = "refusing"
     assert main(["wandb", "sync", str(tmp_path)]) == 1
     assert "not uploaded" in capfd.readouterr().err

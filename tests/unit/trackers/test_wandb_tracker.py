@@ -43,7 +43,7 @@ def _write_files(run_dir: Path) -> None:
     (run_dir / "trajectories" / "e1.json").write_text("{}")
 
 
-def _play(tracker: Tracker, run_dir: Path, run_id: str = "run-1", planned: int = 3) -> None:
+def _execute(tracker: Tracker, run_dir: Path, run_id: str = "run-1", planned: int = 3) -> None:
     tracker.start(run_info(run_dir, run_id=run_id))
     for result in RESULTS:
         tracker.log_episode(result)
@@ -65,7 +65,7 @@ def test_everything_stays_in_the_run_directory_and_holds_no_secret(
     run_dir = tmp_path / "run"
     _write_files(run_dir)
     before = dict(os.environ)
-    _play(patient_tracker(), run_dir)
+    _execute(patient_tracker(), run_dir)
 
     outside = {file for file in _files_below(tmp_path) if not file.is_relative_to(run_dir)}
     assert outside == set()
@@ -83,7 +83,7 @@ def test_nothing_is_printed_and_no_signal_is_taken(
 ) -> None:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGWINCH, signal.SIGCHLD)
     before = [*map(signal.getsignal, numbers), sys.stdout, sys.stderr]
-    _play(patient_tracker(), tmp_path / "run")
+    _execute(patient_tracker(), tmp_path / "run")
     assert [*map(signal.getsignal, numbers), sys.stdout, sys.stderr] == before
     assert capfd.readouterr() == ("", "")
     assert log == []
@@ -105,7 +105,7 @@ def test_two_live_runs_in_one_process_do_not_end_each_other(service: WandbServic
 
 
 def test_nothing_of_wandb_stays_behind_after_finish(tmp_path: Path) -> None:
-    _play(patient_tracker(), tmp_path / "run")
+    _execute(patient_tracker(), tmp_path / "run")
     assert list(Path(tempfile.gettempdir()).glob(f"wandb-{os.getpid()}-*")) == []
     # The system monitor, which leaves a socket in the temporary directory after a short run, was never started.
     assert [file for file in _files_below(tmp_path) if "symon" in file.name] == []
@@ -117,8 +117,8 @@ def test_nothing_of_wandb_stays_behind_after_finish(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_a_tracker_can_be_used_for_a_second_run(service: WandbService, tmp_path: Path) -> None:
     tracker = patient_tracker()
-    _play(tracker, tmp_path / "a", run_id="a")
-    _play(tracker, tmp_path / "b", run_id="b")
+    _execute(tracker, tmp_path / "a", run_id="a")
+    _execute(tracker, tmp_path / "b", run_id="b")
     assert tracker.failures == 0
     assert [len(ServedRun(service, name).rows) for name in ("a", "b")] == [3, 3]
 
@@ -133,13 +133,13 @@ def test_a_complete_run_exits_with_zero(service: WandbService, tmp_path: Path) -
 
 def test_a_run_id_that_wandb_refuses_is_made_plain(service: WandbService, tmp_path: Path) -> None:
     tracker = patient_tracker()
-    _play(tracker, tmp_path / "run", run_id="a/b:c d")
+    _execute(tracker, tmp_path / "run", run_id="a/b:c d")
     assert tracker.failures == 0
     assert list(service.runs) == ["a-b-c-d"]
 
 
 def test_start_and_log_return_at_once_and_the_loop_goes_on(tmp_path: Path) -> None:
-    async def play() -> tuple[float, float, int]:
+    async def execute() -> tuple[float, float, int]:
         tracker = patient_tracker()
         started = time.perf_counter()
         tracker.start(run_info(tmp_path / "run"))
@@ -153,7 +153,7 @@ def test_start_and_log_return_at_once_and_the_loop_goes_on(tmp_path: Path) -> No
         assert tracker.failures == 0
         return latency, time.perf_counter() - started, turns
 
-    latency, whole, turns = asyncio.run(play())
+    latency, whole, turns = asyncio.run(execute())
     assert latency < whole / 4
     assert turns > 1
 
@@ -184,7 +184,7 @@ def test_online_without_a_key_asks_nothing_and_records_offline(
 ) -> None:
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{closed_port}")
     tracker = patient_tracker(mode="online")
-    _play(tracker, tmp_path / "run")
+    _execute(tracker, tmp_path / "run")
     assert tracker.failures == 1
     assert "No API key" in log[0]
     assert _offline_sessions(tmp_path / "run") == 1
@@ -195,14 +195,14 @@ def test_a_run_directory_that_cannot_be_written_is_reported_not_raised(tmp_path:
     run_dir.mkdir()
     (run_dir / "wandb").write_text("a file in the way")
     tracker = patient_tracker()
-    _play(tracker, run_dir)
+    _execute(tracker, run_dir)
     assert tracker.failures == 1
     assert "not tracked" in log[0]
 
 
 def test_a_slow_finish_is_given_up(tmp_path: Path, log: list[str]) -> None:
     tracker = WandbTracker(finish_timeout_sec=0.001)
-    _play(tracker, tmp_path / "run")
+    _execute(tracker, tmp_path / "run")
     assert tracker.failures == len(log) == 2
     assert "table and artifacts did not finish" in log[0]
     assert log[1].startswith("W&B did not finish")
@@ -226,7 +226,7 @@ def test_modes(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     tracker = patient_tracker(mode=mode)
-    _play(tracker, tmp_path / "run")
+    _execute(tracker, tmp_path / "run")
     assert (tmp_path / "run" / "wandb").exists() is expected_folder
     assert tracker.failures == 0
 

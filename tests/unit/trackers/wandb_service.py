@@ -52,7 +52,7 @@ class WandbService:
         artifacts: Every artifact, in the order of their creation.
         views: The variables of every saved view.
         unknown: What was asked that it does not understand.
-        mood: `well`; `broken`: every answer is a 500; `refusing`: a 403; `silent`: nothing is answered until
+        mood: `well`; `broken`: every response is a 500; `refusing`: a 403; `silent`: nothing is answered until
             `recover` or `close`, and then the connections are cut.
     """
 
@@ -120,14 +120,14 @@ class WandbService:
         told = [json.dumps(one).encode() for one in (self.runs, [*self.lines.items()])]
         return [*told, *self.run_files.values(), *(one for each in self.artifacts for one in each.files.values())]
 
-    def answer(self, operation: str, variables: dict[str, Any]) -> dict[str, Any]:
+    def respond(self, operation: str, variables: dict[str, Any]) -> dict[str, Any]:
         """The `data` of a GraphQL answer."""
         self.asked.append(operation)
-        answer = getattr(self, f"_{operation}", None)
-        if answer is None:
+        response = getattr(self, f"_{operation}", None)
+        if response is None:
             self.unknown.append(operation)
             return {}
-        data: dict[str, Any] = answer(variables)
+        data: dict[str, Any] = response(variables)
         return data
 
     def upload(self, path: str, body: bytes) -> None:
@@ -310,13 +310,13 @@ class _Handler(BaseHTTPRequestHandler):
             if self.path == "/graphql":
                 asked = json.loads(body)
                 operation = asked.get("operationName") or asked["query"].split("(")[0].split("{")[0].split()[-1]
-                answer = {"data": self.served.answer(operation, asked.get("variables") or {})}
+                response = {"data": self.served.respond(operation, asked.get("variables") or {})}
             else:
                 if self.path.endswith("/file_stream"):  # the others are the client's own telemetry
                     self.served.stream(self.path, json.loads(body))
-                answer = {}
+                response = {}
             self.served.changed.notify_all()
-        self._reply(answer)
+        self._reply(response)
 
     def do_PUT(self) -> None:
         body = self._body()

@@ -1,4 +1,4 @@
-"""An environment source without containers, for trainings: two steps, and a reward that the answers decide.
+"""An environment source without containers, for trainings: two steps, and a reward that the responses decide.
 
 Where there is a file `kill` with a number, the process is killed when so many episodes of it have started.
 """
@@ -20,7 +20,7 @@ KILL = Path("kill")
 
 
 class Counted:
-    """Asks twice; its reward is the share of answers with `yes`. Counts its open episodes."""
+    """Asks twice; its reward is the share of responses with `yes`. Counts its open episodes."""
 
     open_ = 0
     started = 0

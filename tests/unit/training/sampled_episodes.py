@@ -34,7 +34,7 @@ class Call:
         return [-(1 + at + len(self.prompt)) / 1024 for at in range(len(self.completion))]
 
 
-def answer(call: Call, **more: Any) -> LLMResponse:
+def respond(call: Call, **more: Any) -> LLMResponse:
     fields: dict[str, Any] = {
         "prompt_token_ids": list(call.prompt),
         "completion_token_ids": list(call.completion),
@@ -72,7 +72,7 @@ def episode(
                 step_index=number,
                 step_type="FIRST" if number == 0 else "LAST" if last else "MID",
                 observation=None if last else serialize_llm_request(observation),
-                action=serialize_llm_response(answer(calls[number - 1], **more)) if number else None,
+                action=serialize_llm_response(respond(calls[number - 1], **more)) if number else None,
                 reward=None if number == 0 else reward if last else 0.0,
                 discount=None if number == 0 else 0.0 if last else 1.0,
                 timestamp=float(number),

@@ -13,7 +13,7 @@ from ares_exp.training.curriculum import Curriculum, Weighting, teaches_nothing
 TASKS = ("easy", "half", "hard")
 
 
-def played(weighting: Weighting, **options: float) -> Curriculum:
+def ran(weighting: Weighting, **options: float) -> Curriculum:
     curriculum = Curriculum(TASKS, weighting=weighting, decay=1.0, **options)  # type: ignore[arg-type]
     for _ in range(10):
         curriculum.add("easy", [1.0] * 8)
@@ -24,7 +24,7 @@ def played(weighting: Weighting, **options: float) -> Curriculum:
 
 @pytest.mark.parametrize(("weighting", "most"), [("uniform", None), ("learnability", "half"), ("difficulty", "hard")])
 def test_what_is_drawn_most(weighting: Weighting, most: str | None) -> None:
-    curriculum = played(weighting)
+    curriculum = ran(weighting)
     drawn = Counter(curriculum.draw(1, step=step)[0] for step in range(600))
     assert set(drawn) == set(TASKS)  # none is forgotten
     if most is None:
@@ -35,7 +35,7 @@ def test_what_is_drawn_most(weighting: Weighting, most: str | None) -> None:
 
 
 def test_no_task_is_drawn_twice_before_each_was_drawn_once() -> None:
-    drawn = played("learnability").draw(7, step=3)
+    drawn = ran("learnability").draw(7, step=3)
     assert set(drawn[:3]) == set(drawn[3:6]) == set(TASKS)
 
 
@@ -50,7 +50,7 @@ def test_what_was_long_ago_counts_less() -> None:
 
 
 def test_a_resumed_curriculum_draws_the_same() -> None:
-    curriculum, again = played("learnability"), Curriculum(TASKS, weighting="learnability", decay=1.0)
+    curriculum, again = ran("learnability"), Curriculum(TASKS, weighting="learnability", decay=1.0)
     again.restore({**curriculum.state(), "gone": [1.0, 2.0]})
     assert [again.draw(2, step=n) for n in range(20)] == [curriculum.draw(2, step=n) for n in range(20)]
     assert curriculum.draw(5, step=1, part=1) != curriculum.draw(5, step=1)

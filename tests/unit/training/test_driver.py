@@ -21,8 +21,8 @@ from ares_exp.training.driver import EpisodeDriver
 from tests.unit.training.counted_tasks import TASKS, Counted, options
 
 
-class Answers(Policy):
-    """Says `yes` while it may; its `gate` holds every answer back until it is open."""
+class Responses(Policy):
+    """Says `yes` while it may; its `gate` holds every response back until it is open."""
 
     policy_version: str | None = "0"
 
@@ -46,8 +46,8 @@ class Answers(Policy):
 
 
 @pytest.fixture
-def policy() -> Answers:
-    return Answers()
+def policy() -> Responses:
+    return Responses()
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def rows() -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path("run/episodes.jsonl").read_text().splitlines()]
 
 
-async def test_attempts_at_a_task_have_numbers_of_their_own(policy: Answers) -> None:
+async def test_attempts_at_a_task_have_numbers_of_their_own(policy: Responses) -> None:
     async with driver(policy) as driving:
         first = [episode async for episode in driving.submit(["apple", "bread"], n=2)]
         second = [episode async for episode in driving.submit(["apple"], n=1)]
@@ -82,7 +82,7 @@ async def test_attempts_at_a_task_have_numbers_of_their_own(policy: Answers) -> 
     assert (summary["planned"], summary["scored"], summary["mean_reward"]) == (5, 5, 1.0)
 
 
-async def test_it_gets_no_further_ahead_than_its_episodes_are_taken(policy: Answers) -> None:
+async def test_it_gets_no_further_ahead_than_its_episodes_are_taken(policy: Responses) -> None:
     async with driver(policy) as driving:
         held, other = driving.submit(["apple"], n=8), driving.submit(["bread"], n=3)
         assert len([episode async for episode in other]) == 3  # what the first holds back delays no other
@@ -90,7 +90,7 @@ async def test_it_gets_no_further_ahead_than_its_episodes_are_taken(policy: Answ
         assert len([episode async for episode in held]) == 8
 
 
-async def test_what_is_cancelled_ends_and_the_others_go_on(policy: Answers) -> None:
+async def test_what_is_cancelled_ends_and_the_others_go_on(policy: Responses) -> None:
     policy.gate.clear()
     async with driver(policy) as driving:
         first, second = driving.submit(["apple"], n=4), driving.submit(["bread"], n=1)
@@ -105,13 +105,13 @@ async def test_what_is_cancelled_ends_and_the_others_go_on(policy: Answers) -> N
     assert (summary["planned"], summary["scored"]) == (1, 1)  # nothing is owed that the trainer does not want
 
 
-async def test_another_attempt_is_played_for_one_that_an_order_takes_off_the_queue(
-    policy: Answers, monkeypatch: pytest.MonkeyPatch
+async def test_another_attempt_is_run_for_one_that_an_order_takes_off_the_queue(
+    policy: Responses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_control, "LOOK_SEC", 0.01)
     policy.gate.clear()
     async with driver(policy) as driving:
-        playing, queued = driving.submit(["apple"], n=2), driving.submit(["bread"], n=1)
+        running, queued = driving.submit(["apple"], n=2), driving.submit(["bread"], n=1)
         await policy.was_asked(2)
         write_order(Path("run/control"), Order.new("cancel", what="bread"))
         async with asyncio.timeout(60):
@@ -119,10 +119,10 @@ async def test_another_attempt_is_played_for_one_that_an_order_takes_off_the_que
                 await asyncio.sleep(0.01)
             policy.gate.set()
             assert [episode.slot async for episode in queued] == [("bread", 1)]
-            assert len([episode async for episode in playing]) == 2
+            assert len([episode async for episode in running]) == 2
 
 
-async def test_what_has_not_started_is_cancelled_at_the_end(policy: Answers) -> None:
+async def test_what_has_not_started_is_cancelled_at_the_end(policy: Responses) -> None:
     policy.gate.clear()
     async with driver(policy) as driving:
         driving.submit(["apple"], n=2)
@@ -131,7 +131,7 @@ async def test_what_has_not_started_is_cancelled_at_the_end(policy: Answers) -> 
     assert {row["task_name"] for row in rows()} == {"apple"}
 
 
-async def test_the_body_may_leave_at_any_time(policy: Answers) -> None:
+async def test_the_body_may_leave_at_any_time(policy: Responses) -> None:
     policy.gate.clear()
 
     async def leave() -> None:
@@ -145,7 +145,7 @@ async def test_the_body_may_leave_at_any_time(policy: Answers) -> None:
     assert [row["outcome"] for row in rows()] == ["cancelled", "cancelled"]
 
 
-async def test_new_weights_answer_without_a_restart_and_staleness_is_told(policy: Answers) -> None:
+async def test_new_weights_response_without_a_restart_and_staleness_is_told(policy: Responses) -> None:
     policy.gate.clear()
     async with driver(policy) as driving:
         submission = driving.submit(["apple"], n=1)
@@ -160,7 +160,7 @@ async def test_new_weights_answer_without_a_restart_and_staleness_is_told(policy
             await driving.update("1")
 
 
-async def test_what_is_too_stale_is_played_anew(policy: Answers) -> None:
+async def test_what_is_too_stale_is_run_anew(policy: Responses) -> None:
     policy.gate.clear()
     async with driver(policy, max_staleness=0) as driving:
         submission = driving.submit(["apple"], n=1)
@@ -173,7 +173,7 @@ async def test_what_is_too_stale_is_played_anew(policy: Answers) -> None:
     assert len(rows()) == 2
 
 
-async def test_a_training_is_gone_on_with(policy: Answers) -> None:
+async def test_a_training_is_gone_on_with(policy: Responses) -> None:
     async with driver(policy) as driving:
         assert len([episode async for episode in driving.submit(["apple"], n=2)]) == 2
         policy.gate.clear()
@@ -190,12 +190,12 @@ async def test_a_training_is_gone_on_with(policy: Answers) -> None:
         ("bread", 0): 1.0,
     }
     assert all(one.trajectory is not None and len(one.trajectory.steps) == 3 for one in episodes.values())
-    played = [(row["task_name"], row["outcome"]) for row in rows()]
-    assert played.count(("apple", "completed")) == 3  # two were finished, and were not played again
-    assert played.count(("bread", "completed")) == 1
+    ran = [(row["task_name"], row["outcome"]) for row in rows()]
+    assert ran.count(("apple", "completed")) == 3  # two were finished, and were not run again
+    assert ran.count(("bread", "completed")) == 1
 
 
-async def test_a_task_that_is_not_there(policy: Answers) -> None:
+async def test_a_task_that_is_not_there(policy: Responses) -> None:
     async with driver(policy) as driving:
         with pytest.raises(ConfigError, match=r"There is no task 'aple' in this run\. Did you mean `apple`"):
             driving.submit(["aple"])
@@ -204,9 +204,9 @@ async def test_a_task_that_is_not_there(policy: Answers) -> None:
 
 
 async def test_a_policy_without_weights_takes_none() -> None:
-    async def answer(request: LLMRequest) -> LLMResponse:
+    async def respond(request: LLMRequest) -> LLMResponse:
         return LLMResponse.from_text("no")
 
-    async with driver(answer) as driving:
+    async with driver(respond) as driving:
         with pytest.raises(ConfigError, match="Expected a policy whose weights can be changed, got"):
             await driving.update("1")

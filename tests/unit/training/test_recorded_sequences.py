@@ -75,7 +75,7 @@ def test_episodes_of_a_run_that_goes_on_are_read_once_when_they_have_ended(tmp_p
     assert recorded.sentences() == ["2 rows of 3 calls, 5 tokens trained on: 2 clean, 0 re-aligned, 0 forked."]
 
 
-async def test_following_ends_with_the_process_that_plays_the_run(tmp_path: Path) -> None:
+async def test_following_ends_with_the_process_that_runs_the_run(tmp_path: Path) -> None:
     run, found = RunDir(tmp_path), []
     collector = COLLECTORS["json"](tmp_path)
     with run.owned():

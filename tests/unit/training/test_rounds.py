@@ -1,4 +1,4 @@
-"""Rounds: groups of attempts for a step, refilled where they teach nothing, and on record before they are played."""
+"""Rounds: groups of attempts for a step, refilled where they teach nothing, and on record before they are run."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ async def rounds(tasks: Any = TASKS, policy: Any = None, **arguments: Any) -> As
 
 
 async def test_a_round_has_groups_of_attempts() -> None:
-    async with rounds() as playing:
-        groups = await playing.play(0, 3)
+    async with rounds() as running:
+        groups = await running.execute(0, 3)
         assert sorted(group.task_name for group in groups) == [*TASKS]
         assert all(len(group.episodes) == 4 and group.is_trained for group in groups)
-        again = await playing.play(1, 1)
+        again = await running.execute(1, 1)
         assert {episode.result.attempt for episode in again[0].episodes} == {4, 5, 6, 7}
     lines = [json.loads(line) for line in RECORD.read_text().splitlines()]
     assert [(line["kind"], line["step"], line["version"], len(line["slots"])) for line in lines] == [
@@ -62,19 +62,19 @@ async def test_a_round_has_groups_of_attempts() -> None:
     ]
 
 
-@pytest.mark.parametrize(("what", "rounds_played"), [("keep", 1), ("drop", 1), ("refill", 3)])
-async def test_groups_with_the_same_rewards(what: Any, rounds_played: int) -> None:
-    async with rounds(zero_std_groups=what, max_refills=2) as playing:
-        groups = await playing.play(0, 3)
+@pytest.mark.parametrize(("what", "rounds_run"), [("keep", 1), ("drop", 1), ("refill", 3)])
+async def test_groups_with_the_same_rewards(what: Any, rounds_run: int) -> None:
+    async with rounds(zero_std_groups=what, max_refills=2) as running:
+        groups = await running.execute(0, 3)
         assert len(groups) == 3
         for group in groups:
             assert group.is_trained == (what == "keep" or group.task_name == "cider")
-        assert len(playing.record.find("round")) == rounds_played
+        assert len(running.record.find("round")) == rounds_run
 
 
 async def test_rewards_of_held_out_tasks() -> None:
-    async with rounds(["cider"]) as playing:
-        assert await playing.evaluate(0, ["apple", "bread"], 2) == {
+    async with rounds(["cider"]) as running:
+        assert await running.evaluate(0, ["apple", "bread"], 2) == {
             "heldout/reward": 0.5,
             "heldout/reward/apple": 1.0,
             "heldout/reward/bread": 0.0,
@@ -85,9 +85,9 @@ async def test_a_round_without_any_reward_is_refused() -> None:
     async def broken(request: LLMRequest) -> LLMResponse:
         raise PolicyError("no such model")
 
-    async with rounds(policy=broken) as playing:
+    async with rounds(policy=broken) as running:
         with pytest.raises(UserError, match=r"none of the 8 attempts has one\. The first one: .*no such model"):
-            await playing.play(0, 2)
+            await running.execute(0, 2)
 
 
 def test_a_torn_line_is_cut_off(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_what_is_no_sampling_from_the_policy_is_refused_by_name(broken: dict[str
         ),
     ],
 )
-def test_requests_whose_answers_are_no_sampling_are_refused(request_: LLMRequest, message: str) -> None:
+def test_requests_whose_responses_are_no_sampling_are_refused(request_: LLMRequest, message: str) -> None:
     with pytest.raises(UntrainableError, match=message):
         sequences_of(episode([FIRST], request=request_))
 

@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(model: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A training that was left alone."""
-    return play(model, folder, tmp_path_factory.mktemp("trained") / "run").run_dir
+    return execute(model, folder, tmp_path_factory.mktemp("trained") / "run").run_dir
 
 
 @pytest.fixture(autouse=True)
@@ -56,13 +56,13 @@ def everything_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     assert Counted.open_ == 0
 
 
-def play(model: Path, folder: Path, run: Path, *overrides: str) -> Any:
+def execute(model: Path, folder: Path, run: Path, *overrides: str) -> Any:
     place = [f"policy.model={model}", f"hydra.run.dir={run}"]
     return ares_exp.run([*COMMON, *place, *overrides], config_dirs=[folder], quiet=True)
 
 
 def command(*words: str) -> None:
-    """Plays a command in a process of its own, which is forked: to import torch and TRL takes longer than to train."""
+    """Runs a command in a process of its own, which is forked: to import torch and TRL takes longer than to train."""
     Counted.started = 0
     sys.argv = ["ares-exp", *words]
     sys.exit(main())
@@ -108,13 +108,13 @@ def test_held_out_tasks_are_evaluated_and_never_trained_on(trained: Path) -> Non
     assert len(slots) == len({*slots}) == STEPS * 32 + 3 * 8
 
 
-def test_every_answer_says_which_weights_gave_it(trained: Path) -> None:
+def test_every_response_says_which_weights_gave_it(trained: Path) -> None:
     where = {tuple(slot): line["version"] for line in lines(trained, "round") for slot in line["slots"]}
     for episode in ares_exp.trajectories.load(trained):
         expected = where.get((episode.task_name, episode.metadata["attempt"]))
-        answers = [step.action for step in episode.load().steps if step.action is not None]
-        assert len(answers) == 2
-        assert expected is None or {answer["policy_version"] for answer in answers} == {expected}
+        responses = [step.action for step in episode.load().steps if step.action is not None]
+        assert len(responses) == 2
+        assert expected is None or {response["policy_version"] for response in responses} == {expected}
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
@@ -136,19 +136,19 @@ def test_a_killed_training_goes_on_with_the_same_step(trained: Path, model: Path
     assert [line["step"] for line in lines(run, "step")] == [*range(1, STEPS + 1)]
     assert [line["slots"] for line in lines(run, "round")] == [line["slots"] for line in lines(trained, "round")]
     before, alone, resumed = weights(model), weights(last_checkpoint(trained)), weights(last_checkpoint(run))
-    for name, tensor in alone.items():  # which answers share a batch is chance, and rounding with it
+    for name, tensor in alone.items():  # which responses share a batch is chance, and rounding with it
         assert torch.dist(resumed[name], tensor) < 1e-2 * torch.dist(tensor, before[name]), name
 
 
 async def test_an_interrupted_training_can_be_resumed(model: Path, folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     place = [f"policy.model={model}", f"hydra.run.dir={run}", "trainer.steps=500"]
-    playing = asyncio.create_task(ares_exp.arun([*COMMON, *place], config_dirs=[folder], quiet=True))
+    running = asyncio.create_task(ares_exp.arun([*COMMON, *place], config_dirs=[folder], quiet=True))
     while not (run / "checkpoints" / "checkpoint-2").exists():  # noqa: ASYNC110
         await asyncio.sleep(0.1)
-    playing.cancel()
+    running.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await playing
+        await running
     started_at = len(lines(run, "step"))
     resumed = await ares_exp.arun(
         [f"resume={run}", f"trainer.steps={started_at + 2}"], config_dirs=[folder], quiet=True
@@ -162,9 +162,9 @@ def test_what_cannot_be_trained_is_refused_before_anything_starts(model: Path, f
     with pytest.raises(UserError, match="Expected a policy whose model is in this process, got ScriptedPolicy"):
         ares_exp.run(scripted, config_dirs=[folder], quiet=True)
     with pytest.raises(UserError, match=r"`trainer\.heldout`: no task of the run is called 'peach'"):
-        play(model, folder, tmp_path / "run", "trainer.heldout=[peach]")
+        execute(model, folder, tmp_path / "run", "trainer.heldout=[peach]")
     with pytest.raises(UserError, match="at least one task to train on, got none: all are held out"):
-        play(model, folder, tmp_path / "run", f"trainer.heldout=[{','.join(TASKS)}]")
+        execute(model, folder, tmp_path / "run", f"trainer.heldout=[{','.join(TASKS)}]")
     assert not (tmp_path / "run").exists()
 
 

@@ -22,10 +22,10 @@ from ares_exp.trajectories.records import (
 )
 
 
-def with_answer(episode: EpisodeTrajectory, answer: LLMResponse, *, step: int = 1) -> EpisodeTrajectory:
-    """The episode with another answer."""
+def with_response(episode: EpisodeTrajectory, response: LLMResponse, *, step: int = 1) -> EpisodeTrajectory:
+    """The episode with another response."""
     steps = [*episode.steps]
-    steps[step] = replace(steps[step], action=serialize_llm_response(answer))
+    steps[step] = replace(steps[step], action=serialize_llm_response(response))
     return replace(episode, steps=tuple(steps))
 
 

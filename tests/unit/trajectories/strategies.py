@@ -93,7 +93,7 @@ def said_pieces(draw: st.DrawFn) -> list[Piece]:
 
 @st.composite
 def responses(draw: st.DrawFn, prompt: list[int] | None) -> LLMResponse:
-    """An answer; with token ids where those of its prompt are given."""
+    """A response; with token ids where those of its prompt are given."""
     tokens = None if prompt is None else draw(st.lists(st.integers(0, 200_000), max_size=20))
     return LLMResponse(
         draw(pieces()),
@@ -116,7 +116,7 @@ def responses(draw: st.DrawFn, prompt: list[int] | None) -> LLMResponse:
 
 @st.composite
 def new_messages(draw: st.DrawFn, response: LLMResponse) -> Messages:
-    """What a linear agent appends after an answer: the answer itself, what its tools said, and what users say."""
+    """What a linear agent appends after a response: the response itself, what its tools said, and what users say."""
     reply: dict[str, Any] = {"role": "assistant", "content": response.text}
     calls = [piece for piece in response.data if isinstance(piece, ToolCallData)]
     if calls:
@@ -161,17 +161,17 @@ def _episodes(draw: st.DrawFn, rewrite: Rewrite, *, steady: bool) -> EpisodeTraj
     length = draw(st.integers(0, 5))
     reached_end = length > 1 and draw(st.booleans())
     tokens = draw(st.none() | st.lists(st.integers(0, 200_000), max_size=30))
-    requests, answers = [], []
+    requests, given = [], []
     for _ in range(length):
         sent = rewrite(draw, messages)
         options = options if steady else draw(st.just(options) | said)
         requests.append(serialize_llm_request(LLMRequest(sent, **options)))
-        answer = draw(responses(None if tokens is None else list(tokens)))
-        answers.append(serialize_llm_response(answer))
-        messages = [*messages, *draw(new_messages(answer))]
+        response = draw(responses(None if tokens is None else list(tokens)))
+        given.append(serialize_llm_response(response))
+        messages = [*messages, *draw(new_messages(response))]
         if tokens is not None:
-            tokens = [*tokens, *(answer.completion_token_ids or ()), len(tokens)]
-    return draw(_whole(requests, answers, reached_end=reached_end))
+            tokens = [*tokens, *(response.completion_token_ids or ()), len(tokens)]
+    return draw(_whole(requests, given, reached_end=reached_end))
 
 
 unfinished_steps = st.builds(

@@ -20,7 +20,7 @@ from ares_exp.trajectories.records import (
 )
 from tests.examples import examples
 from tests.unit.trajectories.atif_schema import validate_atif
-from tests.unit.trajectories.chats import chat, with_answer
+from tests.unit.trajectories.chats import chat, with_response
 from tests.unit.trajectories.strategies import linear_trajectories, trajectories
 
 TOOL = {"type": "function", "function": {"name": "run", "parameters": {}}}
@@ -53,7 +53,7 @@ def shell_episode() -> EpisodeTrajectory:
     task = {"role": "user", "content": "Count the lines."}
     reply = "Counting.\n```bash\nwc -l data\n```"
     shown = [task, {"role": "assistant", "content": reply}, {"role": "user", "content": "<output>\n42\n</output>"}]
-    answer = LLMResponse.from_text(
+    response = LLMResponse.from_text(
         reply,
         cost=0.25,
         usage=Usage(4, 3),
@@ -69,7 +69,7 @@ def shell_episode() -> EpisodeTrajectory:
     submitted = CommandRecord("echo DONE", None, 9.5, timed_out=True)
     return episode(
         record(0, [task], None),
-        record(1, shown, answer, commands=(ran,), policy_sec=0.5, environment_sec=0.25, container_sec=0.125),
+        record(1, shown, response, commands=(ran,), policy_sec=0.5, environment_sec=0.25, container_sec=0.125),
         record(2, None, LLMResponse.from_text("Done."), commands=(submitted,)),
     )
 
@@ -221,8 +221,8 @@ def test_unequal_token_lists_and_media_are_kept_where_they_are_valid() -> None:
     picture = {"type": "image_url", "image_url": {"url": "https://example.org/a.PNG"}}
     inline = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     messages = [{"role": "user", "content": [{"type": "text", "text": "See"}, picture, inline]}]
-    answer = LLMResponse.from_text("ok", completion_token_ids=[1, 2], logprobs=[-0.5])
-    trajectory = episode(record(0, messages, None), record(1, None, answer))
+    response = LLMResponse.from_text("ok", completion_token_ids=[1, 2], logprobs=[-0.5])
+    trajectory = episode(record(0, messages, None), record(1, None, response))
     document, dropped = to_atif(trajectory)
     assert dropped == [PARTS]
     assert "logprobs" not in document["steps"][2]["metrics"]
@@ -261,7 +261,7 @@ def test_foreign_observations_and_an_empty_episode() -> None:
 def test_readable_reasoning_is_kept() -> None:
     pieces = [ThinkingData("hm", "seal"), ThinkingData("Zm8=", redacted=True), TextData("I do 1.")]
     usage = Usage(9, 8, cached_tokens=3, reasoning_tokens=5)
-    document = over_json(to_atif(with_answer(chat(length=2), LLMResponse(pieces, usage=usage)))[0])
+    document = over_json(to_atif(with_response(chat(length=2), LLMResponse(pieces, usage=usage)))[0])
     [step] = [step for step in document["steps"] if "reasoning_content" in step]
     assert (step["reasoning_content"], step["metrics"]["cached_tokens"]) == ("hm", 3)
     assert document["final_metrics"]["total_cached_tokens"] == 3

@@ -15,7 +15,7 @@ from ares_exp.trajectories.collector import TrajectoryCollector
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.records import EpisodeTrajectory
 
-ANSWER = LLMResponse.from_text("a")
+RESPONSE = LLMResponse.from_text("a")
 
 
 def recorded(tmp_path: Path) -> list[EpisodeTrajectory]:
@@ -27,15 +27,15 @@ def collect(env: Any, tmp_path: Path, **more: Any) -> TrajectoryCollectingEnviro
     return TrajectoryCollectingEnvironment(env, JsonTrajectoryCollector(tmp_path), **more)
 
 
-async def play(env: Any) -> None:
+async def execute(env: Any) -> None:
     step = await env.reset()
     while not step.last():
-        step = await env.step(ANSWER)
+        step = await env.step(RESPONSE)
 
 
 async def test_a_completed_episode(tmp_path: Path, counting: Any) -> None:
     async with collect(counting(3), tmp_path, episode_id="mine") as env:
-        await play(env)
+        await execute(env)
     [episode] = recorded(tmp_path)
     assert (episode.episode_id, episode.task_name, episode.outcome) == ("mine", "count", Outcome.COMPLETED)
     assert [step.step_type for step in episode.steps] == ["FIRST", "MID", "MID", "LAST"]
@@ -54,13 +54,13 @@ async def test_the_task_of_an_environment_that_shows_it_and_reports_nothing(
         step_count, time_step, current_task = 0, None, task
 
     async with collect(Shown(1), tmp_path) as env:
-        await play(env)
+        await execute(env)
     assert [episode.task_name for episode in recorded(tmp_path)] == ["nim_3"]
 
 
 async def test_a_truncated_episode_names_the_limit(tmp_path: Path, counting: Any) -> None:
     async with collect(counting(1, truncate=True), tmp_path) as env:
-        await play(env)
+        await execute(env)
     [episode] = recorded(tmp_path)
     assert (episode.outcome, episode.truncated, episode.total_reward) == (Outcome.TRUNCATED, True, 0.5)
     assert episode.error is not None
@@ -70,7 +70,7 @@ async def test_a_truncated_episode_names_the_limit(tmp_path: Path, counting: Any
 async def test_reset_in_the_middle_abandons(tmp_path: Path, counting: Any) -> None:
     async with collect(counting(2), tmp_path) as env:
         await env.reset()
-        await play(env)
+        await execute(env)
     assert [episode.outcome for episode in recorded(tmp_path)] == [Outcome.ABANDONED, Outcome.COMPLETED]
 
 
@@ -107,7 +107,7 @@ async def test_an_error_is_recorded_and_raised_unchanged(
     with pytest.raises(type(error)) as caught:  # noqa: PT012
         await env.reset()
         inner.fail = error
-        await env.step(ANSWER)
+        await env.step(RESPONSE)
     assert caught.value is error
     [episode] = recorded(tmp_path)
     assert (episode.outcome, episode.task_name) == (outcome, "count")
@@ -136,7 +136,7 @@ async def test_cancellation(tmp_path: Path, counting: Any, where: str) -> None:
             inner.hanging = where == "step"
             if where == "body":
                 await asyncio.Event().wait()
-            await env.step(ANSWER)
+            await env.step(RESPONSE)
 
     task = asyncio.create_task(episode())
     await waiting.wait()
@@ -161,9 +161,9 @@ async def test_an_episode_that_could_not_start_touches_no_other(tmp_path: Path, 
         TrajectoryCollectingEnvironment(counting(1, name="bad"), collector) as bad,
     ):
         await good.reset()
-        await play(bad)
+        await execute(bad)
         for _ in range(3):
-            await good.step(ANSWER)
+            await good.step(RESPONSE)
     [episode] = recorded(tmp_path)
     assert (episode.task_name, episode.num_steps, episode.outcome) == ("good", 4, Outcome.COMPLETED)
     assert bad.collector_failures == 1
@@ -175,10 +175,10 @@ async def test_a_step_that_makes_no_sense_ends_no_recording(tmp_path: Path, coun
         await env.reset()
         inner.fail = EpisodeStateError("busy")
         with pytest.raises(EpisodeStateError):
-            await env.step(ANSWER)
+            await env.step(RESPONSE)
         inner.fail = None
-        await env.step(ANSWER)
-        await env.step(ANSWER)
+        await env.step(RESPONSE)
+        await env.step(RESPONSE)
     assert [episode.outcome for episode in recorded(tmp_path)] == [Outcome.COMPLETED]
 
 
@@ -213,7 +213,7 @@ async def test_a_collector_of_somebody_else(counting: Any) -> None:
     collector = ForeignCollector()
     assert isinstance(collector, TrajectoryCollector)
     async with TrajectoryCollectingEnvironment(counting(1, truncate=True), collector) as env:
-        await play(env)
+        await execute(env)
     assert env.collector_failures == 0
     assert collector.calls == [("start", "count"), ("step", "FIRST"), ("step", "LAST"), ("end", True)]
 

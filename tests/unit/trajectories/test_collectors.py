@@ -25,7 +25,7 @@ from ares_exp.trajectories.files.line_file import has_writer
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
 from tests.unit.trajectories.chats import chat, salvaged
 
-ANSWER = LLMResponse.from_text("an answer of the policy")
+RESPONSE = LLMResponse.from_text("a response of the policy")
 
 
 def records(text: str = "x") -> list[StepRecord]:
@@ -136,8 +136,8 @@ async def test_a_full_disk_costs_no_step_if_there_is_room_in_the_end(
     with full_disk(size):
         step = await env.reset()
         for _ in range(4):
-            step = await env.step(ANSWER)
-    await env.step(ANSWER)
+            step = await env.step(RESPONSE)
+    await env.step(RESPONSE)
     assert step.step_type == "MID"
     assert env.collector_failures == 2  # once each, not at every step
     assert "The json collector failed in record_step: OSError" in caplog.text
@@ -153,7 +153,7 @@ async def test_a_disk_that_stays_full_leaves_what_was_written(tmp_path: Path, co
     with full_disk(4000):
         await env.reset()
         for _ in range(50):
-            await env.step(ANSWER)
+            await env.step(RESPONSE)
     assert env.collector_failures == 2
     assert env.trajectory is None
     assert [path.name for path in tmp_path.iterdir()] == ["e.json"]
@@ -233,8 +233,8 @@ async def test_a_failing_collector_keeps_nothing_from_the_others(
     collectors = {"first": Failing(where), "json": JsonTrajectoryCollector(tmp_path), "last": memory}
     async with TrajectoryCollectingEnvironment(counting(2), collectors, episode_id="e") as env:
         await env.reset()
-        await env.step(ANSWER)
-        assert (await env.step(ANSWER)).last()
+        await env.step(RESPONSE)
+        assert (await env.step(RESPONSE)).last()
     assert env.collector_failures == failures
     assert f"The first collector failed in {where}" in caplog.text
     assert memory.episodes[0] == EpisodeTrajectory.load(tmp_path / "e.json")
@@ -265,13 +265,13 @@ def test_threads_share_a_collector(tmp_path: Path, kind: Any) -> None:
     collector = kind(tmp_path / "t.jsonl")
     ended: list[EpisodeTrajectory] = []
 
-    def play(number: int) -> None:
+    def execute(number: int) -> None:
         handle = collector.begin_episode(task_name=f"task {number}")
         for record in records(text=str(number)):
             collector.record_step(record, episode=handle)
         ended.append(collector.end_episode(episode=handle))
 
-    threads = [threading.Thread(target=play, args=(number,)) for number in range(40)]
+    threads = [threading.Thread(target=execute, args=(number,)) for number in range(40)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -296,10 +296,10 @@ async def test_an_agent_that_edits_its_messages_changes_nothing_that_was_recorde
     memory = MemoryTrajectoryCollector()
     collecting = TrajectoryCollectingEnvironment(env, memory)
     await collecting.reset()
-    await collecting.step(ANSWER)
+    await collecting.step(RESPONSE)
     env.messages[0]["content"][0]["text"] = "changed"
     env.messages.clear()
-    await collecting.step(ANSWER)
+    await collecting.step(RESPONSE)
     await collecting.close()
     shown = [[m["content"][0]["text"] for m in step.observation["messages"]] for step in memory.episodes[0].steps]
     assert shown == [["0"], ["0", "1"], ["0"]]
@@ -310,8 +310,8 @@ async def test_seconds_are_recorded(counting: Any) -> None:
     env = TrajectoryCollectingEnvironment(counting(2), memory)
     await env.reset()
     await asyncio.sleep(0.1)
-    await env.step(ANSWER)
-    await env.step(ANSWER)
+    await env.step(RESPONSE)
+    await env.step(RESPONSE)
     first, middle, last = memory.episodes[0].steps
     assert first.policy_sec is None
     assert middle.policy_sec is not None

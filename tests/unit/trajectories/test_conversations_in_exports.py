@@ -50,13 +50,13 @@ def episode(name: str = "e", done: str = "done", reward: float = 1.0) -> Episode
         if number < 4:
             origin = Origin("chat_completions", CONVERSATIONS[number])
             asked = serialize_llm_request(LLMRequest(requests[number], origin=origin))
-        answer = LLMResponse.from_text(replies[number - 1], policy_version=str(number), model="m")
+        response = LLMResponse.from_text(replies[number - 1], policy_version=str(number), model="m")
         steps.append(
             StepRecord(
                 number,
                 "FIRST" if number == 0 else "MID" if number < 4 else "LAST",
                 asked,
-                serialize_llm_response(answer) if number else None,
+                serialize_llm_response(response) if number else None,
                 None if number == 0 else reward if number == 4 else 0.0,
                 None if number == 0 else float(number < 4),
                 float(number),

@@ -26,7 +26,7 @@ from ares_exp.trajectories.records import (
     serialize_llm_response,
 )
 from tests.examples import examples
-from tests.unit.trajectories.chats import chat, with_answer
+from tests.unit.trajectories.chats import chat, with_response
 from tests.unit.trajectories.strategies import trajectories
 
 RESPONSE = LLMResponse(
@@ -102,8 +102,8 @@ def test_each_step_is_a_row_with_what_people_ask_for(tmp_path: Path) -> None:
 
 def test_reasoning_and_its_tokens_have_columns(tmp_path: Path) -> None:
     thoughts = [ThinkingData("h"), ThinkingData("m"), ThinkingData("Zm8=", redacted=True)]
-    answer = LLMResponse([*thoughts, TextData("hi")], usage=Usage(10, 7, cached_tokens=4, reasoning_tokens=5))
-    trajectory = with_answer(chat(), answer)
+    response = LLMResponse([*thoughts, TextData("hi")], usage=Usage(10, 7, cached_tokens=4, reasoning_tokens=5))
+    trajectory = with_response(chat(), response)
     _, second, third, _ = pq.read_table(written(tmp_path, trajectory)).to_pylist()
     names = ("reasoning", "response", "cached_tokens", "reasoning_tokens")
     assert [second[name] for name in names] == ["hm", "hi", 4, 5]

@@ -28,7 +28,7 @@ from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, seriali
 from ares_exp.trajectories.request_diff import request_change
 from ares_exp.trajectories.stored_episodes import load
 from tests.examples import examples
-from tests.unit.trajectories.chats import chat, said, with_answer, with_step, write
+from tests.unit.trajectories.chats import chat, said, with_response, with_step, write
 from tests.unit.trajectories.strategies import trajectories
 
 main = partial(run_word, program="ares-exp")
@@ -207,8 +207,8 @@ def test_settings_are_told_when_they_change(tmp_path: Path) -> None:
 
 def test_reasoning_is_shown_before_the_reply(tmp_path: Path) -> None:
     thoughts = [ThinkingData("First\nI look."), ThinkingData("Zm8=", redacted=True)]
-    answer = LLMResponse([*thoughts, TextData("I do 1.")], usage=Usage(100, 10, reasoning_tokens=7), model="tiny")
-    text = shown(write(tmp_path / "e.json", with_answer(chat(), answer)))
+    response = LLMResponse([*thoughts, TextData("I do 1.")], usage=Usage(100, 10, reasoning_tokens=7), model="tiny")
+    text = shown(write(tmp_path / "e.json", with_response(chat(), response)))
     expected = [
         "  reply  100 + 10 tokens (7 of reasoning)",
         "    model tiny",

@@ -33,7 +33,7 @@ def assistant(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
-def played(
+def ran(
     requests: Sequence[Sequence[Any]],
     replies: Sequence[str | LLMResponse],
     *,
@@ -72,7 +72,7 @@ def talk(*replies: str, **more: Any) -> EpisodeTrajectory:
     requests: list[list[Any]] = [[user("Go.")]]
     for reply in replies[:-1]:
         requests.append([*requests[-1], assistant(reply), user("ok")])
-    return played(requests, replies, **more)
+    return ran(requests, replies, **more)
 
 
 def test_a_linear_episode_is_one_row_that_ends_with_the_reply() -> None:
@@ -91,7 +91,7 @@ def test_a_linear_episode_is_one_row_that_ends_with_the_reply() -> None:
 
 
 def test_a_rewritten_history_gives_a_row_for_each_version() -> None:
-    episode = played([[user("1")], [user("1"), assistant("a"), user("2")], [user("2")]], ["a", "b", "c"])
+    episode = ran([[user("1")], [user("1"), assistant("a"), user("2")], [user("2")]], ["a", "b", "c"])
     rows, _ = sft_rows([episode])
     assert [[message["content"] for message in row["messages"]] for row in rows] == [
         ["Be brief.", "1", "a", "2", "b"],
@@ -100,7 +100,7 @@ def test_a_rewritten_history_gives_a_row_for_each_version() -> None:
 
 
 def test_other_tools_make_another_conversation() -> None:
-    first, second = played([[user("1")]], ["a"], tools=[TOOL]), played([[user("1")]], ["a"])
+    first, second = ran([[user("1")]], ["a"], tools=[TOOL]), ran([[user("1")]], ["a"])
     rows, _ = sft_rows([first, second])
     assert [row["tools"] for row in rows] == [[TOOL], []]
 
@@ -122,12 +122,12 @@ def test_tool_calls_have_the_chat_completions_form() -> None:
     reply = LLMResponse([TextData("Run "), TextData("it."), ToolCallData("c1", "run", '{"command": "ls"}')])
     call = {"id": "c1", "type": "function", "function": {"name": "run", "arguments": '{"command": "ls"}'}}
     kept = {"role": "assistant", "content": None, "tool_calls": [call]}
-    answer = {
+    response = {
         "role": "tool",
         "tool_call_id": "c1",
         "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
     }
-    episode = played([[user("1"), kept, answer]], [reply], tools=[TOOL])
+    episode = ran([[user("1"), kept, response]], [reply], tools=[TOOL])
     (row,) = sft_rows([episode])[0]
     assert row["messages"][2:] == [
         {"role": "assistant", "content": "", "tool_calls": [call]},
@@ -147,7 +147,7 @@ def test_reasoning_is_left_out_and_counted_unless_it_is_asked_for() -> None:
     requests: list[list[Any]] = [[user("Go.")]]
     for text in "aba":
         requests.append([*requests[-1], assistant(text), user("ok")])
-    episode = played(requests, replies)
+    episode = ran(requests, replies)
     rows, report = sft_rows([episode])
     assert [message["content"] for message in next(rows)["messages"][2::2]] == ["a", "b", "a", "a"]
     assert [*rows] == []
@@ -170,23 +170,23 @@ def test_reasoning_is_left_out_and_counted_unless_it_is_asked_for() -> None:
 def test_reasoning_before_tool_calls(tool_arguments: Any) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "run", "arguments": '{"command": "ls"}'}}
     kept = {"role": "assistant", "content": None, "tool_calls": [call]}
-    answer = {"role": "tool", "tool_call_id": "c1", "content": "ok"}
+    response = {"role": "tool", "tool_call_id": "c1", "content": "ok"}
     first = LLMResponse([ThinkingData("hm"), ToolCallData("c1", "run", '{"command": "ls"}')])
-    episode = played([[user("1")], [user("1"), kept, answer]], [first, "done"])
+    episode = ran([[user("1")], [user("1"), kept, response]], [first, "done"])
     (row,) = sft_rows([episode], tool_arguments=tool_arguments, reasoning="field")[0]
     assert row["messages"][2]["reasoning_content"] == "hm"
 
 
 def test_pairs_have_reasoning_too() -> None:
-    better = played([[user("1")]], [thought("a", "one")], reward=1.0, episode_id="good")
-    worse = played([[user("1")]], [thought("b", "two")], reward=0.0, episode_id="bad")
+    better = ran([[user("1")]], [thought("a", "one")], reward=1.0, episode_id="good")
+    worse = ran([[user("1")]], [thought("b", "two")], reward=0.0, episode_id="bad")
     (row,) = preference_rows([better, worse], reasoning="field")[0]
     assert [row[name][0]["reasoning_content"] for name in ("chosen", "rejected")] == ["one", "two"]
 
 
 def test_arguments_that_are_no_object_stay_text() -> None:
     reply = LLMResponse([ToolCallData(str(at), "run", text) for at, text in enumerate(["{oops", "[1]", "[" * 100_000])])
-    (row,) = sft_rows([played([[user("1")]], [reply])], tool_arguments="object")[0]
+    (row,) = sft_rows([ran([[user("1")]], [reply])], tool_arguments="object")[0]
     arguments = [call["function"]["arguments"] for call in row["messages"][-1]["tool_calls"]]
     assert arguments == ["{oops", "[1]", "[" * 100_000]
 
@@ -195,7 +195,7 @@ def test_steps_without_a_conversation_are_counted() -> None:
     board = StepRecord(0, "FIRST", {"board": [0]}, None, None, None, 0.0)
     end = StepRecord(1, "LAST", None, {"move": 1}, 1.0, 0.0, 1.0)
     game = EpisodeTrajectory("g", "game", (board, end), 0.0, 1.0, 1.0, 2, False, Outcome.COMPLETED)
-    rows, report = sft_rows([game, played([[user("1")]], [""])])
+    rows, report = sft_rows([game, ran([[user("1")]], [""])])
     assert list(rows) == []
     assert report.left_out == {
         "steps whose observation is no chat request": 1,
@@ -248,8 +248,8 @@ def test_a_pair_parts_before_the_first_reply_that_differs() -> None:
 
 
 def test_attempts_that_part_where_the_environment_speaks_share_a_reply() -> None:
-    good = played([[user("Go.")], [user("Go."), assistant("a"), user("3")]], ["a", "b"])
-    bad = played([[user("Go.")], [user("Go."), assistant("a"), user("4")]], ["a", "c"], reward=0.0)
+    good = ran([[user("Go.")], [user("Go."), assistant("a"), user("3")]], ["a", "b"])
+    bad = ran([[user("Go.")], [user("Go."), assistant("a"), user("4")]], ["a", "c"], reward=0.0)
     (row,) = preference_rows([good, bad])[0]
     assert row["prompt"] == [SYSTEM, user("Go.")]
     assert row["chosen"] == [assistant("a"), user("3"), assistant("b")]

@@ -138,7 +138,7 @@ class BlockingEnvironment(PlainEnvironment):
 
 
 class StubbornEnvironment(PlainEnvironment):
-    """A step that does not take a cancellation for an answer."""
+    """A step that does not take a cancellation for a response."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ def test_a_conversation_has_every_message_under_its_role():
     )
 
 
-def test_news_is_what_came_after_the_last_answer():
+def test_news_is_what_came_after_the_last_response():
     assert news_text(REQUEST) == "a file\n\ngo on\n<image_url>"
     assert news_text(LLMRequest(messages=REQUEST.messages[:1])) == "do it"
 

@@ -39,7 +39,7 @@ async def is_set(event):
     assert await asyncio.to_thread(event.wait, 60)
 
 
-async def play(driver):
+async def execute(driver):
     async with EnvironmentWrapper(driver):
         time_steps = [await driver.reset()]
         while time_steps[-1].step_type != "LAST":
@@ -48,10 +48,10 @@ async def play(driver):
 
 
 @pytest.mark.parametrize("option", ["none", "async", "sync"])
-async def test_every_option_plays_the_same_episode(option):
+async def test_every_option_runs_the_same_episode(option):
     wrapper = hydra.utils.instantiate(OmegaConf.load(CONF / f"{option}.yaml"))
     for make in (BareEnvironment, CountingEnvironment, lambda: CountingEnvironment(truncate=True), ForeignEnvironment):
-        assert await play(wrapper(make())) == await play(make())
+        assert await execute(wrapper(make())) == await execute(make())
 
 
 def test_every_option_is_tested():
@@ -62,7 +62,7 @@ def test_every_option_is_tested():
 async def test_an_exception_is_the_environments_own(drive, error):
     env = RaisingEnvironment(error)
     with pytest.raises(type(error)) as caught:
-        await play(drive(env))
+        await execute(drive(env))
     assert caught.value is error
     assert env.exits == [type(error)]
 
@@ -97,7 +97,7 @@ async def test_cancelling_a_step_cancels_the_environments(drive):
 
 async def test_a_cancelled_body_is_seen_by_the_environment(drive):
     env = BlockingEnvironment()
-    episode = asyncio.create_task(play(drive(env)))
+    episode = asyncio.create_task(execute(drive(env)))
     await is_set(env.stepping)
     episode.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -127,7 +127,7 @@ async def test_an_episode_cancelled_at_any_moment_is_closed():
     environments = [CountingEnvironment(length=30) for _ in range(40)]
     drivers = [drive_sync_gym(env) for env in environments]  # kept: not the safety net is under test
     for number, driver in enumerate(drivers):
-        episode = asyncio.create_task(play(driver))
+        episode = asyncio.create_task(execute(driver))
         while environments[number].count < number and not episode.done():  # noqa: ASYNC110 - another thread counts
             await asyncio.sleep(0)
         episode.cancel()
@@ -214,7 +214,7 @@ async def test_the_event_loop_stays_free_while_the_sync_driver_steps():
 
 
 async def test_many_sync_drivers_at_once():
-    episodes = await asyncio.gather(*(play(drive_sync_gym(CountingEnvironment(length=20))) for _ in range(30)))
+    episodes = await asyncio.gather(*(execute(drive_sync_gym(CountingEnvironment(length=20))) for _ in range(30)))
     assert all(len(episode) == 21 and episode == episodes[0] for episode in episodes)
 
 
@@ -228,7 +228,7 @@ async def test_each_sync_driver_has_its_own_loop_and_the_callers_context():
 
     env = Reading(length=1)
     variable.set("episode 7")
-    await play(drive_sync_gym(env))
+    await execute(drive_sync_gym(env))
     assert env.read == "episode 7"
     assert env.threads == {"gym of Reading"}
 
@@ -255,4 +255,4 @@ async def test_an_environment_that_cannot_be_entered_leaves_no_thread(drive):
             raise OSError("no room")
 
     with pytest.raises(OSError, match="no room"):
-        await play(drive(Unenterable()))
+        await execute(drive(Unenterable()))

@@ -128,16 +128,16 @@ async def test_in_the_rollout_loop_and_recorded(env, drive, collect, tmp_path):
         assert request.messages[-1]["role"] == "user"
         return ACTION
 
-    played = env
+    ran = env
     if collect != "no":
         collector = JsonTrajectoryCollector(tmp_path / "kept") if collect == "json" else NullTrajectoryCollector()
-        played = TrajectoryCollectingEnvironment(env, collector)
+        ran = TrajectoryCollectingEnvironment(env, collector)
     events = EpisodeEvents()
-    last = await run_episode(drive(played), policy, events)
+    last = await run_episode(drive(ran), policy, events)
     assert (last.step_type, last.reward, events.usage.num_steps) == ("LAST", 1, 3)
     if collect == "no":
         return
-    assert played.collector_failures == 0
+    assert ran.collector_failures == 0
     if collect == "json":
         [file] = (tmp_path / "kept").glob("*.json")
         episode = EpisodeTrajectory.load(file)

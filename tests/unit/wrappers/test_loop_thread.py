@@ -74,18 +74,18 @@ def test_an_exception_does_not_keep_its_call_alive(loop_thread):
         gc.enable()
 
 
-def test_calls_from_many_threads_each_get_their_own_answer(loop_thread):
-    answers = {}
+def test_calls_from_many_threads_each_get_their_own_response(loop_thread):
+    responses = {}
 
     def ask(number):
-        answers[number] = [loop_thread.run(give((number, i))) for i in range(50)]
+        responses[number] = [loop_thread.run(give((number, i))) for i in range(50)]
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(20)
-    assert answers == {number: [(number, i) for i in range(50)] for number in range(8)}
+    assert responses == {number: [(number, i) for i in range(50)] for number in range(8)}
 
 
 def test_a_call_beyond_its_time_is_cancelled(loop_thread):

@@ -173,7 +173,7 @@ def test_a_class_that_cannot_be_used_is_told_once_and_in_one_line(site: Site, ca
 
 
 @pytest.mark.usefixtures("nim")
-async def test_a_preset_of_a_plugin_is_played_and_collected(tmp_path: Path) -> None:
+async def test_a_preset_of_a_plugin_is_run_and_collected(tmp_path: Path) -> None:
     collector = JsonTrajectoryCollector(tmp_path)
     async with make("nim:0", trajectory_collector=collector) as env:
         await env.reset()
@@ -198,7 +198,7 @@ async def test_a_snapshot_of_what_was_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.local
-async def test_a_task_that_cannot_be_played_is_in_nobodys_way_who_does_not_play_it(tmp_path: Path) -> None:
+async def test_a_task_that_cannot_be_run_is_in_nobodys_way_who_does_not_run_it(tmp_path: Path) -> None:
     for name, toml in (("fine", ""), ("foreign", '[environment]\nos = "windows"\n')):
         (tmp_path / name / "environment").mkdir(parents=True)
         (tmp_path / name / "tests").mkdir()

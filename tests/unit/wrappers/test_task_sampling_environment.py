@@ -20,7 +20,7 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.runs.scheduler import episode_seed
 from ares_exp.wrappers.task_sampling_environment import TaskSamplingEnvironment
 
-ANSWER = LLMResponse.from_text("yes")
+RESPONSE = LLMResponse.from_text("yes")
 
 
 class AskingEnvironment:
@@ -125,9 +125,9 @@ async def test_an_episode_is_closed_before_the_next_and_at_the_end() -> None:
     async with environment(source) as env:
         assert (env.step_count, env.current_task, env.time_step, env.report()) == (0, None, None, EpisodeReport())
         with pytest.raises(EpisodeStateError, match="reset"):
-            await env.step(ANSWER)
+            await env.step(RESPONSE)
         await env.reset()
-        assert (await env.step(ANSWER)).reward == 1.0
+        assert (await env.step(RESPONSE)).reward == 1.0
         await env.reset()
         assert [one.closed for one in source.made] == [True, False]
         source.broken = True
@@ -142,7 +142,7 @@ async def test_one_call_at_a_time_and_a_close_at_any() -> None:
     env = environment(source)
     await env.reset()
     source.gate.clear()
-    stepping = asyncio.create_task(env.step(ANSWER))
+    stepping = asyncio.create_task(env.step(RESPONSE))
     await asyncio.sleep(0)
     with pytest.raises(EpisodeStateError, match="step\\(\\) is running"):
         await env.reset()

@@ -34,7 +34,7 @@ NO_SNAPSHOTS = "the services of its compose file have a state of their own"
 
 
 def check_compose(spec: ContainerSpec, options: DockerOptions) -> list[str]:
-    """Checks before the start that a task with a compose file can be played. Blocking.
+    """Checks before the start that a task with a compose file can be run. Blocking.
 
     Returns:
         Warnings about ignored keys.
@@ -53,7 +53,7 @@ def check_compose(spec: ContainerSpec, options: DockerOptions) -> list[str]:
     if len({is_closed(policy, options) for policy in spec.networks}) > 1:
         raise UnsupportedTaskError(
             f"Task {spec.name} asks for a public network in one phase and for less in another, but container=docker "
-            f"cannot switch the networks of several services ({spec.compose_file}). Play it under one network with "
+            f"cannot switch the networks of several services ({spec.compose_file}). Run it under one network with "
             "container.network=no-network or container.network=public, or leave it out."
         )
     return not_done
@@ -105,7 +105,7 @@ class ComposeContainer(EngineContainer):
 
     async def capture_changes(self, objects: ObjectStore) -> Delta:
         raise SnapshotUnsupportedError(
-            f"The container of {self._spec.name} cannot be captured: {NO_SNAPSHOTS}. Play this task with snapshot=none."
+            f"The container of {self._spec.name} cannot be captured: {NO_SNAPSHOTS}. Run this task with snapshot=none."
         )
 
     async def _remove(self, engine: Engine) -> None:

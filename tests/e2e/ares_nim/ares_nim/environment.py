@@ -24,7 +24,7 @@ class NimEnvironments:
         return list(self._matches)
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Any of them can be played."""
+        """Any of them can be run."""
 
     def make(self, task_name: str, parts: EpisodeParts) -> Nim:
         return Nim(self._matches[task_name])

@@ -17,8 +17,8 @@ from ares_exp.llms.canonical import canonical_messages
 from ares_exp.llms.reasoning import reasoning_of_message
 from ares_exp.llms.request import freeze
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
-from tests.canonical_answer import canonical_answer
-from tests.drawn_responses import answers
+from tests.canonical_response import canonical_response
+from tests.drawn_responses import responses
 from tests.examples import examples
 from tests.wire_server import WireServer, event_data
 
@@ -50,7 +50,7 @@ def bare(value: Any) -> Any:
 
 
 @examples(25)
-@given(answers)
+@given(responses)
 def test_the_client_puts_a_stream_together_to_what_it_reads_as_a_whole(
     server: WireServer, client: OpenAI, response: LLMResponse
 ) -> None:
@@ -63,7 +63,7 @@ def test_the_client_puts_a_stream_together_to_what_it_reads_as_a_whole(
     assert (streamed.choices[0].finish_reason, streamed.usage) == (choice.finish_reason, whole.usage)
     client.chat.completions.create(model="policy", messages=[*HELLO["messages"], choice.message.to_dict()])
     _, back = server.asked[-1].request.messages
-    assert canonical_messages(server.asked[-1].request)[-1] == canonical_answer(response, server.asked[-2].request)
+    assert canonical_messages(server.asked[-1].request)[-1] == canonical_response(response, server.asked[-2].request)
     assert tuple(reasoning_of_message(back, pytest.fail)) == response.thinking
 
 
@@ -187,7 +187,7 @@ def test_what_cannot_be_left_out_is_refused_by_name(change: dict[str, Any], name
 
 
 def test_a_refused_request_and_a_failed_one_are_errors_of_the_client(server: WireServer, client: OpenAI) -> None:
-    with pytest.raises(BadRequestError, match="policy gives one answer") as refused:
+    with pytest.raises(BadRequestError, match="policy gives one response") as refused:
         client.chat.completions.create(**HELLO, n=2)
     assert (refused.value.type, refused.value.param) == ("invalid_request_error", "n")
     server.fails_with = "the policy is gone"

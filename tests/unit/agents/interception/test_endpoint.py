@@ -1,4 +1,4 @@
-"""The endpoint and the line, by real connections: what a request becomes, and what asks for an answer once more."""
+"""The endpoint and the line, by real connections: what a request becomes, and what asks for a response once more."""
 
 from __future__ import annotations
 
@@ -102,16 +102,16 @@ async def test_a_body_that_is_too_large_is_refused(llm: Recorder, monkeypatch: p
 async def test_models_and_what_is_no_post(port: Port) -> None:
     key = {"Authorization": f"Bearer {port.line.key}"}
     async with aiohttp.ClientSession(port.url, headers=key) as session:
-        async with session.get("/v1/models") as answer:
-            assert (await answer.json())["data"][0]["id"] == "policy"
-        async with session.get("/v1/models/gpt-9") as answer:
-            assert (await answer.json())["id"] == "gpt-9"
-        async with session.get("/v1/responses", headers={"Upgrade": "websocket", "Connection": "upgrade"}) as answer:
-            assert answer.status == 426
-        async with session.get("/v1/chat/completions") as answer:
-            assert answer.status == 405
-        async with session.head("/") as answer:
-            assert answer.status == 200
+        async with session.get("/v1/models") as response:
+            assert (await response.json())["data"][0]["id"] == "policy"
+        async with session.get("/v1/models/gpt-9") as response:
+            assert (await response.json())["id"] == "gpt-9"
+        async with session.get("/v1/responses", headers={"Upgrade": "websocket", "Connection": "upgrade"}) as response:
+            assert response.status == 426
+        async with session.get("/v1/chat/completions") as response:
+            assert response.status == 405
+        async with session.head("/") as response:
+            assert response.status == 200
 
 
 async def test_a_stream_starts_at_once_and_is_kept_alive(port: Port, llm: Recorder) -> None:
@@ -129,7 +129,7 @@ async def test_a_stream_starts_at_once_and_is_kept_alive(port: Port, llm: Record
     assert len(llm.calls) == 1
 
 
-async def test_a_whole_answer_starts_with_blanks_when_it_takes_long(llm: Recorder) -> None:
+async def test_a_whole_response_starts_with_blanks_when_it_takes_long(llm: Recorder) -> None:
     llm.gate.clear()
     async with served(Line(llm, keepalive_sec=0.02), endpoint=Endpoint(whole_starts_sec=0.05)) as port:
         reader, writer = await port.raw(chat("do it"))
@@ -140,7 +140,7 @@ async def test_a_whole_answer_starts_with_blanks_when_it_takes_long(llm: Recorde
     assert b"answer 1" in body
 
 
-async def test_what_ends_a_stream_is_not_sent_before_there_is_an_answer(port: Port, llm: Recorder) -> None:
+async def test_what_ends_a_stream_is_not_sent_before_there_is_a_response(port: Port, llm: Recorder) -> None:
     llm.gate.clear()
     reader, writer = await port.raw(chat("do it", stream=True))
     await llm.on_call.wait()
@@ -154,14 +154,14 @@ async def test_the_same_request_attaches_to_a_pending_call(port: Port, llm: Reco
     _, writer = await port.raw(chat("do it", stream=True))
     await settled(llm, 1)
     reset(writer)  # the client's own time limit
-    again = asyncio.create_task(port.post(chat("do it", stream=False)))  # some fall back to whole answers
+    again = asyncio.create_task(port.post(chat("do it", stream=False)))  # some fall back to whole responses
     await until(lambda: port.line.report.retries == 1)
     llm.gate.set()
     assert text_of((await again)[1]).startswith("answer 1")
     assert (len(llm.calls), llm.given_up) == (1, 0)
 
 
-async def test_an_answer_that_came_while_nobody_listened_is_given_to_who_asks_again(port: Port, llm: Recorder) -> None:
+async def test_a_response_that_came_while_nobody_listened_is_given_to_who_asks_again(port: Port, llm: Recorder) -> None:
     llm.gate.clear()
     _, writer = await port.raw(chat("do it"))
     await settled(llm, 1)
@@ -169,7 +169,7 @@ async def test_an_answer_that_came_while_nobody_listened_is_given_to_who_asks_ag
     llm.gate.set()
     assert text_of((await port.post(chat("do it")))[1]).startswith("answer 1")
     assert port.line.report.retries == 1
-    # That one was delivered: who asks anew, without saying that it is a retry, gets a new answer.
+    # That one was delivered: who asks anew, without saying that it is a retry, gets a new response.
     assert text_of((await port.post(chat("do it")))[1]).startswith("answer 2")
     # And who says so gets the last one.
     status, body = await port.post(chat("do it"), **{"x-stainless-retry-count": "1"})
@@ -199,8 +199,8 @@ async def test_conversations_are_conversations(port: Port, llm: Recorder) -> Non
     await settled(llm, 4)
     llm.gate.set()
     await asyncio.gather(first, second, title)
-    await port.post(chat("part two", "answer", "go on", tools=True))
-    await port.post(chat("do it", "answer", "thanks", tools=True))
+    await port.post(chat("part two", "response", "go on", tools=True))
+    await port.post(chat("do it", "response", "thanks", tools=True))
     by_text = {str(call.messages[0]["content"]): [] for call in llm.calls}  # type: dict[str, list[str]]
     for call, conversation in zip(llm.calls, llm.conversations, strict=True):
         by_text[str(call.messages[0]["content"])].append(conversation)
@@ -262,12 +262,12 @@ async def test_a_line_that_closes_cuts_its_connections_and_gives_its_calls_up(ll
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_cut_connections_cost_no_second_answer(llm: Recorder, seed: int) -> None:
-    await play_through_cuts(llm, seed)
+async def test_cut_connections_cost_no_second_response(llm: Recorder, seed: int) -> None:
+    await run_through_cuts(llm, seed)
 
 
-async def play_through_cuts(llm: Recorder, seed: int, turns: int = 4) -> list[Cut]:
-    """Plays turns with a client that asks again, unmarked and byte for byte the same, whenever an answer is cut."""
+async def run_through_cuts(llm: Recorder, seed: int, turns: int = 4) -> list[Cut]:
+    """Runs turns with a client that asks again, unmarked and byte for byte the same, whenever a response is cut."""
     rng = random.Random(seed)
     plan = [rng.choice([*CUTS, None]) for _ in range(3 * turns)]
     async with asyncio.timeout(LIMIT_SEC), served(Line(llm)) as port:
@@ -276,9 +276,9 @@ async def play_through_cuts(llm: Recorder, seed: int, turns: int = 4) -> list[Cu
             behind = Port(port.line, proxy.port)
             texts = ["do it"]
             for turn in range(1, turns + 1):
-                answer = await _until_whole(behind, texts)
-                assert answer.startswith(f"answer {turn} ")
-                texts += [answer, f"result {turn}"]
+                response = await _until_whole(behind, texts)
+                assert response.startswith(f"answer {turn} ")
+                texts += [response, f"result {turn}"]
     assert len(llm.calls) == turns
     assert set(llm.conversations) == {"main"}
     assert port.line.report.retries == len(proxy.cuts)

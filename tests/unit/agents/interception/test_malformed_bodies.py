@@ -112,7 +112,7 @@ WHOLE: dict[str, dict[str, Any]] = {
         ],
     },
 }
-ANSWER = LLMResponse(
+RESPONSE = LLMResponse(
     [ThinkingData("r"), TextData("t"), *(ToolCallData("c", name, "{}") for name in ("f", "p", "n__f", "local_shell"))]
 )
 WORDS = [
@@ -164,8 +164,8 @@ def check(wire: Wire, body: Any) -> None:
         return
     assert fingerprint(asked.request)
     assert asked.request.origin is not None
-    json.loads(wire.whole(asked, ANSWER))
-    assert b"".join([wire.opening(asked), wire.keepalive(asked, 1), *wire.events(asked, ANSWER, 1)])
+    json.loads(wire.whole(asked, RESPONSE))
+    assert b"".join([wire.opening(asked), wire.keepalive(asked, 1), *wire.events(asked, RESPONSE, 1)])
     assert wire.error_event(asked, "x", 0)
     if wire.count_path is not None:
         assert wire.count(body)

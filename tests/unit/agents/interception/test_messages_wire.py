@@ -15,8 +15,8 @@ from ares_exp.llms.canonical import canonical_messages
 from ares_exp.llms.reasoning import reasoning_of_message
 from ares_exp.llms.request import freeze
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
-from tests.canonical_answer import canonical_answer
-from tests.drawn_responses import answers, mixed_answers
+from tests.canonical_response import canonical_response
+from tests.drawn_responses import mixed_responses, responses
 from tests.examples import examples
 from tests.wire_server import WireServer, event_data
 
@@ -42,7 +42,7 @@ def client(server: WireServer) -> Iterator[Anthropic]:
 
 
 @examples(25)
-@given(answers | mixed_answers)
+@given(responses | mixed_responses)
 def test_the_client_puts_a_stream_together_to_what_it_reads_as_a_whole(
     server: WireServer, client: Anthropic, response: LLMResponse
 ) -> None:
@@ -55,7 +55,7 @@ def test_the_client_puts_a_stream_together_to_what_it_reads_as_a_whole(
     repeated: Any = {"role": "assistant", "content": told["content"]}
     client.messages.create(**{**HELLO, "messages": [*HELLO["messages"], repeated]})
     asked = server.asked[-1]
-    assert canonical_messages(asked.request)[-1] == canonical_answer(response, server.asked[-2].request)
+    assert canonical_messages(asked.request)[-1] == canonical_response(response, server.asked[-2].request)
     assert tuple(reasoning_of_message(asked.request.messages[-1], pytest.fail)) == response.thinking
     assert asked.request.origin is not None
     assert asked.request.origin.dropped == ()

@@ -1,4 +1,4 @@
-"""Every answer and every event, validated by the types of the vendors' packages: their clients look at less."""
+"""Every response and every event, validated by the types of the vendors' packages: their clients look at less."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TYPES = {
     "responses": ("openai.types.responses:Response", "openai.types.responses:ResponseStreamEvent"),
     "messages": ("anthropic.types:Message", "anthropic.types:RawMessageStreamEvent"),
 }
-"""Of a whole answer and of an event; by name, since to import them takes everyone who collects the tests a second."""
+"""Of a whole response and of an event; by name, since to import them takes everyone who collects the tests a second."""
 CUSTOM = {"type": "custom", "name": "patch"}
 BODIES: dict[str, dict[str, Any]] = {
     "chat_completions": {"messages": [], "stream_options": {"include_usage": True}},
@@ -27,7 +27,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "messages": {"messages": []},
 }
 CALLS = {"bash": "{}", "patch": '{"input": "x"}', "local_shell": '{"command": ["ls"]}', "other": "{broken"}
-ANSWERS = {
+RESPONSES = {
     "everything": LLMResponse(
         [
             ThinkingData("hm"),
@@ -44,13 +44,13 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("what", ANSWERS)
+@pytest.mark.parametrize("what", RESPONSES)
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
-def test_answers_are_of_the_vendors_types(wire: Wire, what: str) -> None:
+def test_responses_are_of_the_vendors_types(wire: Wire, what: str) -> None:
     whole, event = (TypeAdapter(resolve_name(kind)) for kind in TYPES[wire.name])
     asked = wire.read({**BODIES[wire.name], "model": "policy", "stream": True}, {})
-    whole.validate_python(json.loads(wire.whole(asked, ANSWERS[what])))
-    written = [wire.opening(asked), wire.keepalive(asked, 1), *wire.events(asked, ANSWERS[what], 1)]
+    whole.validate_python(json.loads(wire.whole(asked, RESPONSES[what])))
+    written = [wire.opening(asked), wire.keepalive(asked, 1), *wire.events(asked, RESPONSES[what], 1)]
     told = [one for one in event_data(b"".join(written)) if one.get("type") != "ping"]  # which is not in the types
     assert len(told) >= 3
     for one in told:

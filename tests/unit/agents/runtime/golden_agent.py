@@ -71,15 +71,15 @@ class GoldenAgent:
         self.messages.append({"role": "user", "content": json.dumps(what)})
 
 
-def answer(command: str) -> ExecResult:
+def respond(command: str) -> ExecResult:
     """The container's."""
     return ExecResult(f"{command}: {random.SystemRandom().random()}\n", None if command == "second" else 3, 0.125, True)
 
 
 async def record(path: Path) -> None:
-    """Plays an episode and writes its journal."""
+    """Runs an episode and writes its journal."""
     journal = Journal(STARTED_AT, SEED)
-    host = AgentHost(cast("Container", RehearsalContainer(answer)), journal)
+    host = AgentHost(cast("Container", RehearsalContainer(respond)), journal)
     host.start(GoldenAgent, "Shine.", timeout_sec=None)
     for place, reply in enumerate(REPLIES):
         await host.next_request()
@@ -90,7 +90,7 @@ async def record(path: Path) -> None:
                 host.observed.call_id, STARTED_AT + place, None if place == 0 else 0.0, 1.5, 0.25, 0.125, commands
             )
         )
-        host.answer(LLMResponse.from_text(reply, cost=0.25, usage=Usage(10, place), model="golden"))
+        host.respond(LLMResponse.from_text(reply, cost=0.25, usage=Usage(10, place), model="golden"))
     assert await host.next_request() is None
     await host.cancel()
     path.write_bytes(b"".join(line + b"\n" for line in JournalEncoder().update(journal)))

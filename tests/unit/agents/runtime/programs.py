@@ -42,15 +42,15 @@ class World:
         runtime: Runs the program.
         log: What it noted.
         performed: Calls that were really carried out.
-        answers: Whether LLM calls are answered at once.
+        responses: Whether LLM calls are answered at once.
     """
 
-    def __init__(self, journal: Journal | None, *, answers: bool = True) -> None:
+    def __init__(self, journal: Journal | None, *, responses: bool = True) -> None:
         """Runs nothing yet."""
         self.log: list[Any] = []
         self.performed: list[str] = []
         self.asked: list[Call] = []
-        self.answers = answers
+        self.responses = responses
         self.runtime = AgentRuntime(journal, on_llm=self._on_llm, on_change=self._on_change)
         self._changed = asyncio.Event()
         self._delays = random.SystemRandom()
@@ -95,7 +95,7 @@ class World:
                 self._changed.clear()
                 await self._changed.wait()
 
-    async def play(self, agent: Program) -> World:
+    async def execute(self, agent: Program) -> World:
         """From outside: runs a program to its end."""
         self.runtime.start(lambda: agent(self))
         await self.until(lambda: self.runtime.has_ended)
@@ -105,11 +105,11 @@ class World:
 
     def _on_llm(self, call: Call) -> None:
         self.asked.append(call)
-        if self.answers:
-            asyncio.get_running_loop().call_soon(self.runtime.deliver, call, self.answer_to(call))
+        if self.responses:
+            asyncio.get_running_loop().call_soon(self.runtime.deliver, call, self.response_to(call))
 
     @staticmethod
-    def answer_to(call: Call) -> LLMResponse:
+    def response_to(call: Call) -> LLMResponse:
         """What the LLM says."""
         return LLMResponse.from_text(call.arguments.messages[-1]["content"].upper())
 
@@ -130,7 +130,7 @@ def on_disk(journal: Journal) -> Journal:
 
 async def again(agent: Program, journal: Journal) -> World:
     """Runs a program again, from a journal as it is read back."""
-    world = World(on_disk(journal), answers=False)
+    world = World(on_disk(journal), responses=False)
     try:
         world.runtime.replay(lambda: agent(world), elapsed_sec=60.0)
     except BaseException:
@@ -406,7 +406,7 @@ async def _run_all_again(recordings: Sequence[dict[str, Any]]) -> list[list[Any]
     for recording in recordings:
         lines = [line.encode() for line in recording["lines"]]
         journal = decode_journal(lines, started_at=recording["started_at"], seed=recording["seed"], where="the test")
-        world = World(journal, answers=False)
+        world = World(journal, responses=False)
         agent = PROGRAMS[recording["program"]]
         world.runtime.replay(lambda agent=agent, world=world: agent(world), elapsed_sec=60.0)  # type: ignore[misc]
         assert world.runtime.has_ended

@@ -28,7 +28,7 @@ async def divergence(agent: Program, journal: Journal) -> str:
 
 
 async def recorded(agent: Program = twice) -> Journal:
-    journal = (await World(new_journal()).play(agent)).runtime.journal
+    journal = (await World(new_journal()).execute(agent)).runtime.journal
     assert journal is not None
     return journal
 

@@ -269,7 +269,7 @@ async def test_secrets_are_masked_and_what_holds_them_still_matches(
 ) -> None:
     monkeypatch.setenv("SERVICE_API_KEY", secret)
     agent: Callable[[World], Any] = lambda w: _speaks_of_it(w, secret)  # noqa: E731
-    world = await World(new_journal()).play(agent)
+    world = await World(new_journal()).execute(agent)
     assert world.runtime.journal is not None
     text = b"\n".join(JournalEncoder().update(world.runtime.journal)).decode()
     for spelling in (secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]):

@@ -22,7 +22,7 @@ each_program = pytest.mark.parametrize("agent", PROGRAMS.values(), ids=PROGRAMS)
 
 
 async def recorded(agent: Program, seed: int = 7) -> World:
-    return await World(new_journal(seed)).play(agent)
+    return await World(new_journal(seed)).execute(agent)
 
 
 @each_program

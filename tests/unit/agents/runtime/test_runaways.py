@@ -49,7 +49,7 @@ async def test_one_that_polls_without_waiting() -> None:
     await asyncio.wait_for(host.cancel(), 30)
 
 
-async def test_one_that_does_not_take_no_for_an_answer() -> None:
+async def test_one_that_does_not_take_no_for_a_response() -> None:
     async def insists(container: Any, llm: Any) -> None:
         while True:
             with contextlib.suppress(Exception, asyncio.CancelledError):

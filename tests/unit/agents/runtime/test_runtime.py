@@ -41,7 +41,7 @@ async def test_a_call_is_carried_out_and_its_outcome_returned_or_raised(determin
         except ContainerError as error:
             w.log.append(str(error))
 
-    world = await new_world(deterministic).play(agent)
+    world = await new_world(deterministic).execute(agent)
     assert world.log == ["works", "down"]
     assert world.performed == ["works", "fails"]
     assert nothing_is_left()
@@ -52,10 +52,10 @@ async def test_the_end_of_an_agent_is_told(deterministic: bool) -> None:
     async def agent(w: World) -> None:
         await w.ask("last")
 
-    world = new_world(deterministic, answers=False)
+    world = new_world(deterministic, responses=False)
     start(world, agent)
     await world.until(lambda: world.asked)
-    world.runtime.deliver(world.asked[0], world.answer_to(world.asked[0]))
+    world.runtime.deliver(world.asked[0], world.response_to(world.asked[0]))
     await world.until(lambda: world.runtime.has_ended)
 
 
@@ -75,13 +75,13 @@ async def test_what_an_agent_gives_up_ends(deterministic: bool) -> None:
         await w.exec("after", turns=3)
         w.log.append(list(ended))
 
-    world = await new_world(deterministic).play(agent)
+    world = await new_world(deterministic).execute(agent)
     assert world.log == ["cancelled", "late", ["cancelled", "late", "other"]]
     assert world.runtime.open_calls == []
 
 
 @both_loops
-async def test_an_answer_to_a_call_that_was_given_up_goes_nowhere(deterministic: bool) -> None:
+async def test_a_response_to_a_call_that_was_given_up_goes_nowhere(deterministic: bool) -> None:
     async def agent(w: World) -> None:
         try:
             async with asyncio.timeout(0.001):
@@ -89,13 +89,13 @@ async def test_an_answer_to_a_call_that_was_given_up_goes_nowhere(deterministic:
         except TimeoutError:
             w.log.append(await w.ask("again"))
 
-    world = new_world(deterministic, answers=False)
+    world = new_world(deterministic, responses=False)
     start(world, agent)
     await world.until(lambda: len(world.asked) == 2)
     first, second = world.asked
     assert not first.is_open
     for call in (first, second):
-        world.runtime.deliver(call, world.answer_to(call))
+        world.runtime.deliver(call, world.response_to(call))
     await world.until(lambda: world.runtime.has_ended)
     assert world.log == ["AGAIN"]
 
@@ -111,7 +111,7 @@ async def test_cancelling_ends_everything(deterministic: bool) -> None:
             group.create_task(asyncio.sleep(3600))
             group.create_task(w.ask("?"))
 
-    world = new_world(deterministic, answers=False)
+    world = new_world(deterministic, responses=False)
     start(world, agent)
     await world.until(lambda: world.asked)
     await asyncio.sleep(0)
@@ -195,11 +195,11 @@ async def test_calls_at_the_same_time_are_told_in_the_order_in_which_they_were_m
     async def agent(w: World) -> None:
         w.log.append(await asyncio.gather(*(w.ask(name) for name in "abc")))
 
-    world = new_world(answers=False)
+    world = new_world(responses=False)
     start(world, agent)
     assert [call.arguments.messages[0]["content"] for call in world.asked] == ["a", "b", "c"]
     for call in reversed(world.asked):
-        world.runtime.deliver(call, world.answer_to(call))
+        world.runtime.deliver(call, world.response_to(call))
     assert world.log == [["A", "B", "C"]]
 
 
@@ -209,7 +209,7 @@ async def test_the_agents_clock_is_that_of_what_it_was_told_last() -> None:
         await asyncio.sleep(0.01)
         w.log.append([time.monotonic(), asyncio.get_running_loop().time()])
 
-    world = await new_world().play(agent)
+    world = await new_world().execute(agent)
     assert world.log[0] == [0.0, 0.0]
     assert world.log[1][0] == world.log[1][1] >= 0.01
 
@@ -220,14 +220,14 @@ async def test_with_a_new_seed_it_draws_other_values_and_does_so_again() -> None
             w.log.append([random.random(), uuid.uuid4().hex])
             await w.ask("next")
 
-    first, other = [new_world(answers=False) for _ in range(2)]
+    first, other = [new_world(responses=False) for _ in range(2)]
     for world in (first, other):
         start(world, agent)
-        world.runtime.deliver(world.asked[0], world.answer_to(world.asked[0]))
+        world.runtime.deliver(world.asked[0], world.response_to(world.asked[0]))
     other.runtime.reseed(99)
     for world in (first, other):
         for place in (1, 2):
-            world.runtime.deliver(world.asked[place], world.answer_to(world.asked[place]))
+            world.runtime.deliver(world.asked[place], world.response_to(world.asked[place]))
     assert first.log[:2] == other.log[:2]
     assert first.log[2] != other.log[2]
     assert other.runtime.journal is not None
@@ -242,7 +242,7 @@ async def test_a_refusal_is_remembered_also_where_the_agent_swallows_it() -> Non
         except Exception as error:
             w.log.append(type(error))
 
-    world = await new_world().play(agent)
+    world = await new_world().execute(agent)
     assert world.log == [NondeterministicCallError]
     assert "create_connection" in str(world.runtime.refused)
 
@@ -272,7 +272,7 @@ async def test_what_nobody_awaits_is_reported_until_the_agent_phase_is_over(capl
         failing.clear()
 
     with caplog.at_level(logging.ERROR, "asyncio"):
-        world = new_world(answers=False)
+        world = new_world(responses=False)
         start(world, agent)
         await world.until(lambda: world.asked)
         gc.collect()  # a task and its exception may know each other
@@ -292,7 +292,7 @@ async def test_a_program_that_leaves_is_caught_where_it_was_awaited() -> None:
         except SystemExit as error:
             w.log.append(error.code)
 
-    assert (await new_world().play(agent)).log == [4]
+    assert (await new_world().execute(agent)).log == [4]
 
 
 async def test_a_future_of_another_loop_cannot_be_awaited() -> None:
@@ -302,7 +302,7 @@ async def test_a_future_of_another_loop_cannot_be_awaited() -> None:
         await foreign
 
     with pytest.raises(RuntimeError, match="attached to a different loop"):
-        await new_world().play(agent)
+        await new_world().execute(agent)
 
 
 async def test_many_agents_at_the_same_time_have_each_their_own() -> None:
@@ -312,7 +312,7 @@ async def test_many_agents_at_the_same_time_have_each_their_own() -> None:
             await w.exec(f"{place}")
 
     async def one(seed: int) -> World:
-        return await World(new_journal(seed)).play(agent)
+        return await World(new_journal(seed)).execute(agent)
 
     together = await asyncio.gather(*(one(seed % 20) for seed in range(40)))
     assert [world.log for world in together[:20]] == [world.log for world in together[20:]]

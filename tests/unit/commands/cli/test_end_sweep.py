@@ -13,7 +13,7 @@ from tests.unit.runs.sweeps.recorded_job import record, result
 
 @pytest.mark.parametrize("is_cut", [True, False])
 @pytest.mark.parametrize("is_stopped", [True, False])
-def test_a_sweep_that_was_stopped_was_interrupted_whichever_process_played_its_jobs(
+def test_a_sweep_that_was_stopped_was_interrupted_whichever_process_run_its_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_cut: bool, is_stopped: bool
 ) -> None:
     SweepPlan(1, jobs=(("seed=1",),)).write(tmp_path)

@@ -94,9 +94,9 @@ def check_viewer(job: Path, folders: list[Path]) -> None:
     with TestClient(create_app(job.parent)) as client:
 
         def get(path: str) -> Any:
-            answer = client.get(f"/api/jobs{path}")
-            assert answer.status_code == 200, (path, answer.status_code, answer.text)
-            return answer.json()
+            response = client.get(f"/api/jobs{path}")
+            assert response.status_code == 200, (path, response.status_code, response.text)
+            return response.json()
 
         summary = next(one for one in get("")["items"] if one["name"] == job.name)
         assert summary["n_total_trials"] >= len(folders)

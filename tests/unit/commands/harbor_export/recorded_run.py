@@ -14,7 +14,7 @@ from ares_exp.records.run_summary import RunSummary
 from ares_exp.tasks.task_files import content_digest
 from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.tasks.verification.link_bounds import LinkBounds
-from ares_exp.trajectories.answer_log import LoggedEpisode
+from ares_exp.trajectories.response_log import LoggedEpisode
 from tests.unit.runs.resume.logs import log_in
 from tests.unit.trajectories.chats import chat, write
 
@@ -133,5 +133,5 @@ def every_ending(folder: Path) -> Path:
     ]
     record(folder, ends, attempts=12)
     in_progress = LoggedEpisode(f"{TASKS[0]}__11__00000001", TASKS[0], 11, 1, 7, START + 200)
-    log_in(folder / "answers", in_progress).start(())
+    log_in(folder / "responses", in_progress).start(())
     return folder

@@ -235,8 +235,8 @@ def test_tokens_of_every_turn(tmp_path: Path) -> None:
     episode = chat(SOLVED, TASKS[0], length=3)
     run = record(tmp_path / "run", [tried()])
     for number in (1, 2):
-        answer = serialize_llm_response(LLMResponse.from_text("ok", **ids))
-        episode = with_step(episode, number, action=answer)
+        response = serialize_llm_response(LLMResponse.from_text("ok", **ids))
+        episode = with_step(episode, number, action=response)
     write(run / "trajectories" / f"{SOLVED}.json", episode)
     [trial] = trials(exported(run, tmp_path)).values()
     assert trial["agent_result"]["rollout_details"] == [{name: [value] * 2 for name, value in ids.items()}]
@@ -288,7 +288,7 @@ def test_an_environment_without_containers_and_tasks_without_files(tmp_path: Pat
     assert not list(job.rglob("trajectory.json"))
 
 
-def test_the_checksum_is_that_of_the_task_as_it_was_played(tmp_path: Path) -> None:
+def test_the_checksum_is_that_of_the_task_as_it_was_run(tmp_path: Path) -> None:
     run = record(tmp_path / "run", [tried()], tasks=TASKS[:1])
     provenance = read(run / "provenance.json")
     (run / "provenance.json").write_text(json.dumps({**provenance, "tasks": {TASKS[0]: f"sha256:{'0' * 64}"}}))

@@ -52,7 +52,7 @@ def test_two_shards_become_one_run(tmp_path: Path, shards: list[str], capsys: py
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_merged_run_can_be_played_again(tmp_path: Path, shards: list[str]) -> None:
+def test_a_merged_run_can_be_run_again(tmp_path: Path, shards: list[str]) -> None:
     config = {"env": {"path": "${name}", "tasks": "${name}"}, "name": "x"}
     (Path(shards[0]) / ".hydra" / "config.yaml").write_text(json.dumps(config))
     assert main([str(tmp_path / "out"), *shards]) == 0
@@ -70,7 +70,7 @@ def test_shards_of_others(tmp_path: Path, shards: list[str], capsys: pytest.Capt
     provenance = json.loads((first / "provenance.json").read_text())
     (first / "provenance.json").write_text(json.dumps({**provenance, "tasks": {'a"],x=[': None, "a": None}}))
     (first / ".hydra" / "overrides.yaml").write_text(json.dumps(["name=${"]))
-    assert main([str(out), *shards]) == 1, capsys.readouterr().err  # an attempt was not played
+    assert main([str(out), *shards]) == 1, capsys.readouterr().err  # an attempt was not run
     assert (out / "trajectories.jsonl").read_text() == '"b"\n'
     assert not (out / "parts" / "0" / "run.log").exists()
     assert RecordedRun(out).overrides() == ["name=${", 'env.tasks=["a\\"],x=[","a","b"]']

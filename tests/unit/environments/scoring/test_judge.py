@@ -1,4 +1,4 @@
-"""The judge: what it asks, how its answers are read, what they cost, and that nobody pays for them twice."""
+"""The judge: what it asks, how its responses are read, what they cost, and that nobody pays for them twice."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 
 from ares_exp.environments.scoring.judge import Judge, read_grades
 from ares_exp.environments.scoring.scorer import ScoredEpisode
-from ares_exp.errors import ConfigError, JudgeAnswerError, ServerError
+from ares_exp.errors import ConfigError, JudgeResponseError, ServerError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.policies.oracle import OraclePolicy
 from ares_exp.policies.policy import Policy
-from ares_exp.records.environment_answers import copy_answers, read_asked, recorded_usage
+from ares_exp.records.environment_responses import copy_responses, read_asked, recorded_usage
 from ares_exp.records.results import EnvironmentUsage
 from ares_exp.testing.check_scorer import check_scorer, sample_episode
 
@@ -54,7 +54,7 @@ class Saying(Policy):
         ("", None),
     ],
 )
-def test_how_an_answer_is_read(said: str, grades: dict[str, float] | None) -> None:
+def test_how_a_response_is_read(said: str, grades: dict[str, float] | None) -> None:
     assert read_grades(said, ("Score",), lowest=0, highest=10) == grades
 
 
@@ -98,19 +98,23 @@ def test_a_prompt_that_would_grade_nothing_is_refused(options: dict[str, str], s
     Judge(policy=Saying("Score: 7"), prompt='{"a": {answer}} { other } {0} {output}', command="git diff")
 
 
-async def test_an_answer_that_cannot_be_read_is_asked_for_again_within_bounds() -> None:
+async def test_a_response_that_cannot_be_read_is_asked_for_again_within_bounds() -> None:
     twice = Saying("very good", "Score: 5")
     assert await check_scorer(Judge(policy=twice)) == {"scorer": 0.5}
     assert [one["role"] for one in twice.asked[1].messages] == ["user", "assistant", "user"]
     never = Saying("very good")
-    with pytest.raises(JudgeAnswerError, match=r"the judge `q` to answer with lines of the form `Score: N`, got 'very"):
+    with pytest.raises(
+        JudgeResponseError, match=r"the judge `q` to answer with lines of the form `Score: N`, got 'very"
+    ):
         await check_scorer(Judge(policy=never, tries=3), name="q")
     assert len(never.asked) == 3
     with pytest.raises(
-        JudgeAnswerError, match=r"The judge `q` \(`env.scorers.q.policy`\) could not answer: ServerError"
+        JudgeResponseError, match=r"The judge `q` \(`env.scorers.q.policy`\) could not answer: ServerError"
     ):
         await check_scorer(Judge(policy=Saying(ServerError("down"))), name="q")
-    with pytest.raises(JudgeAnswerError, match=r"down \(asked again: expected lines of the form `Score: N`, got 'very"):
+    with pytest.raises(
+        JudgeResponseError, match=r"down \(asked again: expected lines of the form `Score: N`, got 'very"
+    ):
         await check_scorer(Judge(policy=Saying("very good", ServerError("down"))), name="q")
 
 
@@ -126,14 +130,14 @@ async def test_it_is_paid_for_once_and_its_cost_is_counted(tmp_path: Path) -> No
 
     episode = sample_episode("done")
     assert await judge(Saying("Score: 7"), first, episode) == 0.7
-    with pytest.raises(JudgeAnswerError):
+    with pytest.raises(JudgeResponseError):
         await judge(Saying("?"), first, episode, "other")
     assert (spent, recorded_usage(first)) == ([ONE, ONE + ONE], ONE + ONE + ONE)
-    copy_answers(first, second)
+    copy_responses(first, second)
     again = Saying("Score: 1")
     assert await judge(again, second, episode) == 0.7
     assert (again.asked, spent[-1], recorded_usage(second)) == ([], EnvironmentUsage(), EnvironmentUsage())
-    copy_answers(second, third, of_scorers=True)
+    copy_responses(second, third, of_scorers=True)
     assert await judge(again, third, sample_episode("something else")) == 0.1, "another question"
     assert await judge(again, third, episode, "other") == 0.1, "another judge"
     assert await judge(again, third, episode, prompt="Say! {answer}") == 0.1, "another prompt"
@@ -148,7 +152,7 @@ async def test_it_is_paid_for_once_and_its_cost_is_counted(tmp_path: Path) -> No
         ({"lowest": 5, "highest": 5}, "`highest`"),
         ({"criteria": {"reward": "x"}}, "'reward'"),
         ({"criteria": {"a:b": "x"}}, "'a:b'"),
-        ({"policy": OraclePolicy()}, "plays the solutions"),
+        ({"policy": OraclePolicy()}, "runs the solutions"),
     ],
 )
 def test_what_no_judge_can_be_made_of(options: dict[str, Any], said: str) -> None:
@@ -157,5 +161,5 @@ def test_what_no_judge_can_be_made_of(options: dict[str, Any], said: str) -> Non
 
 
 async def test_a_command_needs_a_container() -> None:
-    with pytest.raises(JudgeAnswerError, match="no container"):
+    with pytest.raises(JudgeResponseError, match="no container"):
         await check_scorer(Judge(policy=Saying("Score: 1"), prompt="{output}", command="ls"))

@@ -66,7 +66,7 @@ def half(episode: ScoredEpisode, container: object, *, of: float = 1.0) -> float
 
 async def later(episode: ScoredEpisode, container: object) -> dict[str, float]:
     await asyncio.sleep(0)
-    return {"reward": float(len(episode.answers))}
+    return {"reward": float(len(episode.responses))}
 
 
 class Counts(ScorerBase):
@@ -126,7 +126,7 @@ async def test_failures_are_named_and_bounded() -> None:
 
 def test_what_an_episode_tells() -> None:
     episode = sample_episode("ls", "done", task="List the files.")
-    assert (episode.instruction, episode.answers, episode.task_name) == ("List the files.", ("ls", "done"), "sample")
+    assert (episode.instruction, episode.responses, episode.task_name) == ("List the files.", ("ls", "done"), "sample")
     assert [one["role"] for one in episode.conversation] == ["user", "assistant", "user", "assistant"]
     assert episode.conversation[-1]["content"] == "done"
     assert sample_episode(task="Nothing yet.").conversation[0]["content"] == "Nothing yet."

@@ -21,7 +21,7 @@ from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnviron
 from ares_exp.errors import EpisodeStateError, HostLostError, PolicyError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.records.environment_answers import read_asked
+from ares_exp.records.environment_responses import read_asked
 from ares_exp.runs.executors.environment_host import EnvironmentHost
 from ares_exp.runs.executors.executor import Recipe
 from ares_exp.runs.executors.host_connection import InProcessConnection
@@ -61,7 +61,7 @@ def call(number: int, *messages: tuple[str, tuple[Any, ...]], wait_sec: float | 
     return pickle.dumps((number, (), wait_sec, numbered))
 
 
-ANSWER = LLMResponse.from_text("Hm.")
+RESPONSE = LLMResponse.from_text("Hm.")
 
 
 class Reporting:
@@ -89,7 +89,7 @@ async def test_a_killed_host_ends_the_call_in_progress() -> None:
     inside = Slow()
     environment = HostedEnvironment(lambda: inside)
     await environment.reset()
-    step = asyncio.create_task(environment.step(ANSWER))
+    step = asyncio.create_task(environment.step(RESPONSE))
     await inside.stepping.wait()
     await environment.hosts[0]._connection.end()
     with pytest.raises(HostLostError, match="killed"):
@@ -101,9 +101,9 @@ async def test_a_killed_host_ends_the_call_in_progress() -> None:
 async def test_a_report_whose_reply_was_lost_comes_with_the_next() -> None:
     environment = HostedEnvironment(lambda: Reporting(changes=1))
     await environment.reset()
-    await environment.inside_now.act(environment.name_inside, "step", {"action": ANSWER}, {})
+    await environment.inside_now.act(environment.name_inside, "step", {"action": RESPONSE}, {})
     assert environment.report().format_errors == 0
-    await environment.step(ANSWER)
+    await environment.step(RESPONSE)
     assert environment.report().format_errors == 1
     await environment.close()
 
@@ -112,9 +112,9 @@ async def test_a_report_that_a_reply_has_overtaken_is_ignored() -> None:
     environment = HostedEnvironment(lambda: Reporting(changes=1))
     await environment.reset()
     before = environment.report()
-    await environment.step(ANSWER)
+    await environment.step(RESPONSE)
     environment.reported(before)
-    await environment.step(ANSWER)
+    await environment.step(RESPONSE)
     assert environment.report().format_errors == 1
     await environment.close()
 
@@ -123,7 +123,7 @@ async def test_a_cancelled_call_is_cancelled_in_the_host() -> None:
     inside = Slow()
     environment = HostedEnvironment(lambda: inside)
     await environment.reset()
-    step = asyncio.create_task(environment.step(ANSWER))
+    step = asyncio.create_task(environment.step(RESPONSE))
     await inside.stepping.wait()
     step.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -178,9 +178,9 @@ async def test_a_message_that_comes_twice_is_carried_out_once() -> None:
     inside = Counted()
     host = EnvironmentHost(lease_sec=60)
     host.adopt("one", inside)
-    step = call(7, ("act", ("one", "step", {"action": ANSWER}, {})))
-    answers = await asyncio.gather(host.handle(step), host.handle(step))
-    assert answers[0] == answers[1]
+    step = call(7, ("act", ("one", "step", {"action": RESPONSE}, {})))
+    responses = await asyncio.gather(host.handle(step), host.handle(step))
+    assert responses[0] == responses[1]
     assert inside.steps == 1
     await host.end()
 
@@ -218,7 +218,7 @@ async def test_the_oracle_is_asked_and_recorded_by_the_run(tmp_path: Path) -> No
     assert "Yes." in str(step.observation)
     assert len(asked) == 1
     [line] = read_asked(tmp_path / "files") or []
-    assert (line.question, line.answer) == ("Is it alive?", "yes")
+    assert (line.question, line.response) == ("Is it alive?", "yes")
     assert environment.report().environment_usage is not None
     await environment.close()
 
@@ -232,7 +232,7 @@ async def test_the_policy_answers_background_client_as_long_as_the_episode_goes_
     async def policy(request: LLMRequest) -> LLMResponse:
         asked.append(request)
         if len(asked) == 2:
-            raise PolicyError("no answer")
+            raise PolicyError("no response")
         if len(asked) == 3:
             try:
                 await asyncio.Event().wait()
@@ -248,7 +248,7 @@ async def test_the_policy_answers_background_client_as_long_as_the_episode_goes_
             return restart((await self.client(request)).text)
 
         async def step(self, action: Any) -> TimeStep[Any]:
-            with pytest.raises(PolicyError, match="no answer"):
+            with pytest.raises(PolicyError, match="no response"):
                 await self.client(request)
             self.unanswered = asyncio.ensure_future(self.client(request))
             while len(asked) < 3:  # noqa: ASYNC110 -- only looked at here
@@ -260,7 +260,7 @@ async def test_the_policy_answers_background_client_as_long_as_the_episode_goes_
 
     environment = HostedEnvironment(Asking, background_client=policy)
     assert (await environment.reset()).observation == "Greetings"
-    assert (await environment.step(ANSWER)).last()
+    assert (await environment.step(RESPONSE)).last()
     await asyncio.wait_for(cancelled.wait(), 60)
     await environment.close()
     assert asked == [request] * 3
@@ -290,7 +290,7 @@ async def test_files_of_an_episode_are_sent_when_it_has_ended(tmp_path: Path) ->
     environment = HostedEnvironment(Writing, files=kept)
     environment.output_dir = tmp_path / "run" / "files" / "e"
     await environment.reset()
-    step = await environment.step(ANSWER)
+    step = await environment.step(RESPONSE)
     assert step.last()
     assert (environment.output_dir / "verifier" / "log.txt").read_text() == "x" * 200_000
     (environment.output_dir / "verifier" / "log.txt").unlink()
@@ -323,7 +323,7 @@ async def test_sent_files_cannot_leave_the_run_directory(tmp_path: Path, caplog:
     environment = HostedEnvironment(Hostile, files=kept)
     environment.output_dir = tmp_path / "run" / "files" / "e"
     await environment.reset()
-    assert (await environment.step(ANSWER)).last()
+    assert (await environment.step(RESPONSE)).last()
     await environment.close()
     arrived = sorted(str(path.relative_to(environment.output_dir)) for path in environment.output_dir.rglob("*"))
     assert arrived == ["link", "log.txt", "program", "sub"]

@@ -32,7 +32,7 @@ class Ready:
 
 
 class Connection(InProcessConnection):
-    """Keeps the sizes of what it carries; `loses` so many answers first."""
+    """Keeps the sizes of what it carries; `loses` so many responses first."""
 
     def __init__(self, host: EnvironmentHost, *, loses: int = 0) -> None:
         super().__init__(host)
@@ -40,15 +40,15 @@ class Connection(InProcessConnection):
         self._loses = loses
 
     async def send(self, message: bytes) -> bytes:
-        answer = await super().send(message)
-        self.sizes.append((len(message), len(answer)))
+        response = await super().send(message)
+        self.sizes.append((len(message), len(response)))
         if self._loses:
             self._loses -= 1
-            raise ConnectionDoubtfulError("the answer is lost")
-        return answer
+            raise ConnectionDoubtfulError("the response is lost")
+        return response
 
 
-async def played(connection: Connection, host: RemoteHost, insides: dict[str, Ready]) -> None:
+async def ran(connection: Connection, host: RemoteHost, insides: dict[str, Ready]) -> None:
     await host.start()
     replies = await asyncio.gather(*(host.call("act", name, "reset", {}, {}) for name in insides))
     assert all(reply.value.observation.rest.messages[0]["content"] == TEXT for reply in replies)
@@ -63,13 +63,13 @@ async def test_what_is_said_at_a_moment_goes_in_few_calls_of_bounded_size(lost: 
     for name, environment in insides.items():
         inside.adopt(name, environment)
     connection = Connection(inside, loses=lost)
-    await played(connection, RemoteHost(connection, models={}, lease_sec=60), insides)
+    await ran(connection, RemoteHost(connection, models={}, lease_sec=60), insides)
     assert len(connection.sizes) < COUNT / 2 + lost
     assert max(max(sizes) for sizes in connection.sizes) < 2 * CALL_BYTES
-    assert sum(answer for _, answer in connection.sizes) > COUNT * len(TEXT)
+    assert sum(response for _, response in connection.sizes) > COUNT * len(TEXT)
 
 
-async def test_what_takes_longer_holds_no_other_answer_up() -> None:
+async def test_what_takes_longer_holds_no_other_response_up() -> None:
     """It is told to the next call that listens."""
     may_end = asyncio.Event()
 
@@ -85,7 +85,7 @@ async def test_what_takes_longer_holds_no_other_answer_up() -> None:
     listening = asyncio.ensure_future(calls.take(1, (0,), 60.0, ()))
     may_end.set()
     _, told = pickle.loads(await listening)
-    assert [(number, pickle.loads(answer)) for number, answer in told] == [(0, (True, True))]
+    assert [(number, pickle.loads(response)) for number, response in told] == [(0, (True, True))]
     assert pickle.loads(await calls.take(2, (1,), 0.0, ())) == (True, [])
 
 

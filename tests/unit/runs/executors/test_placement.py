@@ -43,16 +43,16 @@ async def test_no_node_gets_much_more_than_its_share() -> None:
 async def test_it_waits_for_a_slot_and_for_a_host() -> None:
     placement: Placement[str] = Placement()
 
-    async def play() -> str:
+    async def execute() -> str:
         async with placement.slot("task") as host:
             return host
 
-    waiting = [asyncio.create_task(play()) for _ in range(3)]
+    waiting = [asyncio.create_task(execute()) for _ in range(3)]
     await asyncio.sleep(0)
     assert not any(one.done() for one in waiting)
     placement.add("a", "a", 1)
     assert await asyncio.gather(*waiting) == ["a"] * 3
-    cancelled = asyncio.create_task(play())
+    cancelled = asyncio.create_task(execute())
     cancelled.cancel()
     await asyncio.wait({cancelled})
     async with placement.slot("task") as host:
@@ -72,18 +72,18 @@ async def test_the_more_often_it_was_lost_the_fewer_are_beside_it() -> None:
 
     async def come() -> None:
         async with placement.slot("other"):
-            assert playing.done()
+            assert running.done()
 
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(placement.slot("other"))
-        playing = asyncio.create_task(suspect())
+        running = asyncio.create_task(suspect())
         await asyncio.sleep(0)
         newcomer = asyncio.create_task(come())
         for _ in range(5):
             await asyncio.sleep(0)
         assert not alone.is_set(), "it waits for an empty host, which is kept for it"
         assert not newcomer.done()
-    await asyncio.gather(playing, newcomer)
+    await asyncio.gather(running, newcomer)
 
 
 async def test_a_lost_host_gets_nothing_and_giving_up_ends_the_waiting() -> None:

@@ -13,10 +13,10 @@ from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.source import EpisodeParts
 from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
 from ares_exp.errors import ConfigError, PreflightError
-from ares_exp.runs.executors.executor import Played
+from ares_exp.runs.executors.executor import RunPlan
 from ares_exp.runs.executors.ray_executor import RayExecutor, _in_short
 
-PLAYS = """
+RUN_WORDS = """
 import sys
 import ares_exp
 game = ["env=twenty_questions", "env.limit=1", "policy=oracle"]
@@ -29,8 +29,8 @@ assert found == [], found
 
 @pytest.mark.once
 def test_a_run_without_it_imports_nothing_of_it(tmp_path: Path) -> None:
-    played = subprocess.run([sys.executable, "-c", PLAYS], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert played.returncode == 0, played.stderr
+    ran = subprocess.run([sys.executable, "-c", RUN_WORDS], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
 
 
 def parts() -> EpisodeParts:
@@ -47,9 +47,9 @@ async def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
 
 async def test_parts_that_are_objects_cannot_be_made_elsewhere() -> None:
     executor = RayExecutor()
-    played = Played(source=TwentyQuestionsEnvironments(), task_names=(), parts=parts(), recipe=None)
+    ran = RunPlan(source=TwentyQuestionsEnvironments(), task_names=(), parts=parts(), recipe=None)
     with pytest.raises(ConfigError, match="given as objects"):
-        await executor.open(played, pytest.fail)
+        await executor.open(ran, pytest.fail)
     await executor.close()
 
 
@@ -76,8 +76,8 @@ from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnviron
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.errors import PreflightError
 from ares_exp.runs.executors import ray_executor
-from ares_exp.runs.executors.executor import Played, Recipe
-ray_executor.LEAVE_SEC = ray_executor.ANSWER_SEC = 0.1
+from ares_exp.runs.executors.executor import RunPlan, Recipe
+ray_executor.LEAVE_SEC = ray_executor.RESPONSE_SEC = 0.1
 
 async def main():
     executor = ray_executor.RayExecutor(join_timeout_sec=0.1)
@@ -85,9 +85,9 @@ async def main():
     await check
     parts = EpisodeParts(None, None, EpisodeLimits(), seed=0)
     recipe = Recipe({}, Path.cwd(), ())
-    played = Played(source=TwentyQuestionsEnvironments(), task_names=(), parts=parts, recipe=recipe)
+    ran = RunPlan(source=TwentyQuestionsEnvironments(), task_names=(), parts=parts, recipe=recipe)
     with suppress(PreflightError):
-        await executor.open(played, print)
+        await executor.open(ran, print)
     await ray_executor.RayConnection(None, "a node").end()
     await executor.close()
     print("closed", flush=True)

@@ -45,11 +45,11 @@ def test_every_error_arrives_as_its_class(kind: type[AresExpError]) -> None:
 
 def test_the_attributes_of_an_error_arrive() -> None:
     refusal = RefusalError("no")
-    refusal.answer = LLMResponse.from_text("I will not.")
+    refusal.response = LLMResponse.from_text("I will not.")
     arrived = crossed(refusal)
     assert isinstance(arrived, RefusalError)
-    assert arrived.answer is not None
-    assert arrived.answer.text == "I will not."
+    assert arrived.response is not None
+    assert arrived.response.text == "I will not."
 
 
 class Held(Exception):
@@ -104,7 +104,7 @@ def test_a_request_that_changes_in_the_middle_arrives() -> None:
     assert decoder.decode(encoder.encode(compacted, dict(decoder.bases))) == compacted
 
 
-def test_an_answer_that_never_arrived_is_no_base() -> None:
+def test_a_response_that_never_arrived_is_no_base() -> None:
     """The other side names what it has; what it has not, nothing is a difference to."""
     encoder, decoder = RequestEncoder(), RequestDecoder()
     encoder.encode(turns(3), {})

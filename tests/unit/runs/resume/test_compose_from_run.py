@@ -124,7 +124,7 @@ def test_a_replay_of_one_episode(recorded: Recorded) -> None:
     assert "replies" not in config["policy"]
 
 
-def test_a_replay_of_a_run_plays_every_attempt(recorded: Recorded) -> None:
+def test_a_replay_of_a_run_runs_every_attempt(recorded: Recorded) -> None:
     recorded("env.exclude=[x]", tasks=["fix", "sum", "fix"])
     config = composed("replay=first")
     assert (config["env"]["tasks"], config["env"]["exclude"], config["attempts"]) == (["fix", "sum"], [], 2)

@@ -1,4 +1,4 @@
-"""What earlier sessions have left: rows for what was lost, the answers that are of use, and what is still owed."""
+"""What earlier sessions have left: rows for what was lost, the responses that are of use, and what is still owed."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from ares_exp.records.run_summary import RunSummary
 from ares_exp.runs.resume.session import PreviousSessions, load_previous_sessions
 from ares_exp.runs.retries import RetryRules
 from ares_exp.runs.scheduler import PlannedEpisode, episode_seed, plan_episodes
-from ares_exp.trajectories.answer_log import LoggedEpisode, logged_episodes
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
 from ares_exp.trajectories.files.episode_file import dump_episode, find_headers
 from ares_exp.trajectories.recorded_responses import Exchange
 from ares_exp.trajectories.records import serialize_llm_request
+from ares_exp.trajectories.response_log import LoggedEpisode, logged_episodes
 from tests.leaks import wait_until
 from tests.unit.runs.resume.logs import log_in
-from tests.unit.runs.test_experiment import REQUEST, Answers, experiment, play, rows
+from tests.unit.runs.test_experiment import REQUEST, Responses, execute, experiment, rows
 from tests.unit.trajectories.chats import chat, write
 
-ANSWER = LLMResponse.from_text("ls", cost=0.5, usage=Usage(prompt_tokens=10, generated_tokens=2))
+RESPONSE = LLMResponse.from_text("ls", cost=0.5, usage=Usage(prompt_tokens=10, generated_tokens=2))
 
 
 def row(
@@ -53,17 +53,17 @@ def run_dir(tmp_path: Path) -> RunDir:
     return RunDir(tmp_path)
 
 
-def leave(run_dir: RunDir, *what: EpisodeResult | LoggedEpisode, answers: int = 3) -> None:
-    """Rows, and logs with so many answers."""
+def leave(run_dir: RunDir, *what: EpisodeResult | LoggedEpisode, responses: int = 3) -> None:
+    """Rows, and logs with so many responses."""
     for one in what:
         if isinstance(one, EpisodeResult):
             run_dir.append_episodes(dump_json(one.to_dict()))
             continue
-        written = log_in(run_dir.answers, one)
-        exchange = Exchange(serialize_llm_request(LLMRequest([])), ANSWER)
-        written.start([exchange] * (answers if one.parent is not None else 0))
-        for _ in range(answers if one.parent is None else 1):
-            written.append(LLMRequest([]), ANSWER)
+        written = log_in(run_dir.responses, one)
+        exchange = Exchange(serialize_llm_request(LLMRequest([])), RESPONSE)
+        written.start([exchange] * (responses if one.parent is not None else 0))
+        for _ in range(responses if one.parent is None else 1):
+            written.append(LLMRequest([]), RESPONSE)
 
 
 def owed(earlier: PreviousSessions, *tasks: str, redo: tuple[str, ...] = ()) -> list[PlannedEpisode]:
@@ -87,7 +87,7 @@ def test_what_has_a_result_is_not_owed(run_dir: RunDir, outcome: str) -> None:
     leave(run_dir, row("a", outcome), log("a"))
     earlier = load_previous_sessions(run_dir)
     assert owed(earlier) == []
-    assert logged_episodes(run_dir.answers) == []
+    assert logged_episodes(run_dir.responses) == []
 
 
 @pytest.mark.parametrize("outcome", ["policy_error", "agent_error", "container_error", "verifier_error", "errored"])
@@ -101,13 +101,13 @@ def test_an_error_is_a_result_unless_it_is_to_be_done_again(run_dir: RunDir, out
     assert (one.retry, one.seed, one.earlier.episode_id, len(one.earlier.exchanges)) == (1, 7, "a", 3)
 
 
-def test_what_is_done_again_without_answers_is_another_draw(run_dir: RunDir) -> None:
+def test_what_is_done_again_without_responses_is_another_draw(run_dir: RunDir) -> None:
     leave(run_dir, row("a", "completed", retry=2))
     [one] = owed(load_previous_sessions(run_dir), redo=("completed",))
     assert (one.retry, one.earlier, one.seed) == (3, None, episode_seed(0, "fix", 0, 3))
 
 
-def test_what_was_cancelled_goes_on_with_its_answers(run_dir: RunDir) -> None:
+def test_what_was_cancelled_goes_on_with_its_responses(run_dir: RunDir) -> None:
     leave(run_dir, row("a", "cancelled"), log("a"))
     [one] = owed(load_previous_sessions(run_dir))
     assert one.earlier is not None
@@ -116,7 +116,7 @@ def test_what_was_cancelled_goes_on_with_its_answers(run_dir: RunDir) -> None:
 
 
 @pytest.mark.parametrize("outcome", ["cancelled", "lost", "abandoned", "closed"])
-def test_what_was_cancelled_without_answers_is_the_same_draw(run_dir: RunDir, outcome: str) -> None:
+def test_what_was_cancelled_without_responses_is_the_same_draw(run_dir: RunDir, outcome: str) -> None:
     leave(run_dir, row("a", outcome, retry=1, seed=99))
     [one] = owed(load_previous_sessions(run_dir))
     assert (one.retry, one.earlier, one.seed) == (2, None, 99)
@@ -152,10 +152,10 @@ def test_one_that_was_gone_on_with_is_paid_once(run_dir: RunDir) -> None:
 
 
 def test_what_was_asked_ahead_is_paid_once_in_whatever_try_its_turn_comes(run_dir: RunDir) -> None:
-    first, second = log_in(run_dir.answers, log("a")), log_in(run_dir.answers, log("b", retry=1, parent="a"))
+    first, second = log_in(run_dir.responses, log("a")), log_in(run_dir.responses, log("b", retry=1, parent="a"))
     first.start(())
     for _ in range(3):
-        first.append_ahead(LLMRequest([]), ANSWER)
+        first.append_ahead(LLMRequest([]), RESPONSE)
     earlier = load_previous_sessions(run_dir)
     [one] = owed(earlier)
     assert one.earlier is not None
@@ -163,7 +163,7 @@ def test_what_was_asked_ahead_is_paid_once_in_whatever_try_its_turn_comes(run_di
     assert (lost.num_steps, lost.prompt_tokens, len(one.earlier.exchanges), len(one.earlier.ahead)) == (0, 30, 0, 3)
     second.start(one.earlier.exchanges, one.earlier.ahead)
     first.discard()
-    second.append(LLMRequest([]), ANSWER)
+    second.append(LLMRequest([]), RESPONSE)
     second.apply(1)
     earlier = load_previous_sessions(run_dir)
     assert (earlier.results[1].num_steps, earlier.results[1].prompt_tokens) == (2, 40)
@@ -176,10 +176,10 @@ def test_killed_between_the_new_log_and_the_removal_of_the_old_one(run_dir: RunD
     [one] = owed(load_previous_sessions(run_dir))
     assert one.earlier is not None
     assert (one.retry, one.earlier.episode_id, len(one.earlier.exchanges)) == (2, "b", 4)
-    assert [left.episode_id for left in logged_episodes(run_dir.answers)] == ["b"]
+    assert [left.episode_id for left in logged_episodes(run_dir.responses)] == ["b"]
 
 
-def test_a_try_that_ended_before_it_took_the_answers_over_loses_none(run_dir: RunDir) -> None:
+def test_a_try_that_ended_before_it_took_the_responses_over_loses_none(run_dir: RunDir) -> None:
     leave(run_dir, row("a", "lost"), log("a"), row("b", "cancelled", retry=1), row("c", "container_error", retry=2))
     earlier = load_previous_sessions(run_dir)
     assert owed(earlier) == []
@@ -188,27 +188,27 @@ def test_a_try_that_ended_before_it_took_the_answers_over_loses_none(run_dir: Ru
     assert (one.retry, one.earlier.episode_id) == (3, "a")
 
 
-def test_answers_of_no_more_use_go(run_dir: RunDir) -> None:
+def test_responses_of_no_more_use_go(run_dir: RunDir) -> None:
     leave(run_dir, row("a", "lost"), log("a"), row("b", "completed", retry=1), log("b", retry=1))
     leave(run_dir, row("c", "abandoned", task="sum"), log("c", task="sum"))
     earlier = load_previous_sessions(run_dir)
     assert earlier.logs == {}
-    assert logged_episodes(run_dir.answers) == []
+    assert logged_episodes(run_dir.responses) == []
     [one] = owed(earlier, "fix", "sum")
     assert (one.task_name, one.earlier) == ("sum", None)
 
 
 def test_one_that_had_ended_but_for_its_row(run_dir: RunDir) -> None:
-    in_progress = log_in(run_dir.answers, log("e0"))
+    in_progress = log_in(run_dir.responses, log("e0"))
     in_progress.start([])
-    in_progress.append(LLMRequest([]), ANSWER)
+    in_progress.append(LLMRequest([]), RESPONSE)
     ended = row("e0", "completed", rewards={"reward": 1.0, "lines": 3.0}, phase_sec={"agent": 2.0}, container_image="i")
     in_progress.end(dump_json(ended.to_dict()))
     earlier = load_previous_sessions(run_dir)
     assert earlier.results == earlier.lost == (ended,)
     assert outcomes(run_dir) == [("e0", "completed")]
     assert owed(earlier) == []
-    assert logged_episodes(run_dir.answers) == []
+    assert logged_episodes(run_dir.responses) == []
 
 
 @pytest.mark.parametrize("outcome", ["completed", "container_error"])
@@ -220,11 +220,11 @@ def test_one_whose_trajectory_alone_says_how_it_ended_is_lost(run_dir: RunDir, o
     assert (lost.outcome, lost.reward, lost.num_steps, lost.finished_at) == ("lost", None, 3, 1e6)
 
 
-def test_what_had_no_answer_in_time_is_no_step(run_dir: RunDir) -> None:
-    in_progress = log_in(run_dir.answers, log("b", retry=1, parent="a"))
+def test_what_had_no_response_in_time_is_no_step(run_dir: RunDir) -> None:
+    in_progress = log_in(run_dir.responses, log("b", retry=1, parent="a"))
     unanswered = Exchange(serialize_llm_request(LLMRequest([])), None)
-    in_progress.start([unanswered, unanswered._replace(answer=ANSWER), unanswered])
-    in_progress.append(LLMRequest([]), ANSWER)
+    in_progress.start([unanswered, unanswered._replace(response=RESPONSE), unanswered])
+    in_progress.append(LLMRequest([]), RESPONSE)
     [lost] = load_previous_sessions(run_dir).results
     assert (lost.num_steps, lost.cost) == (2, 1.0)
     assert lost.replayed is not None
@@ -278,11 +278,11 @@ def test_a_row_in_the_middle_that_is_none(run_dir: RunDir) -> None:
 
 def test_what_was_half_written_goes(run_dir: RunDir) -> None:
     leave(run_dir, row("a", "cancelled"), log("a"))
-    for folder in (run_dir.path, run_dir.answers):
+    for folder in (run_dir.path, run_dir.responses):
         (folder / ".summary.json.17.tmp").write_text("{")
     load_previous_sessions(run_dir)
     assert list(run_dir.path.rglob("*.tmp")) == []
-    assert [one.episode_id for one in logged_episodes(run_dir.answers)] == ["a"]
+    assert [one.episode_id for one in logged_episodes(run_dir.responses)] == ["a"]
 
 
 def test_a_disk_without_room_says_so(run_dir: RunDir) -> None:
@@ -291,7 +291,7 @@ def test_a_disk_without_room_says_so(run_dir: RunDir) -> None:
     run_dir.episodes.symlink_to("/dev/full")
     with pytest.raises((OSError, ConfigError)):
         load_previous_sessions(run_dir)
-    assert [one.episode_id for one in logged_episodes(run_dir.answers)] == ["a"], "the answers are still there"
+    assert [one.episode_id for one in logged_episodes(run_dir.responses)] == ["a"], "the responses are still there"
 
 
 def test_attempts_are_outermost_and_ids_unique() -> None:
@@ -318,7 +318,7 @@ def test_an_episode_id_is_a_file_name() -> None:
 EXCHANGE = Exchange(serialize_llm_request(REQUEST), LLMResponse.from_text("a"))
 
 
-class Fails(Answers):
+class Fails(Responses):
     """Fails so often, and then answers."""
 
     def __init__(self, times: int) -> None:
@@ -335,62 +335,62 @@ async def test_a_try_that_waits_is_owed(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "run")
     retry = RetryRules(policy_error=1, base_sec=80_000, max_wait_sec=80_000)
     made = experiment(tmp_path, count=1, policy=Fails(1), retry=retry, run_dir=run_dir)
-    playing = asyncio.create_task(play(made, tmp_path))
-    waits = functools.partial(wait_until, lambda: [log.retry for log in logged_episodes(run_dir.answers)] == [1])
+    running = asyncio.create_task(execute(made, tmp_path))
+    waits = functools.partial(wait_until, lambda: [log.retry for log in logged_episodes(run_dir.responses)] == [1])
     assert await asyncio.to_thread(waits)
     made.interrupt()
-    await playing
+    await running
     assert [(row["outcome"], row["retry"]) for row in rows(tmp_path)] == [("policy_error", 0)]
     earlier = load_previous_sessions(run_dir)
     assert len(earlier.results) == 1, "it never started"
     [owed] = earlier.owed(plan_episodes(["task-0"], attempts=1, seed=0), run_seed=0)
     assert (owed.retry, owed.seed, owed.earlier) == (1, episode_seed(0, "task-0", 0, 1), None)
-    assert [log.episode_id for log in logged_episodes(run_dir.answers)] == [owed.episode_id]
+    assert [log.episode_id for log in logged_episodes(run_dir.responses)] == [owed.episode_id]
 
 
 async def test_a_try_that_was_promised_by_one_without_a_row(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "run")
     with run_dir.owned():
         pass
-    log_in(run_dir.answers, LoggedEpisode("first", "task-0", 0, 0, 7, 12.0)).start([EXCHANGE])
-    log_in(run_dir.answers, LoggedEpisode("second", "task-0", 0, 1, 8, 0.0)).start([])
+    log_in(run_dir.responses, LoggedEpisode("first", "task-0", 0, 0, 7, 12.0)).start([EXCHANGE])
+    log_in(run_dir.responses, LoggedEpisode("second", "task-0", 0, 1, 8, 0.0)).start([])
     earlier = load_previous_sessions(run_dir)
     assert [(one.episode_id, one.outcome, one.num_steps) for one in earlier.results] == [("first", "lost", 1)]
     [owed] = earlier.owed(plan_episodes(["task-0"], attempts=1, seed=0), run_seed=0)
     assert owed.earlier is not None
     assert (owed.earlier.episode_id, owed.retry, owed.seed) == ("first", 1, 7)
-    assert [log.episode_id for log in logged_episodes(run_dir.answers)] == ["first"]
+    assert [log.episode_id for log in logged_episodes(run_dir.responses)] == ["first"]
 
 
 async def test_a_try_that_came_to_its_end_leaves_no_log(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "run")
     retry = RetryRules(policy_error=2, base_sec=0)
-    summary = await play(experiment(tmp_path, count=2, policy=Fails(3), retry=retry, run_dir=run_dir), tmp_path)
+    summary = await execute(experiment(tmp_path, count=2, policy=Fails(3), retry=retry, run_dir=run_dir), tmp_path)
     assert summary.complete
     assert len(rows(tmp_path)) == 5
-    assert logged_episodes(run_dir.answers) == []
+    assert logged_episodes(run_dir.responses) == []
 
 
 class Looks(MemoryTrajectoryCollector):
     """Looks at the logs when an episode is to be ended."""
 
-    def __init__(self, answers: Path) -> None:
+    def __init__(self, responses: Path) -> None:
         super().__init__()
-        self.answers = answers
+        self.responses = responses
         self.seen: list[EpisodeResult | None] = []
 
     def end_episode(self, *given: Any, **more: Any) -> Any:
-        self.seen += [log.result for log in logged_episodes(self.answers)]
+        self.seen += [log.result for log in logged_episodes(self.responses)]
         return super().end_episode(*given, **more)
 
 
 async def test_what_an_episode_came_to_is_logged_before_its_trajectory_is_ended(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "run")
-    looks = Looks(run_dir.answers)
-    await play(experiment(tmp_path, count=1, run_dir=run_dir, collectors={"looks": looks}), tmp_path)
+    looks = Looks(run_dir.responses)
+    await execute(experiment(tmp_path, count=1, run_dir=run_dir, collectors={"looks": looks}), tmp_path)
     [logged], [row] = looks.seen, rows(tmp_path)
     assert logged is not None
     ended = EpisodeResult.from_dict(row)
     assert replace(ended, finished_at=logged.finished_at, phase_sec=logged.phase_sec) == logged
     assert logged.reward == 1.0
-    assert logged_episodes(run_dir.answers) == []
+    assert logged_episodes(run_dir.responses) == []

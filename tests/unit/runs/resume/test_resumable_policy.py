@@ -1,4 +1,4 @@
-"""A policy that gives answers again: as long as what is asked is what was asked, and each of them is logged once."""
+"""A policy that gives responses again: as long as what is asked is what was asked, and each of them is logged once."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ares_exp.environment import PendingRequest
 from ares_exp.errors import PolicyError, RefusalError, StorageError, UnansweredError
 from ares_exp.llms.request import LLMRequest, Origin
 from ares_exp.llms.response import LLMResponse
-from ares_exp.policies.episode_events import AnswerDeadline, EpisodeEvents
+from ares_exp.policies.episode_events import EpisodeEvents, ResponseDeadline
 from ares_exp.runs.resume.resumable_policy import ResumablePolicy
-from ares_exp.trajectories.answer_log import LoggedEpisode, logged_episodes
-from ares_exp.trajectories.recorded_responses import Exchange, answers
+from ares_exp.trajectories.recorded_responses import Exchange, responses
 from ares_exp.trajectories.records import serialize_llm_request
 from ares_exp.trajectories.request_diff import UserNormaliser, make_normalisers
+from ares_exp.trajectories.response_log import LoggedEpisode, logged_episodes
 from tests.unit.runs.resume.logs import log_in
 
 
@@ -45,32 +45,32 @@ class Placed(Client):
         super().__init__()
         self.told: list[tuple[str, str | None]] = []
 
-    def advance(self, request: LLMRequest, answer: LLMResponse | None) -> None:
-        self.told.append((str(request.messages[-1]["content"]), answer.text if answer is not None else None))
+    def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
+        self.told.append((str(request.messages[-1]["content"]), response.text if response is not None else None))
 
 
 class Told(EpisodeEvents):
-    """Is in the given stages, one for each time that it is asked; keeps the answers that are to be paid for."""
+    """Is in the given stages, one for each time that it is asked; keeps the responses that are to be paid for."""
 
     def __init__(self, *stages: int) -> None:
         super().__init__()
         self.stages = iter(stages)
-        self.answers: list[str] = []
+        self.responses: list[str] = []
 
     @property
     def num_stages(self) -> int:
         return next(self.stages, 0)
 
-    def pay(self, answer: LLMResponse) -> None:
-        super().pay(answer)
-        self.answers.append(answer.text)
+    def pay(self, response: LLMResponse) -> None:
+        super().pay(response)
+        self.responses.append(response.text)
 
 
 def request(text: str) -> LLMRequest:
     return LLMRequest([{"role": "user", "content": text}])
 
 
-async def test_an_answer_to_a_background_request_is_logged_and_given_again_once_wherever_it_comes(
+async def test_a_response_to_a_background_request_is_logged_and_given_again_once_wherever_it_comes(
     tmp_path: Path,
 ) -> None:
     started = LoggedEpisode("e1", "t", attempt=0, retry=0, seed=1, started_at=1.0)
@@ -82,7 +82,7 @@ async def test_an_answer_to_a_background_request_is_logged_and_given_again_once_
     )
     assert (await policy(request("one"))).text == "new 1"
     assert (await policy.respond_in_background(background_request)).text == "new 2"
-    assert events.answers == ["new 1", "new 2"]
+    assert events.responses == ["new 1", "new 2"]
 
     [left] = logged_episodes(tmp_path)
     assert (len(left.exchanges), len(left.ahead)) == (1, 1)
@@ -100,7 +100,7 @@ async def test_an_answer_to_a_background_request_is_logged_and_given_again_once_
             assert (await policy(request("one"))).text == "new 1"
             assert (await policy(request("two"))).text == "new 1"
         assert again.asked == ["two"]
-        assert told.answers == ["new 1"], "nothing else is paid for again"
+        assert told.responses == ["new 1"], "nothing else is paid for again"
         assert told.usage.cost == 3.0
         assert (await policy.respond_in_background(background_request)).text == "new 2", (
             "asked anew, it is another call"
@@ -123,19 +123,19 @@ def resumed(folder: Path, client: Client | None = None, **options: Any) -> tuple
 
 def logged(folder: Path) -> list[str]:
     [log] = logged_episodes(folder)
-    return [answer.text for answer in answers(log.exchanges)]
+    return [response.text for response in responses(log.exchanges)]
 
 
 async def said(policy: ResumablePolicy, *texts: str) -> list[str]:
     return [(await policy(request(text))).text for text in texts]
 
 
-async def test_answers_are_given_again_and_then_asked_for(tmp_path: Path) -> None:
+async def test_responses_are_given_again_and_then_asked_for(tmp_path: Path) -> None:
     policy, client = resumed(tmp_path)
     texts = ["q0 at 12:00:00", "q1 at 12:00:01", "q2 at 18:30:59", "q3"]
     assert await said(policy, *texts) == ["a0", "a1", "a2", "new 1"]
     assert client.asked == ["q3"]
-    assert (len(policy.given_again.answers), policy.given_again.diverged_at) == (3, None)
+    assert (len(policy.given_again.responses), policy.given_again.diverged_at) == (3, None)
     assert logged(tmp_path) == ["a0", "a1", "a2", "new 1"]
 
 
@@ -144,17 +144,17 @@ async def test_from_where_it_differs_the_policy_is_asked(tmp_path: Path, caplog:
     texts = ["q0 at 12:00:00", "something else", "q2 at 12:00:02"]
     assert await said(policy, *texts) == ["a0", "new 1", "new 2"]
     assert client.asked == texts[1:]
-    assert (len(policy.given_again.answers), policy.given_again.diverged_at) == (1, 1)
+    assert (len(policy.given_again.responses), policy.given_again.diverged_at) == (1, 1)
     [warning] = caplog.messages
     assert "episode e differs from the recorded one at step 1 (message 0 (user))" in warning
     assert logged(tmp_path) == ["a0", "new 1", "new 2"]
 
 
 async def test_disk_without_room_where_it_differs_ends_run(tmp_path: Path) -> None:
-    policy, client = resumed(tmp_path / "answers")
-    (tmp_path / "answers" / "e.jsonl").unlink()
-    (tmp_path / "answers").rmdir()
-    (tmp_path / "answers").write_text("no folder")
+    policy, client = resumed(tmp_path / "responses")
+    (tmp_path / "responses" / "e.jsonl").unlink()
+    (tmp_path / "responses").rmdir()
+    (tmp_path / "responses").write_text("no folder")
     with pytest.raises(StorageError):
         await policy(request("something else"))
     assert client.asked == []
@@ -163,11 +163,11 @@ async def test_disk_without_room_where_it_differs_ends_run(tmp_path: Path) -> No
 async def test_after_a_snapshot_it_goes_on_in_the_middle(tmp_path: Path) -> None:
     policy, client = resumed(tmp_path, start_at=2)
     assert await said(policy, "q2 at 12:00:02", "q3") == ["a2", "new 1"]
-    assert (len(policy.given_again.answers), client.asked) == (3, ["q3"])
+    assert (len(policy.given_again.responses), client.asked) == (3, ["q3"])
 
 
-async def test_what_had_no_answer_in_time_has_none_again(tmp_path: Path) -> None:
-    earlier = [EARLIER[0], EARLIER[1]._replace(answer=None), EARLIER[2]._replace(stage=1)]
+async def test_what_had_no_response_in_time_has_none_again(tmp_path: Path) -> None:
+    earlier = [EARLIER[0], EARLIER[1]._replace(response=None), EARLIER[2]._replace(stage=1)]
     client, events = Placed(), Told(0, 0, 1, 1, 1)
     policy, _ = resumed(tmp_path, client, earlier=earlier, events=events)
     assert await said(policy, "q0 at 12:00:00") == ["a0"]
@@ -175,7 +175,7 @@ async def test_what_had_no_answer_in_time_has_none_again(tmp_path: Path) -> None
         await policy(request("q1 at 12:00:01"))
     assert await said(policy, "q2 at 12:00:02", "q3") == ["a2", "new 1"]
     assert (client.asked, policy.given_again.diverged_at) == (["q3"], None)
-    assert [one.text for one in policy.given_again.answers] == ["a0", "a2"]
+    assert [one.text for one in policy.given_again.responses] == ["a0", "a2"]
     assert client.told == [("q0 at 12:00:00", "a0"), ("q1 at 12:00:01", None), ("q2 at 12:00:02", "a2")]
 
 
@@ -189,9 +189,9 @@ async def test_a_stage_that_ended_while_its_agent_was_at_work_ends_there(tmp_pat
         await policy(request("what was not asked"))
     events.stages = iter([1, 1, 1])
     assert await said(policy, "q1 at 12:00:01", "q2") == ["a1", "new 1"]
-    assert (client.asked, policy.given_again.diverged_at, len(policy.given_again.answers)) == (["q2"], None, 2)
+    assert (client.asked, policy.given_again.diverged_at, len(policy.given_again.responses)) == (["q2"], None, 2)
     [log] = logged_episodes(tmp_path)
-    assert [(one.answer and one.answer.text, one.stage) for one in log.exchanges] == [
+    assert [(one.response and one.response.text, one.stage) for one in log.exchanges] == [
         ("a0", 0),
         (None, 0),
         ("a1", 1),
@@ -199,7 +199,7 @@ async def test_a_stage_that_ended_while_its_agent_was_at_work_ends_there(tmp_pat
     ]
 
 
-async def test_what_has_no_answer_in_time_is_logged(tmp_path: Path) -> None:
+async def test_what_has_no_response_in_time_is_logged(tmp_path: Path) -> None:
     events = EpisodeEvents()
     policy, client = resumed(tmp_path, start_at=2, events=events)
     assert await said(policy, "q2 at 12:00:02") == ["a2"]
@@ -209,7 +209,7 @@ async def test_what_has_no_answer_in_time_is_logged(tmp_path: Path) -> None:
     assert len(logged_episodes(tmp_path)[0].exchanges) == 3, "its own error: the time was not up"
 
     async def ask_in_time() -> None:
-        events.deadline = AnswerDeadline(60, 0.01)
+        events.deadline = ResponseDeadline(60, 0.01)
         async with events.deadline.timer:
             await policy(request("q3"))
 
@@ -221,7 +221,7 @@ async def test_what_has_no_answer_in_time_is_logged(tmp_path: Path) -> None:
     with pytest.raises(UnansweredError):
         await policy(request("q4"))
     [log] = logged_episodes(tmp_path)
-    assert [one.answer for one in log.exchanges[3:]] == [None, None]
+    assert [one.response for one in log.exchanges[3:]] == [None, None]
 
 
 async def test_a_policy_with_a_place_of_its_own_is_told(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ async def test_a_policy_with_a_place_of_its_own_is_told(tmp_path: Path) -> None:
     assert client.asked == ["something else"]
 
 
-async def test_what_has_no_answer_is_not_logged(tmp_path: Path) -> None:
+async def test_what_has_no_response_is_not_logged(tmp_path: Path) -> None:
     policy, client = resumed(tmp_path, start_at=3)
     client.error = PolicyError("down")
     with pytest.raises(PolicyError, match="down"):
@@ -240,7 +240,7 @@ async def test_what_has_no_answer_is_not_logged(tmp_path: Path) -> None:
     assert logged(tmp_path) == ["a0", "a1", "a2"]
 
 
-async def test_what_is_no_answer_is_neither_logged_nor_paid(tmp_path: Path) -> None:
+async def test_what_is_no_response_is_neither_logged_nor_paid(tmp_path: Path) -> None:
     class Talker(Client):
         async def __call__(self, request: LLMRequest) -> LLMResponse:
             return "text"  # type: ignore[return-value]
@@ -249,7 +249,7 @@ async def test_what_is_no_answer_is_neither_logged_nor_paid(tmp_path: Path) -> N
     policy, _ = resumed(tmp_path, Talker(), start_at=3, events=events)
     with pytest.raises(PolicyError, match="Expected the policy to answer with an LLMResponse, got str"):
         await policy(request("q3"))
-    assert (logged(tmp_path), events.answers) == (["a0", "a1", "a2"], [])
+    assert (logged(tmp_path), events.responses) == (["a0", "a1", "a2"], [])
 
 
 async def test_what_is_paid_for_is_told(tmp_path: Path) -> None:
@@ -257,10 +257,10 @@ async def test_what_is_paid_for_is_told(tmp_path: Path) -> None:
     policy, client = resumed(tmp_path, start_at=2, events=events)
     await said(policy, "q2 at 12:00:02", "q3")
     client.error = RefusalError("no")
-    client.error.answer = LLMResponse.from_text("I refuse")
+    client.error.response = LLMResponse.from_text("I refuse")
     with pytest.raises(RefusalError):
         await policy(request("q4"))
-    assert events.answers == ["new 1", "I refuse"]
+    assert events.responses == ["new 1", "I refuse"]
 
 
 def in_conversation(conversation: str, text: str) -> LLMRequest:
@@ -300,11 +300,11 @@ async def test_each_conversation_has_an_order_of_its_own(tmp_path: Path) -> None
     assert given == [f"{conversation} answer {number}" for conversation, number in order]
     assert await said_in(policy, ("sub-a", "sub-a 2")) == ["new 1"]
     assert client.asked == ["sub-a 2"]
-    assert (len(policy.given_again.answers), policy.given_again.diverged_at) == (6, None)
+    assert (len(policy.given_again.responses), policy.given_again.diverged_at) == (6, None)
     assert len(logged(tmp_path)) == 7
 
 
-async def test_a_conversation_without_answers_left_asks_while_others_are_given_theirs(tmp_path: Path) -> None:
+async def test_a_conversation_without_responses_left_asks_while_others_are_given_theirs(tmp_path: Path) -> None:
     policy, client = resumed_in_conversations(tmp_path)
     asked = [("main", "main 0"), ("sub-a", "sub-a 0"), ("sub-a", "sub-a 1"), ("sub-a", "sub-a 2"), ("sub-b", "sub-b 0")]
     assert (await said_in(policy, *asked))[2:] == ["sub-a answer 1", "new 1", "sub-b answer 0"]
@@ -330,7 +330,7 @@ async def test_a_conversation_that_goes_another_way_leaves_the_others_theirs(tmp
     assert await said_in(policy, *asked) == ["main answer 0", "new 1", "new 2", "sub-b answer 0", "main answer 1"]
     assert client.asked == ["another", "sub-a 1"]
     assert policy.given_again.diverged_at == 1
-    kept = [answer for answer in logged(tmp_path) if "sub-a" in answer]
+    kept = [response for response in logged(tmp_path) if "sub-a" in response]
     assert kept == []
     assert {"new 1", "new 2", "main answer 1", "sub-b answer 1"} <= set(logged(tmp_path))
 

@@ -181,15 +181,15 @@ def test_a_run_without_a_whole_session(run_dir: RunDir, text: str) -> None:
 
 def test_a_session_ends(run_dir: RunDir) -> None:
     opened(run_dir)
-    run_dir.answers.mkdir()
+    run_dir.responses.mkdir()
     close_session(run_dir, RunSummary(planned=1, results=(), interrupted=True))
     assert sessions(run_dir)[-1]["interrupted"] is True
-    assert not run_dir.answers.exists()
+    assert not run_dir.responses.exists()
 
 
-def test_answers_that_are_of_use_stay(run_dir: RunDir) -> None:
+def test_responses_that_are_of_use_stay(run_dir: RunDir) -> None:
     opened(run_dir)
-    run_dir.answers.mkdir()
-    (run_dir.answers / "a.jsonl").touch()
+    run_dir.responses.mkdir()
+    (run_dir.responses / "a.jsonl").touch()
     close_session(run_dir, RunSummary(planned=1, results=()))
-    assert (run_dir.answers / "a.jsonl").exists()
+    assert (run_dir.responses / "a.jsonl").exists()

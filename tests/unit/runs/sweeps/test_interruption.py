@@ -17,15 +17,15 @@ from ares_exp.errors import SweepInterrupted
 from ares_exp.runs.sweeps.interruption import JobProcess
 
 process, told = JobProcess(json.loads(sys.argv[1])), []
-with process.playing(Path(sys.argv[2])):
-    print("playing", flush=True)
+with process.running(Path(sys.argv[2])):
+    print("running", flush=True)
     sys.stdin.readline()
     signal.signal(signal.SIGTERM, lambda *_: told.append(1))
     while not told:
         signal.pause()
 print("told", flush=True)
 try:
-    with process.playing(Path(sys.argv[2])):
+    with process.running(Path(sys.argv[2])):
         print("another")
 except SweepInterrupted:
     print("interrupted", flush=True)
@@ -44,7 +44,7 @@ def test_a_job_is_told_when_it_listens_and_no_other_is_started(tmp_path: Path) -
     try:
         assert worker.stdout is not None
         assert worker.stdin is not None
-        assert worker.stdout.readline() == "playing\n"
+        assert worker.stdout.readline() == "running\n"
         (tmp_path / STOP).touch()
         worker.stdin.write("listen\n")
         worker.stdin.flush()

@@ -215,9 +215,9 @@ def test_it_is_not_done_while_something_is_owed(tmp_path: Path, results: list[An
 
 
 def test_solutions_that_fail_make_a_complete_job_fail_the_sweep(tmp_path: Path) -> None:
-    played = [JobFolder.read(record(tmp_path / str(one), DONE, must_pass=one)) for one in (False, True)]
-    assert [job.state for job in played] == [JobState.COMPLETE] * 2
-    assert [job.exit_code for job in played] == [0, 1]
+    ran = [JobFolder.read(record(tmp_path / str(one), DONE, must_pass=one)) for one in (False, True)]
+    assert [job.state for job in ran] == [JobState.COMPLETE] * 2
+    assert [job.exit_code for job in ran] == [0, 1]
 
 
 def test_jobs_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_of_a_commit_nothing_is_asked_twice(
             load(cache_dir, told, repo=f"{repository.url}@{commit}")
 
 
-def test_without_an_answer_a_branch_is_refused_and_its_commit_is_played(
+def test_without_a_response_a_branch_is_refused_and_its_commit_is_run(
     repository: Repository, cache_dir: Path, told: list[str]
 ) -> None:
     first = load(cache_dir, told, repo=repository.url)

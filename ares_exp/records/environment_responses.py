@@ -110,7 +110,7 @@ def read_asked(files: Path) -> list[Asked] | None:
     return found
 
 
-def copy_answers(earlier: Path, own: Path, *, of_scorers: bool = False) -> None:
+def copy_responses(earlier: Path, own: Path, *, of_scorers: bool = False) -> None:
     """Starts the record in the directory `own` with the answers in that of an earlier try. Blocking.
 
     Args:

@@ -13,14 +13,14 @@ from ares_exp.llms.anthropic_messages import StreamedMessage
 from ares_exp.llms.openai_chat_stream import StreamedCompletion
 from ares_exp.llms.openai_responses import StreamedResponse
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData
-from ares_exp.llms.streamed_answer import EventReader, StreamedAnswer
+from ares_exp.llms.response_stream import EventReader, ResponseStream
 
 
-def put_together(answer: StreamedAnswer, *events: Any) -> dict[str, Any]:
+def put_together(response: ResponseStream, *events: Any) -> dict[str, Any]:
     for event in events:
-        answer.add(event if isinstance(event, str) else json.dumps(event))
-    assert answer.may_end
-    return answer.body()
+        response.add(event if isinstance(event, str) else json.dumps(event))
+    assert response.may_end
+    return response.body()
 
 
 def completed(*deltas: dict[str, Any], **choice: Any) -> LLMResponse:
@@ -79,7 +79,7 @@ def test_tokens_of_an_engine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "event", "error"),
+    ("response", "event", "error"),
     [
         # OpenRouter: beside a choice
         (StreamedCompletion(), {"error": {"code": 429, "message": "slow"}, "choices": [{"finish_reason": "error"}]},
@@ -91,8 +91,8 @@ def test_tokens_of_an_engine() -> None:
          {"type": "overloaded_error", "message": "busy"}),
     ],
 )  # fmt: skip
-def test_errors(answer: StreamedAnswer, event: dict[str, Any], error: dict[str, Any]) -> None:
-    assert put_together(answer, event) == {"error": error}
+def test_errors(response: ResponseStream, event: dict[str, Any], error: dict[str, Any]) -> None:
+    assert put_together(response, event) == {"error": error}
 
 
 def test_a_response_whose_last_event_leaves_the_items_out() -> None:
@@ -133,11 +133,11 @@ def test_a_new_kind_of_delta_is_named_as_lost() -> None:
     assert "new_delta" in lost[0]
 
 
-@pytest.mark.parametrize("answer", [StreamedCompletion, StreamedResponse, StreamedMessage])
+@pytest.mark.parametrize("response", [StreamedCompletion, StreamedResponse, StreamedMessage])
 @pytest.mark.parametrize("data", ["{", "[]", "1", '{"type": 1, "choices": 1}', "[" * 100_000])
-def test_what_is_no_event(answer: type[StreamedAnswer], data: str) -> None:
+def test_what_is_no_event(response: type[ResponseStream], data: str) -> None:
     with pytest.raises(WireFormatError):
-        answer().add(data)
+        response().add(data)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100])

@@ -41,7 +41,7 @@ Found = tuple[str, list[_Call]]
 def pieces_of(
     text: str, template: str, tools: Sequence[Mapping[str, Any]] | None, *, call_id: str, starts_thinking: bool
 ) -> list[Piece]:
-    """Returns the pieces of an answer.
+    """Returns the pieces of a response.
 
     Args:
         text: What the model wrote, without the token that ended it.

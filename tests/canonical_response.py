@@ -1,4 +1,4 @@
-"""The canonical form of the message that repeats an answer."""
+"""The canonical form of the message that repeats a response."""
 
 from typing import Any
 
@@ -8,6 +8,6 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 
 
-def canonical_answer(response: LLMResponse, request: LLMRequest) -> dict[str, Any]:
-    """The last message of a request that repeats an answer to `request`."""
+def canonical_response(response: LLMResponse, request: LLMRequest) -> dict[str, Any]:
+    """The last message of a request that repeats a response to `request`."""
     return canonical_messages(LLMRequest([*request.messages, assistant_message(response.data)]))[-1]

@@ -1,14 +1,14 @@
-"""The answer log: requests and answers of an episode in progress, on disk before each answer is applied.
+"""The response log: requests and answers of an episode in progress, on disk before each response is applied.
 
-One file per episode in the run directory, independent of collectors: `kill -9` loses no answer that was paid for. It
+One file per episode in the run directory, independent of collectors: `kill -9` loses no response that was paid for. It
 is deleted when the attempt has its result; a resumed run continues with those that remain. Each line is a JSON object:
 the first identifies the episode (`LoggedEpisode`), every other one is an exchange, encoded like a step
-(`step_encoding`): its request is the `observation`, and its answer the `action`, which is `null` if there was no answer
-before the environment's time was up. In a task with several stages, `stage` is the number of finished ones, if any.
-After the end of the episode, a last line has its result (`{"result": …}`), which becomes its row if its process dies
-before the row is written.
+(`step_encoding`): its request is the `observation`, and its response the `action`, which is `null` if there was no
+response before the environment's time was up. In a task with several stages, `stage` is the number of finished ones,
+if any. After the end of the episode, a last line has its result (`{"result": …}`), which becomes its row if its
+process dies before the row is written.
 
-An answer that was asked for ahead of its turn has a line of its own when it comes, which numbers it (`"ahead": 3`);
+A response that was asked for ahead of its turn has a line of its own when it comes, which numbers it (`"ahead": 3`);
 `{"applied": 3}` stands where its turn came. One whose turn never came is in `ahead`, also when this log starts with it
 because an earlier try paid for it (`"taken_over": true`).
 """
@@ -30,7 +30,7 @@ from ares_exp.errors import ConfigError, StorageError
 from ares_exp.llms.request import LLMRequest, freeze
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.recorded_results import MAX_COUNT, checked_result, is_countable
-from ares_exp.records.results import ANSWERS_USED_UP, EpisodeResult
+from ares_exp.records.results import RESPONSES_USED_UP, EpisodeResult
 from ares_exp.records.run_dir import append_text, atomic_file, dump_json
 from ares_exp.records.run_storage import RunStorage
 from ares_exp.records.validation import Text, briefly, explain_validation
@@ -58,11 +58,11 @@ class LoggedEpisode:
     Attributes:
         episode_id, task_name, attempt, retry, seed: As in its `EpisodeResult`.
         started_at: Epoch seconds; 0.0 of one that has not started: it waits for its retry.
-        parent: The episode that it took the first answers over from, if it did.
+        parent: The episode that it took the first responses over from, if it did.
         taken_over: How many exchanges these are.
         exchanges: What it was asked and answered, in order: one for each of its time steps.
         ahead: What was asked ahead and answered, and had not had its turn.
-        ahead_taken_over: The answers asked ahead by the earlier episode, whether or not they have had their turn.
+        ahead_taken_over: The responses asked ahead by the earlier episode, whether or not they have had their turn.
         result: Its result, if it has ended.
     """
 
@@ -122,11 +122,11 @@ class LoggedEpisode:
                         in_order.append(exchange)
                         continue
                     number = data["ahead"]
-                    if type(number) is not int or exchange.answer is None or number in waiting:
-                        raise ValueError("expected the number of an answer that was asked ahead")
+                    if type(number) is not int or exchange.response is None or number in waiting:
+                        raise ValueError("expected the number of a response that was asked ahead")
                     waiting[number] = exchange
                     if data.get("taken_over") is True:
-                        taken_over.append(exchange.answer)
+                        taken_over.append(exchange.response)
             except Exception as error:
                 logger.info("%s: used up to line %d (%s)", path, line.number, error)
         ahead = tuple(waiting.values())
@@ -136,7 +136,7 @@ class LoggedEpisode:
 _HEAD_FIELDS = tuple(field.name for field in fields(LoggedEpisode) if field.name not in _CONTENT)
 
 
-class AnswerLog:
+class ResponseLog:
     """Writes the log of one episode. A line that cannot be written ends the run."""
 
     def __init__(self, folder: Path, episode: LoggedEpisode, storage: RunStorage) -> None:
@@ -162,7 +162,7 @@ class AnswerLog:
         return self._episode.episode_id
 
     def start(self, taken_over: Sequence[Exchange], ahead: Sequence[Exchange] = ()) -> None:
-        """Makes the file, whole, with the answers that the episode takes over; one that is there is replaced. Blocking.
+        """Makes or replaces the file, with the responses that the episode takes over. Blocking.
 
         Args:
             taken_over: The exchanges of its first time steps.
@@ -177,17 +177,17 @@ class AnswerLog:
         lines = [dump_json(head), *map(self._line, taken_over)]
         lines += [self._line(one, ahead=number, taken_over=True) for number, one in enumerate(ahead)]
         text = "".join(f"{line}\n" for line in lines)
-        self._storage.write(lambda: self._make(text, has_answers=bool(taken_over or ahead)), self._path)
+        self._storage.write(lambda: self._make(text, has_responses=bool(taken_over or ahead)), self._path)
         self._exists = True
 
-    def _make(self, text: str, *, has_answers: bool) -> None:
-        """Makes the file. One without answers is not synced: the answers that follow are not, either."""
-        if not has_answers and not os.path.exists(self._path):  # noqa: PTH110 - for each episode
+    def _make(self, text: str, *, has_responses: bool) -> None:
+        """Makes the file. One without responses is not synced: the responses that follow are not, either."""
+        if not has_responses and not os.path.exists(self._path):  # noqa: PTH110 - for each episode
             append_text(self._path, text, flags=os.O_CREAT)
             return
         path = Path(self._path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(path, sync=has_answers) as whole:
+        with atomic_file(path, sync=has_responses) as whole:
             whole.write(text.encode())
 
     def check(self) -> None:
@@ -200,16 +200,16 @@ class AnswerLog:
         if self._exists and not os.path.exists(self._path):  # noqa: PTH110 - before each request
             raise self._storage.fail(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)), self._path)
 
-    def append(self, request: LLMRequest, answer: LLMResponse | None, *, stage: int = 0) -> None:
+    def append(self, request: LLMRequest, response: LLMResponse | None, *, stage: int = 0) -> None:
         """Writes one more exchange: it survives `kill -9` when this returns.
 
         Raises:
             StorageError: The line could not be written.
         """
-        self._append(self._line(Exchange(serialize_llm_request(request), answer, stage)))
+        self._append(self._line(Exchange(serialize_llm_request(request), response, stage)))
 
-    def append_ahead(self, request: LLMRequest, answer: LLMResponse, *, stage: int = 0) -> int:
-        """Writes an answer that has come ahead of its turn: it survives `kill -9` when this returns.
+    def append_ahead(self, request: LLMRequest, response: LLMResponse, *, stage: int = 0) -> int:
+        """Writes a response that has come ahead of its turn: it survives `kill -9` when this returns.
 
         Returns:
             Its number, for `apply`.
@@ -219,11 +219,11 @@ class AnswerLog:
         """
         number = self._ahead
         self._ahead += 1
-        self._append(self._line(Exchange(serialize_llm_request(request), answer, stage), ahead=number))
+        self._append(self._line(Exchange(serialize_llm_request(request), response, stage), ahead=number))
         return number
 
     def apply(self, number: int) -> None:
-        """Writes that the turn of an answer asked ahead has come: it is the next exchange.
+        """Writes that the turn of a response asked ahead has come: it is the next exchange.
 
         Raises:
             StorageError: The line could not be written.
@@ -263,13 +263,13 @@ class AnswerLog:
             raise
 
     def _line(self, exchange: Exchange, **more: int) -> str:
-        action = serialize_llm_response(exchange.answer) if exchange.answer is not None else None
+        action = serialize_llm_response(exchange.response) if exchange.response is not None else None
         stage = {"stage": exchange.stage} if exchange.stage else {}
         return dump_json({**self._encoder.pack(exchange.request, action)[1], **stage, **more})
 
 
 def logged_episodes(folder: Path) -> list[LoggedEpisode]:
-    """Reads the logs of a run; those whose first line is broken had no answer yet, and are left out. Blocking."""
+    """Reads the logs of a run; those whose first line is broken had no response yet, and are left out. Blocking."""
     found = []
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
@@ -282,18 +282,18 @@ def logged_episodes(folder: Path) -> list[LoggedEpisode]:
 def _exchange(data: dict[str, Any], decoder: StepDecoder) -> Exchange:
     """Reads one line; its numbers must add up, as the file may come from anybody."""
     (request, action), stage = decoder.unpack(data), data.get("stage", 0)
-    answer = deserialize_llm_response(freeze(action)) if action is not None else None
+    response = deserialize_llm_response(freeze(action)) if action is not None else None
     if not isinstance(request, Mapping) or type(stage) is not int or not 0 <= stage < MAX_COUNT:
         raise ValueError("expected a request and the number of a stage")
-    if answer is not None and not is_countable(answer):
+    if response is not None and not is_countable(response):
         raise ValueError("expected numbers of tokens and a cost")
-    return Exchange(freeze(request), answer, stage)
+    return Exchange(freeze(request), response, stage)
 
 
 def _result(data: Any, head: Mapping[str, Any]) -> EpisodeResult:
     """Reads the result of the episode that the log belongs to."""
     result = checked_result(data)
-    if result.outcome not in ANSWERS_USED_UP or any(
+    if result.outcome not in RESPONSES_USED_UP or any(
         getattr(result, name) != head[name] for name in ("episode_id", "task_name", "attempt", "retry", "seed")
     ):
         raise ValueError("expected the result of this episode")

@@ -1,7 +1,7 @@
-"""A streamed answer: its events, put together to the body of an answer that comes whole.
+"""A streamed response: its events, put together to the body of a response that comes whole.
 
-So streamed answers are read by the same converters as whole ones. What the parts of a stream hold beyond what is known
-here is kept in the body, where the converter names it.
+So streamed responses are read by the same converters as whole ones. What the parts of a stream hold beyond what is
+known here is kept in the body, where the converter names it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DONE = "[DONE]"
 """The data of the last event of streams of OpenAI's older wire."""
 
 
-class StreamedAnswer(ABC):
+class ResponseStream(ABC):
     """One answer, while it comes. `add` the data of its events until it `is_complete`.
 
     Attributes:
@@ -46,11 +46,11 @@ class StreamedAnswer(ABC):
         try:
             event = json.loads(data)
         except (ValueError, RecursionError):
-            raise WireFormatError(f"Expected JSON in each event of a streamed answer, got {shorten(data)}") from None
+            raise WireFormatError(f"Expected JSON in each event of a streamed response, got {shorten(data)}") from None
         self.read(typed(event, "an event", Mapping))
 
     def body(self) -> dict[str, Any]:
-        """Returns the whole body, of an answer that failed the error."""
+        """Returns the whole body, of a response that failed the error."""
         return {"error": self._error} if self._error is not None else self.assembled()
 
     @abstractmethod
@@ -66,7 +66,7 @@ class StreamedAnswer(ABC):
         """Returns the body that the events make."""
 
     def fail(self, error: Any) -> None:
-        """Ends the answer by an error; one that does not say whose it is counts as the server's."""
+        """Ends the response by an error; one that does not say whose it is counts as the server's."""
         fields = error if isinstance(error, Mapping) else {"message": str(error)}
         self._error = {"type": "server_error"} | {key: value for key, value in fields.items() if value is not None}
         self.is_complete = True

@@ -1,4 +1,4 @@
-"""The answer log: what is written comes back, whatever its process died of."""
+"""The response log: what is written comes back, whatever its process died of."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage
 from ares_exp.records.results import EpisodeResult, Outcome
 from ares_exp.records.run_dir import dump_json
-from ares_exp.trajectories.answer_log import LoggedEpisode, logged_episodes
-from ares_exp.trajectories.recorded_responses import Exchange, answers
+from ares_exp.trajectories.recorded_responses import Exchange, responses
 from ares_exp.trajectories.records import serialize_llm_request
+from ares_exp.trajectories.response_log import LoggedEpisode, logged_episodes
 from tests.unit.runs.resume.logs import log_in
 
 EPISODE = LoggedEpisode("fix__0__aa", "fix", attempt=0, retry=1, seed=7, started_at=3.5, parent="fix__0__bb")
@@ -32,7 +32,7 @@ def request(number: int) -> LLMRequest:
     return LLMRequest([*MESSAGES, *said], system_prompt="You repair.", temperature=0.5, tools=tools)
 
 
-ANSWERS = [
+RESPONSES = [
     LLMResponse.from_text("assistant 0"),
     LLMResponse(
         data=(TextData("Let me see."), ToolCallData("call-1", "bash", '{"command": "ls\u2028", "n": 1}')),
@@ -53,14 +53,14 @@ ANSWERS = [
 
 
 def exchanges(count: int) -> tuple[Exchange, ...]:
-    return tuple(Exchange(serialize_llm_request(request(n)), ANSWERS[n]) for n in range(count))
+    return tuple(Exchange(serialize_llm_request(request(n)), RESPONSES[n]) for n in range(count))
 
 
 def written(folder: Path, count: int, episode: LoggedEpisode = EPISODE) -> Path:
     log = log_in(folder, episode)
     log.start([])
     for number in range(count):
-        log.append(request(number), ANSWERS[number])
+        log.append(request(number), RESPONSES[number])
     return folder / f"{episode.episode_id}.jsonl"
 
 
@@ -69,35 +69,39 @@ def plain(value: Mapping[str, Any]) -> Any:
 
 
 def test_what_is_written_comes_back(tmp_path: Path) -> None:
-    [log] = logged_episodes(written(tmp_path / "answers", 3).parent)
+    [log] = logged_episodes(written(tmp_path / "responses", 3).parent)
     assert replace(log, exchanges=()) == EPISODE
-    assert [one.answer for one in log.exchanges] == ANSWERS
+    assert [one.response for one in log.exchanges] == RESPONSES
     assert [plain(one.request) for one in log.exchanges] == [plain(one.request) for one in exchanges(3)]
 
 
-def test_what_had_no_answer_in_time_comes_back_with_its_stage(tmp_path: Path) -> None:
+def test_what_had_no_response_in_time_comes_back_with_its_stage(tmp_path: Path) -> None:
     log = log_in(tmp_path, EPISODE)
     log.start(exchanges(1))
     log.append(request(1), None)
-    log.append(request(0), ANSWERS[2], stage=1)
+    log.append(request(0), RESPONSES[2], stage=1)
     [found] = logged_episodes(tmp_path)
-    assert [(one.answer, one.stage) for one in found.exchanges] == [(ANSWERS[0], 0), (None, 0), (ANSWERS[2], 1)]
-    assert answers(found.exchanges) == [ANSWERS[0], ANSWERS[2]]
+    assert [(one.response, one.stage) for one in found.exchanges] == [(RESPONSES[0], 0), (None, 0), (RESPONSES[2], 1)]
+    assert responses(found.exchanges) == [RESPONSES[0], RESPONSES[2]]
 
 
 def test_what_came_ahead_of_its_turn_comes_back_in_its_turn_or_apart(tmp_path: Path) -> None:
     log = log_in(tmp_path, EPISODE)
     log.start(exchanges(1), exchanges(2)[1:])
-    assert [log.append_ahead(request(n), ANSWERS[n], stage=1) for n in (2, 1)] == [1, 2]
-    log.append(request(0), ANSWERS[0], stage=1)
+    assert [log.append_ahead(request(n), RESPONSES[n], stage=1) for n in (2, 1)] == [1, 2]
+    log.append(request(0), RESPONSES[0], stage=1)
     log.apply(2)
     [found] = logged_episodes(tmp_path)
-    assert [(one.answer, one.stage) for one in found.exchanges] == [(ANSWERS[0], 0), (ANSWERS[0], 1), (ANSWERS[1], 1)]
-    assert [(one.answer, one.stage) for one in found.ahead] == [(ANSWERS[1], 0), (ANSWERS[2], 1)]
-    assert (found.taken_over, found.ahead_taken_over) == (1, (ANSWERS[1],))
+    assert [(one.response, one.stage) for one in found.exchanges] == [
+        (RESPONSES[0], 0),
+        (RESPONSES[0], 1),
+        (RESPONSES[1], 1),
+    ]
+    assert [(one.response, one.stage) for one in found.ahead] == [(RESPONSES[1], 0), (RESPONSES[2], 1)]
+    assert (found.taken_over, found.ahead_taken_over) == (1, (RESPONSES[1],))
     log.apply(0)
     [found] = logged_episodes(tmp_path)
-    assert (found.exchanges[-1].answer, found.ahead_taken_over) == (ANSWERS[1], (ANSWERS[1],)), "paid for before"
+    assert (found.exchanges[-1].response, found.ahead_taken_over) == (RESPONSES[1], (RESPONSES[1],)), "paid for before"
 
 
 @pytest.mark.parametrize(
@@ -108,7 +112,7 @@ def test_a_turn_of_nothing(tmp_path: Path, line: dict[str, Any]) -> None:
     lines = path.read_text().rstrip("\n").split("\n")
     last = json.loads(lines[-1]) if "ahead" in line else {}
     path.write_text("\n".join([*lines, json.dumps(last | line), *lines[1:]]) + "\n")
-    assert [one.answer for one in LoggedEpisode.read(path).exchanges] == ANSWERS[:2]
+    assert [one.response for one in LoggedEpisode.read(path).exchanges] == RESPONSES[:2]
 
 
 @pytest.mark.parametrize("version", [2, 4])
@@ -168,7 +172,7 @@ def test_requests_that_grow_are_written_once(tmp_path: Path) -> None:
     log = log_in(tmp_path, EPISODE)
     log.start([])
     for number in range(10):
-        log.append(LLMRequest([*long, *request(number).messages]), ANSWERS[0])
+        log.append(LLMRequest([*long, *request(number).messages]), RESPONSES[0])
     path = tmp_path / f"{EPISODE.episode_id}.jsonl"
     assert path.stat().st_size < 150_000
     assert len(LoggedEpisode.read(path).exchanges) == 10
@@ -177,20 +181,20 @@ def test_requests_that_grow_are_written_once(tmp_path: Path) -> None:
 def test_what_is_taken_over_is_there_from_the_start(tmp_path: Path) -> None:
     log = log_in(tmp_path, EPISODE)
     log.start(exchanges(2))
-    log.append(request(2), ANSWERS[2])
+    log.append(request(2), RESPONSES[2])
     [found] = logged_episodes(tmp_path)
     assert found.taken_over == 2
-    assert [one.answer for one in found.exchanges] == ANSWERS
+    assert [one.response for one in found.exchanges] == RESPONSES
 
 
 def test_one_that_starts_again_is_another(tmp_path: Path) -> None:
     log = log_in(tmp_path, EPISODE)
     log.start(exchanges(3))
     log.start(exchanges(1))
-    log.append(request(1), ANSWERS[2])
+    log.append(request(1), RESPONSES[2])
     [found] = logged_episodes(tmp_path)
     assert found.taken_over == 1
-    assert [one.answer for one in found.exchanges] == [ANSWERS[0], ANSWERS[2]]
+    assert [one.response for one in found.exchanges] == [RESPONSES[0], RESPONSES[2]]
 
 
 def test_wherever_it_is_cut_what_is_whole_is_read(tmp_path: Path) -> None:
@@ -202,7 +206,7 @@ def test_wherever_it_is_cut_what_is_whole_is_read(tmp_path: Path) -> None:
         path.write_bytes(data[:cut])
         found = LoggedEpisode.read(path).exchanges
         assert len(found) in {sum(cut > end for end in ends[1:]), sum(cut >= end for end in ends[1:])}
-        assert [one.answer for one in found] == ANSWERS[: len(found)]
+        assert [one.response for one in found] == RESPONSES[: len(found)]
 
 
 @pytest.mark.parametrize(
@@ -225,7 +229,7 @@ def test_what_follows_a_broken_line_is_not_read(tmp_path: Path, line: str) -> No
     lines = path.read_text().splitlines()
     lines[2] = line
     path.write_text("\n".join(lines) + "\n")
-    assert [one.answer for one in LoggedEpisode.read(path).exchanges] == ANSWERS[:1]
+    assert [one.response for one in LoggedEpisode.read(path).exchanges] == RESPONSES[:1]
 
 
 @pytest.mark.parametrize(
@@ -240,19 +244,19 @@ def test_a_head_that_no_run_has_written(tmp_path: Path, name: str, value: object
 
 
 def test_no_log_and_no_folder(tmp_path: Path) -> None:
-    assert logged_episodes(tmp_path / "answers") == []
+    assert logged_episodes(tmp_path / "responses") == []
 
 
 def test_a_discarded_log_stays_away(tmp_path: Path) -> None:
     log = log_in(tmp_path, EPISODE)
     log.start([])
     log.discard()
-    log.append(request(0), ANSWERS[0])
+    log.append(request(0), RESPONSES[0])
     log.discard()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_log_on_full_disk_takes_no_later_answer(tmp_path: Path) -> None:
+def test_log_on_full_disk_takes_no_later_response(tmp_path: Path) -> None:
     path = written(tmp_path, 1)
     log = log_in(tmp_path, EPISODE)
     log.start(exchanges(1))
@@ -261,19 +265,19 @@ def test_log_on_full_disk_takes_no_later_answer(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, hard))
     try:
         with pytest.raises(StorageError, match=rf"cannot write {path}: (No space|File too large)"):
-            log.append(request(1), ANSWERS[1])
+            log.append(request(1), RESPONSES[1])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     with pytest.raises(StorageError):
-        log.append(request(2), ANSWERS[2])
+        log.append(request(2), RESPONSES[2])
     with pytest.raises(StorageError):
         log.check()
-    assert path.read_bytes() == before, "one answer is missing: no later one is of use"
+    assert path.read_bytes() == before, "one response is missing: no later one is of use"
 
 
 def test_log_without_folder_raises(tmp_path: Path) -> None:
-    (tmp_path / "answers").write_text("no folder")
-    log = log_in(tmp_path / "answers", EPISODE)
+    (tmp_path / "responses").write_text("no folder")
+    log = log_in(tmp_path / "responses", EPISODE)
     with pytest.raises(StorageError):
         log.start(exchanges(1))
 

@@ -1,4 +1,4 @@
-"""How an `Episode` is played: by env=harbor, a container and a policy, as in a run. What came out, by name."""
+"""How an `Episode` is run: by env=harbor, a container and a policy, as in a run. What came out, by name."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.compatibility.case import DONE, Episode, write_task
 from tests.compatibility.outcome import files_below, manifest
 
 
-async def play(case: Episode, folder: Path) -> dict[str, Any]:
-    """Plays the case in `folder`; returns what there is to be said of it, by the names of `Episode.expected`."""
+async def execute(case: Episode, folder: Path) -> dict[str, Any]:
+    """Runs the case in `folder`; returns what there is to be said of it, by the names of `Episode.expected`."""
     root = write_task(folder / "tasks" / "a-task", case.files, case.links)
     output, warnings = folder / "out", list[str]()
     asked: list[LLMRequest] = []
@@ -81,11 +81,11 @@ def _policy(case: Episode) -> LLMClient:
 
 
 def _noting(policy: LLMClient, asked: list[LLMRequest]) -> Callable[[LLMRequest], Any]:
-    async def answer(request: LLMRequest) -> LLMResponse:
+    async def respond(request: LLMRequest) -> LLMResponse:
         asked.append(request)
         return await policy(request)
 
-    return answer
+    return respond
 
 
 def _agents(case: Episode) -> CodeAgentFactory:
