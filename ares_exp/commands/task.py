@@ -1,4 +1,4 @@
-"""The command `task`: makes a small valid task, and checks whether the tests of tasks test."""
+"""The command `task`: makes a small task, checks whether the tests of tasks test, and opens a shell in a task."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from datetime import datetime
 from itertools import groupby
 from pathlib import Path
 
+from ares_exp.commands import task_shell
 from ares_exp.commands.cli.run_command import EXIT_OK, CommandParser
 from ares_exp.commands.task_runs import NOTHING, SOLUTION, CheckedRun, find_candidates, run_both, with_problems
 from ares_exp.commands.task_verdict import Problem, TaskVerdict, judge
@@ -26,11 +27,14 @@ from ares_exp.records.results import HOST_IMAGE
 from ares_exp.records.run_dir import fresh_dir
 from ares_exp.records.terminal_text import count_of, draw, format_number, make_table, one_line, printable, write
 
-DESCRIPTION = "Makes a task to start with, and checks whether the tests of tasks test."
+DESCRIPTION = (
+    "Makes a task to start with, checks whether the tests of tasks test, and opens a shell in a task's container."
+)
 EPILOG = """\
 Examples:
   %(prog)s new tasks/my-task
   %(prog)s check tasks/my-task
+  %(prog)s shell tasks/my-task
 
 `%(prog)s COMMAND --help` lists the options of each command.
 """
@@ -93,6 +97,14 @@ def add_arguments(parser: CommandParser) -> None:
     )
     command.add_argument("--config-dir", type=Path, metavar="DIR", help="your own options, as for a run")
     command.add_argument("--json", action="store_true", help="everything, as JSON")
+    command = parser.add_command(
+        "shell",
+        task_shell.run,
+        about="open a shell in the container of a task",
+        description=task_shell.DESCRIPTION,
+        epilog=task_shell.EPILOG,
+    )
+    task_shell.add_arguments(command)
 
 
 def _new(arguments: argparse.Namespace) -> int:

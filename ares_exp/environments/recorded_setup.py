@@ -135,7 +135,7 @@ def recorded_setup(
             f"{snapshot.snapshot_dir}: its episode had the task's solution and the variables for it: give `task`."
         )
     return EpisodeParts(
-        as_container_factory(container_factory or _recorded_container_factory(snapshot)),
+        as_container_factory(container_factory or recorded_container_factory(snapshot)),
         as_agent_factory(code_agent_factory or _recorded_agent_factory(snapshot)),
         limits or facts.limits(),
         seed=0,
@@ -144,7 +144,7 @@ def recorded_setup(
     )
 
 
-def _recorded_container_factory(snapshot: EnvironmentSnapshot) -> Any:
+def recorded_container_factory(snapshot: EnvironmentSnapshot) -> Any:
     name, options = snapshot.container_type, snapshot.container.get("options") or {}
     target = option_targets("container").get(name)
     backend = import_target(target) if target is not None else None

@@ -296,6 +296,17 @@ class HarborStage:
                 secrets=self.secrets,
             )
 
+    async def upload_tests(self, container: Container) -> None:
+        """Puts the tests into the container, as `/tests`.
+
+        Raises:
+            TaskError, TransferError: They cannot be copied.
+            ContainerError: The container failed.
+        """
+        for folder in self._tests:
+            async with uploadable(self.root, folder) as copy:
+                await container.upload(copy, TESTS_DIR)
+
     @property
     def _tests(self) -> list[Path]:
         """The directories that become `/tests`, one over the other."""
