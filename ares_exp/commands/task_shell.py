@@ -19,9 +19,9 @@ from ares_exp.agents.code_agent import as_agent_factory
 from ares_exp.cancellation import finish, in_thread
 from ares_exp.commands.cli.run_command import EXIT_INTERRUPTED, EXIT_OK, CommandParser
 from ares_exp.config.hydra_setup import compose_config
-from ares_exp.config.instantiate import instantiate_group
 from ares_exp.config.overrides import quoted
 from ares_exp.config.schema import KEYS, validate
+from ares_exp.config.targets import instantiate_group
 from ares_exp.containers.container import Container, ContainerFactoryBase, as_container_factory
 from ares_exp.containers.terminal import Terminal, TerminalContainer
 from ares_exp.environments.harbor import HarborEnvironments
@@ -29,7 +29,7 @@ from ares_exp.environments.source import EpisodeParts, make_source
 from ares_exp.errors import ConfigError, EpisodeError, UserError
 from ares_exp.records.terminal_text import write
 from ares_exp.runs.components import Settings
-from ares_exp.runs.resume.episode_ref import EpisodeRef
+from ares_exp.runs.resume.recorded_run import EpisodeRef
 from ares_exp.snapshots.store import SnapshotStore
 from ares_exp.tasks.harbor_task import HarborTask
 

@@ -145,6 +145,7 @@ def recorded_setup(
 
 
 def recorded_container_factory(snapshot: EnvironmentSnapshot) -> Any:
+    """Makes the factory of the recorded backend. Raises `SnapshotUnsupportedError` if it must be given."""
     name, options = snapshot.container_type, snapshot.container.get("options") or {}
     target = option_targets("container").get(name)
     backend = import_target(target) if target is not None else None

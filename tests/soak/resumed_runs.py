@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.conftest import whole
 from tests.e2e.counting_endpoint import APPEND, CountingEndpoint
-from tests.e2e.killed_run import CONCURRENCY, KilledRun, Moment, check
-from tests.e2e.test_kill_and_resume import check_time_is_up_again, endpoint, make, whole
+from tests.e2e.killed_run import CONCURRENCY, KilledRun, Moment, check, make_run
+from tests.e2e.test_kill_and_resume import check_time_is_up_again, endpoint
 
 __all__ = ["endpoint", "whole"]  # fixtures
 
@@ -19,7 +20,7 @@ pytestmark = [pytest.mark.local, pytest.mark.timeout(600)]
 
 def test_a_snapshot_of_the_earlier_try_is_restored(tmp_path: Path, endpoint: CountingEndpoint) -> None:
     endpoint.turns = (12, 12)
-    run = make(tmp_path, endpoint, "local", "snapshot=every_step")
+    run = make_run(tmp_path, endpoint, "snapshot=every_step")
     assert run.start(Moment(requests=CONCURRENCY * 3)) == -signal.SIGKILL, run.said
     assert run.resume() == 0, run.said
     replayed = [row["replayed"] for row in run.all_rows if row["replayed"] is not None]
@@ -28,7 +29,7 @@ def test_a_snapshot_of_the_earlier_try_is_restored(tmp_path: Path, endpoint: Cou
 
 
 def test_a_budget_is_used_up_and_made_larger(tmp_path: Path, endpoint: CountingEndpoint, whole: KilledRun) -> None:
-    run = make(tmp_path, endpoint, "local", "+budget.tokens=1500")
+    run = make_run(tmp_path, endpoint, "+budget.tokens=1500")
     assert run.start() != 0
     assert "budget" in run.said
     asked = endpoint.asked.total()
@@ -43,7 +44,7 @@ def test_a_stage_whose_time_was_up_ends_there_again_with_snapshots(tmp_path: Pat
 
 
 def test_a_branch_run(tmp_path: Path, endpoint: CountingEndpoint) -> None:
-    run = make(tmp_path, endpoint, "local", "env.tasks=[task-0]", "attempts=1")
+    run = make_run(tmp_path, endpoint, "env.tasks=[task-0]", "attempts=1")
     assert run.start() == 0, run.said
     [row] = run.all_rows
     shutil.move(run.path, tmp_path / "recorded")
