@@ -525,7 +525,7 @@ async def test_the_solution_runs_under_the_agent_limit_with_its_own_variables(
 
     monkeypatch.setenv("THE_ANSWER", "42")
     task = make_task(
-        toml='[solution.env]\nRESPONSE = "${THE_ANSWER}"\n', solution='#!/bin/sh\nsleep 1\necho "$ANSWER" > /answer\n'
+        toml='[solution.env]\nANSWER = "${THE_ANSWER}"\n', solution='#!/bin/sh\nsleep 1\necho "$ANSWER" > /answer\n'
     )
     env = make_environment(
         task, agent=ShellAgentFactory(command_timeout_sec=0.2), provide_solution=True, output_dir=tmp_path / "out"

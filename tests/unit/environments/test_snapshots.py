@@ -293,7 +293,7 @@ async def test_the_oracle_goes_on(
 ) -> None:
     monkeypatch.setenv("THE_ANSWER", "42")
     solution = '#!/bin/sh\nsleep 0.5\necho "$ANSWER" > /answer\n'
-    task = make_task(toml='[solution.env]\nRESPONSE = "${THE_ANSWER}"\n', solution=solution)
+    task = make_task(toml='[solution.env]\nANSWER = "${THE_ANSWER}"\n', solution=solution)
     env = make_environment(task, agent=ShellAgentFactory(command_timeout_sec=0.2), provide_solution=True)
     await env.reset()
     snapshot = await env.export_state(store)

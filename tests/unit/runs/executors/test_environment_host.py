@@ -218,7 +218,7 @@ async def test_the_oracle_is_asked_and_recorded_by_the_run(tmp_path: Path) -> No
     assert "Yes." in str(step.observation)
     assert len(asked) == 1
     [line] = read_asked(tmp_path / "files") or []
-    assert (line.question, line.response) == ("Is it alive?", "yes")
+    assert (line.question, line.answer) == ("Is it alive?", "yes")
     assert environment.report().environment_usage is not None
     await environment.close()
 
