@@ -4,9 +4,7 @@ import importlib
 import json
 import sys
 
-import gymnasium
 import pytest
-from gymnasium.utils.env_checker import check_env
 
 from ares_exp.environment import Environment, complete
 from ares_exp.llms.request import LLMRequest
@@ -77,13 +75,6 @@ class Guessing:
     async def __aexit__(self, *exc):
         await self.close()
 ''',
-    "gyms.py": """
-from ares_exp.wrappers import GymWrapper
-from otherlab.guessing import Guessing
-
-def make_gym(render_mode=None):
-    return GymWrapper(Guessing(), render_mode=render_mode)
-""",
 }
 
 
@@ -145,17 +136,6 @@ async def test_in_the_rollout_loop_and_recorded(env, drive, collect, tmp_path):
         assert [step.step_type for step in episode.steps] == ["FIRST", "MID", "MID", "LAST"]
         assert [len(step.observation["messages"]) for step in episode.steps[:3]] == [1, 3, 5]
         assert episode.steps[0].observation["temperature"] == 0.5
-
-
-def test_gymnasium_finds_nothing_to_complain_about(otherlab):
-    gymnasium.register("AresExpTest/Foreign-v0", entry_point=otherlab("gyms").make_gym)
-    try:
-        with gymnasium.make("AresExpTest/Foreign-v0", render_mode="ansi") as env:
-            check_env(env.unwrapped)
-            env.reset(seed=1)
-            assert env.step(ACTION)[1] == 0.0
-    finally:
-        del gymnasium.registry["AresExpTest/Foreign-v0"]
 
 
 def test_its_requests_can_be_written_down_and_come_back_as_ours(otherlab):

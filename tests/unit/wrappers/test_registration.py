@@ -95,16 +95,6 @@ def test_gymnasium_finds_nothing_to_complain_about_where_no_container_is_needed(
     env.close()
 
 
-def test_an_episode_of_twenty_questions():
-    env = gymnasium.make("ares_exp/TwentyQuestions-v0", tasks="cat", questions=2)
-    _, info = env.reset()
-    assert info["time_step"].first()
-    env.step(LLMResponse.from_text("Is it alive?"))
-    _, reward, terminated, truncated, _ = env.step(LLMResponse.from_text("Is it a cat?"))
-    assert (reward, terminated, truncated) == (1.0, True, False)
-    env.close()
-
-
 def test_a_preset_is_chosen_by_its_selector():
     env = gymnasium.make("ares_exp/Preset-v0", preset="harbor-shell:0")
     assert env.unwrapped.environment.task_names == (sorted(path.name for path in SAMPLES.glob("*-*"))[0],)
