@@ -122,9 +122,6 @@ def test_two_models_and_a_run_that_is_killed(cli: Cli, tmp_path: Path, models: L
     assert again.returncode == 0, again.stderr
     assert {one.body["model"] for one in models.requests[asked_before:]} == {"knows"}, "the oracle is asked anew"
     assert '"+No. (19 left)"' in (tmp_path / "again" / "replay.json").read_text(), "and what differs is told"
-    branched = cli(f"branch_from=run/{row['episode_id']}@1", env=NO_ENGINE)
-    assert branched.returncode == 2
-    assert "TwentyQuestionsEnvironments have no `export_state`" in branched.stderr
 
 
 def test_what_the_oracle_spends_counts_in_the_budget(cli: Cli, tmp_path: Path, models: LoopbackEndpoint) -> None:

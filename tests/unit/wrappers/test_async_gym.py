@@ -118,7 +118,7 @@ async def test_a_seed_repeats_the_tasks():
 
 
 async def test_an_environment_that_takes_no_options_says_so():
-    with pytest.raises(TypeError, match=r"with options, but PlainEnvironment\.reset\(\) does not take them"):
+    with pytest.raises(TypeError, match=r"with options, but PlainEnvironment\.reset\(\) does not take them, got"):
         await AsyncGymWrapper(PlainEnvironment()).reset(seed=1, options={"task": 1})
 
 

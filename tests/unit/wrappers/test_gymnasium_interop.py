@@ -39,8 +39,6 @@ def test_the_seed_of_one_that_takes_none_seeds_np_random():
         drawn = env.np_random.integers(1000)
         env.reset(seed=3)
         assert (env.np_random_seed, env.np_random.integers(1000)) == (3, drawn)
-        with pytest.raises(TypeError, match=r"BareEnvironment\.reset\(\) does not take them, got \{'task': 1\}"):
-            env.reset(options={"task": 1})
 
 
 @pytest.mark.parametrize(("limit", "ended", "total"), [(10, (True, False), 1.5), (2, (False, True), 0.5)])
