@@ -80,11 +80,6 @@ def test_the_entry_point_registers():
     assert gymnasium.spec(ID).kwargs == {"preset": "harbor"}
 
 
-def test_every_id_has_its_class():
-    for one in ares_exp.gym.IDS:
-        assert issubclass(gymnasium.envs.registration.load_env_creator(gymnasium.spec(one).entry_point), GymWrapper)
-
-
 @pytest.mark.parametrize(
     ("id_", "arguments"),
     [("ares_exp/TwentyQuestions-v0", {"questions": 3}), ("ares_exp/Preset-v0", {"preset": "twenty_questions:3:5"})],
