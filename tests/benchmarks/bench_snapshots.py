@@ -1,8 +1,7 @@
-"""What snapshots cost: taking them, a run that takes one at every step, restoring, forking, replaying.
+"""What snapshots cost: taking them, a run that takes one at every step, restoring one.
 
 Run by hand: `python -m tests.benchmarks.bench_snapshots [IMAGE]`; with an engine, and as root for its fast way. It
-takes some minutes, and 3 GB of disk for an image that it makes and removes. What is compared takes turns, so that a
-noisy machine is noisy for all.
+takes some minutes. What is compared takes turns, so that a noisy machine is noisy for all.
 """
 
 from __future__ import annotations
@@ -11,98 +10,110 @@ import asyncio
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import docker
 
+from ares_exp.agents.shell_agent import ShellAgentFactory
+from ares_exp.containers.container import ContainerFactory, ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environments.code_environment import CodeEnvironment
-from ares_exp.environments.exporting import export_episode
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.episode_events import EpisodeEvents
 from ares_exp.rollout import run_episode
 from ares_exp.snapshots.schedule import NoSnapshots, SnapshotSchedule
-from tests.benchmarks.bench_restores import fork, replay, restore
+from tests.benchmarks.bench_step import InMemoryTask
 from tests.benchmarks.comparison import timed
-from tests.benchmarks.editing_episode import (
-    BOTH,
-    PROJECT,
-    SUBMIT,
-    Place,
-    bytes_in,
-    container_of,
-    edit,
-    environment,
-    larger_image,
-    mb,
-    ms,
-    reply,
-    row,
-)
+
+Place = tuple[str, ContainerFactory, str | None]
+"""What rows are called, and where their episodes are run: the containers and their image."""
 
 ROUNDS, EDITS = 7, 20
+FILES, EDITED = 20, 3
 RUN_STEPS, THINK_SEC, RUNS = 50, 0.2, 2
-HEADER = "| what | measured | beside it | ratio | asked |\n|---|---|---|---|---|"
+
+# Together: 20 files of 4 kB, one of 10 MB, a deletion, two appends.
+PROJECT = f"""mkdir -p /work/source && cd /work/source
+for n in $(seq 0 {FILES - 1}); do head -c 3072 /dev/urandom | base64 >module$n.py; done
+rm -f /etc/issue; echo >>/etc/profile; echo >>/etc/bash.bashrc"""
+BOTH = f"{PROJECT}\nhead -c 10000000 /dev/urandom >/work/data.bin"
 
 
-class FirstSnapshots:
-    """First snapshots of episodes in one place, beside downloads of all their files."""
+class EditingTask(InMemoryTask):
+    def __init__(self, image: str | None) -> None:
+        self.container_spec = ContainerSpec("bench-snapshots", docker_image=image)
 
-    def __init__(self, place: Place, client: docker.DockerClient | None) -> None:
-        """`client`: `None` where there is nothing to download."""
-        self._place, self._client = place, client
-        self._ours: dict[bool, list[float]] = {True: [], False: []}
-        self._theirs: list[float] = []
-        self._our_bytes = self._their_bytes = 0
+    def describe(self) -> Mapping[str, Any]:
+        return {"format": "benchmark", "name": self.name}
 
-    async def turn(self, number: int, others: Path) -> None:
-        """One episode. `others` is a store that has the episodes of other turns."""
-        async with environment(*self._place[1:]) as env:
+
+def environment(containers: ContainerFactory, image: str | None) -> CodeEnvironment:
+    """One that has not been reset."""
+    return CodeEnvironment([EditingTask(image)], container_factory=containers, code_agent_factory=ShellAgentFactory())  # type: ignore[list-item]
+
+
+def reply(command: str) -> LLMResponse:
+    return LLMResponse.from_text(f"I go on with the next thing.\n\n```bash\n{command}\n```\n")
+
+
+def edit(number: int) -> LLMResponse:
+    """A small edit of three files."""
+    names = " ".join(f"module{(number + step * 5) % FILES}.py" for step in range(EDITED))
+    return reply(f"cd /work/source && for name in {names}; do echo 'number = {number}' >>$name; done")
+
+
+SUBMIT = reply("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
+
+
+def row(what: str, measured: str, beside: str = "", ratio: str = "") -> None:
+    """Prints a line of the table."""
+    print(f"| {what} | {measured} | {beside} | {ratio} |", flush=True)
+
+
+def ms(values: Sequence[float]) -> str:
+    """Median, least and 95th percentile of milliseconds."""
+    p95 = sorted(values)[min(len(values) - 1, int(len(values) * 0.95))]
+    median, least, most = (
+        f"{one:.0f}" if one >= 100 else f"{one:.3g}" for one in (statistics.median(values), min(values), p95)
+    )
+    return f"{median} ms (least {least}, p95 {most}, n={len(values)})"
+
+
+def bytes_in(directory: Path) -> int:
+    """The sizes of all files below."""
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+async def first_snapshot(place: Place, client: docker.DockerClient) -> None:
+    """The first snapshot of an episode, beside a download of all files of its container."""
+    name, containers, image = place
+    ours: list[float] = []
+    theirs: list[float] = []
+    our_bytes = their_bytes = 0
+    for turn in range(ROUNDS + 1):
+        async with environment(containers, image) as env:
             await env.reset()
             await env.step(reply(BOTH))
-            for is_new in (True, False) if number % 2 else (False, True):
-                with tempfile.TemporaryDirectory() as new:
-                    took, _ = await timed(partial(env.export_state, new if is_new else others))
-                    self._our_bytes = bytes_in(Path(new)) if is_new else self._our_bytes
-                self._ours[is_new] += [took] if number else []  # the first warms up
-            if self._client is not None:
-                get = partial(asyncio.to_thread, download, self._client, container_of(env).container_name)
-                took, self._their_bytes = await timed(get)
-                self._theirs += [took] if number else []
-
-    @property
-    def median(self) -> float:
-        """Milliseconds, in a new store."""
-        return statistics.median(self._ours[True])
-
-    def show(self) -> None:
-        """Prints its rows."""
-        for is_new, took in self._ours.items():
-            store = "a new store" if is_new else "a store with other episodes"
-            what = f"{self._place[0]}: first snapshot, 20 files and one of 10 MB, in {store}"
-            measured = f"{ms(took)}, {mb(self._our_bytes)}"
-            if not self._theirs:
-                row(what, measured)
-                continue
-            times = statistics.median(self._theirs) / statistics.median(took)
-            beside = f"`get_archive('/')`: {ms(self._theirs)}, {mb(self._their_bytes)}"
-            row(what, measured, beside, f"{times:.1f}x, {self._their_bytes / self._our_bytes:.0f}x", ">= 20x, >= 20x")
-
-
-async def first_snapshots(places: Sequence[Place], client: docker.DockerClient) -> list[FirstSnapshots]:
-    """Rows of all places, which take turns."""
-    found = [FirstSnapshots(place, client if place[2] else None) for place in places]
-    with tempfile.TemporaryDirectory() as others:
-        for number in range(ROUNDS + 1):
-            for one in found:
-                await one.turn(number, Path(others))
-    for one in found:
-        one.show()
-    return found
+            with tempfile.TemporaryDirectory() as store:
+                took, _ = await timed(partial(env.export_state, store))
+                our_bytes = bytes_in(Path(store))
+            ours += [took] if turn else []  # the first warms up
+            if image is not None:
+                container: Any = env.container
+                get = partial(asyncio.to_thread, download, client, container.container_name)
+                took, their_bytes = await timed(get)
+                theirs += [took] if turn else []
+    what = f"{name}: first snapshot, {FILES} files and one of 10 MB"
+    measured = f"{ms(ours)}, {our_bytes / 1e6:.3g} MB"
+    if not theirs:
+        row(what, measured)
+        return
+    times = statistics.median(theirs) / statistics.median(ours)
+    row(what, measured, f"`get_archive('/')`: {ms(theirs)}, {their_bytes / 1e6:.3g} MB", f"{times:.1f}x")
 
 
 def download(client: docker.DockerClient, container: str) -> int:
@@ -114,33 +125,53 @@ def download(client: docker.DockerClient, container: str) -> int:
 
 
 async def later_snapshots(place: Place) -> None:
-    """One snapshot after each small edit; and the same with each on the disk for certain."""
+    """One snapshot after each small edit."""
     name, containers, image = place
-    took: dict[bool, list[float]] = {False: [], True: []}
+    took: list[float] = []
     added: list[float] = []
-    async with environment(containers, image) as plain, environment(containers, image) as synced:
-        with tempfile.TemporaryDirectory() as directory:
-            for number in range(-1, EDITS):
-                for sync, env in ((False, plain), (True, synced)):
-                    store = Path(directory) / str(sync)
-                    if number < 0:
-                        await env.reset()
-                        await env.step(reply(BOTH))
-                        await export(env, store, sync)
-                        continue
-                    await env.step(edit(number))
-                    before = bytes_in(store)
-                    one, _ = await timed(partial(export, env, store, sync))
-                    took[sync].append(one)
-                    added.append(bytes_in(store) - before)
-    per_snapshot = f"{statistics.median(added) / 1e3:.0f} kB (most {max(added) / 1e3:.0f})"
-    row(f"{name}: a snapshot after 3 small edits", f"{ms(took[False])}, {per_snapshot}", "", "", "< 100 ms, < 200 kB")
-    row(f"{name}: the same with `sync`", ms(took[True]))
+    async with environment(containers, image) as env:
+        with tempfile.TemporaryDirectory() as store:
+            await env.reset()
+            await env.step(reply(BOTH))
+            await env.export_state(store)
+            for number in range(EDITS):
+                await env.step(edit(number))
+                before = bytes_in(Path(store))
+                one, _ = await timed(partial(env.export_state, store))
+                took.append(one)
+                added.append(bytes_in(Path(store)) - before)
+    row(f"{name}: a snapshot after {EDITED} small edits", f"{ms(took)}, {statistics.median(added) / 1e3:.0f} kB")
 
 
-async def export(env: CodeEnvironment, store: Path, sync: bool) -> None:
-    with env._waiting_for_an_action("export_state()") as time_step:
-        await export_episode(env, time_step, store, None, sync=sync)
+async def restore(place: Place) -> None:
+    """An environment that goes on from a snapshot, beside a new container of the same kind."""
+    name, containers, image = place
+    ours: list[float] = []
+    plain: list[float] = []
+    task = EditingTask(image)
+    with tempfile.TemporaryDirectory() as store:
+        async with environment(containers, image) as env:
+            await env.reset()
+            await env.step(reply(BOTH))
+            snapshot = await env.export_state(store)
+        for turn in range(ROUNDS + 1):
+            box = containers(task.container_spec)
+            started, _ = await timed(box.start)
+            await box.stop()
+            load = partial(
+                CodeEnvironment.load_from_state,
+                snapshot.snapshot_dir,
+                container_factory=containers,
+                code_agent_factory=ShellAgentFactory(),
+                task=task,  # type: ignore[arg-type]
+            )
+            took, env = await timed(load)
+            await env.close()
+            if turn:  # the first warms up
+                plain.append(started)
+                ours.append(took)
+    more = statistics.median(ours) - statistics.median(plain)
+    row(f"{name}: restore", ms(ours), f"a new container: {ms(plain)}", f"{more:+.0f} ms")
 
 
 class ThinkingPolicy:
@@ -182,29 +213,19 @@ async def run_with_snapshots(place: Place) -> None:
     )
 
 
-async def main(image: str, large: str | None, client: docker.DockerClient) -> None:
+async def main(image: str, client: docker.DockerClient) -> None:
     """All rows."""
-    print(HEADER)
+    print("| what | measured | beside it | ratio |\n|---|---|---|---|")
     on_docker: Place = ("docker", DockerContainerFactory(), image)
-    archives: Place = ("docker, capture=archive", DockerContainerFactory(capture="archive"), image)
     local: Place = ("local", LocalContainerFactory(), None)
-    on_large: Place = ("docker, 1.2 GB more in the image", on_docker[1], large)
-    small, *rest = await first_snapshots([on_docker, *([on_large] if large else []), archives, local], client)
-    if large is not None:
-        ratio = f"{rest[0].median / small.median:.2f}x"
-        row("docker: first snapshot, the larger image / the other", "", "", ratio, "no slower")
-        await restore(on_large)
-    for place in (on_docker, archives, local):
-        await later_snapshots(place)
-    for measure in (restore, fork, run_with_snapshots):
+    for place in (on_docker, local):
+        await first_snapshot(place, client)
+    for measure in (later_snapshots, restore, run_with_snapshots):
         for place in (on_docker, local):
             await measure(place)
-    await replay()
 
 
 if __name__ == "__main__":
-    normal = sys.argv[1] if len(sys.argv) > 1 else "python:3.12-slim"
-    engine = docker.from_env(timeout=600)  # an image of that size takes its time
-    with larger_image(engine, normal) as larger:
-        asyncio.run(main(normal, larger, engine))
+    engine = docker.from_env()
+    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "python:3.12-slim", engine))
     engine.close()

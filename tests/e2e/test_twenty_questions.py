@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
-import threading
-import zlib
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from ares_exp.trajectories import load
 from tests.conftest import SECRET_FREE, Cli
-from tests.loopback_endpoint import LoopbackEndpoint, Received, respond, slow
+from tests.loopback_endpoint import LoopbackEndpoint, respond, slow
 from tests.warm_start import WarmProcess
 
 pytestmark = [pytest.mark.once, pytest.mark.timeout(600)]
@@ -127,105 +122,6 @@ def test_two_models_and_a_run_that_is_killed(cli: Cli, tmp_path: Path, models: L
     assert again.returncode == 0, again.stderr
     assert {one.body["model"] for one in models.requests[asked_before:]} == {"knows"}, "the oracle is asked anew"
     assert '"+No. (19 left)"' in (tmp_path / "again" / "replay.json").read_text(), "and what differs is told"
-    branched = cli(f"branch_from=run/{row['episode_id']}@1", env=NO_ENGINE)
-    assert branched.returncode == 2
-    assert "TwentyQuestionsEnvironments have no `export_state`" in branched.stderr
-
-
-class Fickle(LoopbackEndpoint):
-    """Both models. The oracle answers otherwise when it is asked again, and what the policy asks depends on all before.
-
-    Attributes:
-        asked: How often each was asked the same: the model, and the question or the whole conversation.
-        answers: How many more it answers; what comes then waits for ever. `None`: all.
-        holding: Set when something waits.
-    """
-
-    QUESTIONS = 5
-
-    def __init__(self) -> None:
-        super().__init__(otherwise=self.serve)
-        self.asked: Counter[tuple[str, str]] = Counter()
-        self.answers: int | None = None
-        self.holding = threading.Event()
-
-    async def serve(self, request: web.Request, received: Received) -> web.StreamResponse:
-        """Answers, or has the request wait until its client goes away."""
-        if self.answers is not None:
-            if not self.answers:
-                self.holding.set()
-                await asyncio.Event().wait()
-            self.answers -= 1
-        return await respond(self.say)(request, received)
-
-    def say(self, body: dict[str, Any]) -> str:
-        """An answer."""
-        messages = body["messages"]
-        if body["model"] == "knows":
-            question = str(messages[-1]["content"])
-            self.asked["knows", question] += 1
-            return "yes" if (zlib.crc32(question.encode()) + self.asked["knows", question]) % 2 else "no"
-        conversation = f"{body['seed']} {messages}"
-        self.asked["asks", conversation] += 1
-        turn = sum(message["role"] == "assistant" for message in messages)
-        return f"Does it have {zlib.crc32(conversation.encode())} parts?" if turn < self.QUESTIONS else "elephant"
-
-
-def play_until(models: Fickle, count: int | None, number: signal.Signals, *words: str, cwd: Path) -> int:
-    """Runs a command, until so many more requests are answered if it is to be ended, and returns its exit code."""
-    models.answers = count
-    models.holding.clear()
-    with (cwd / "said").open("wb") as said:
-        process = WarmProcess(words, cwd=cwd, env=SECRET_FREE | NO_ENGINE, stdout=said, stderr=said)
-    try:
-        if count is not None:
-            assert models.holding.wait(100), (cwd / "said").read_text()
-            process.send_signal(number)
-        return process.wait(100)
-    finally:
-        process.kill()
-        process.wait()
-
-
-def answered(run: Path) -> Counter[str]:
-    """The questions whose answers are on disk, each as often as somebody has paid for it."""
-    found: Counter[str] = Counter()
-    for path in (run / "files").glob("*/oracle.jsonl"):
-        *lines, _ = path.read_bytes().split(b"\n")
-        asked = [json.loads(line) for line in lines]
-        found.update(one["question"] for one in asked if one["answer"] is not None and not one["taken_over"])
-    return found
-
-
-@pytest.mark.nightly
-def test_an_oracle_is_not_asked_again_for_what_it_has_answered(tmp_path: Path) -> None:
-    run, attempts, moments = tmp_path / "run", 2, (5, 3, 4)
-    with Fickle() as models:
-        at = ["base_url={}", "api_key_env=null", "seed=episode", "max_retries=0"]
-        words = [*GAME, "policy=openai", "policy@env.oracle=openai", "env.tasks=[elephant]"]
-        words += [f"{who}.{one.format(models.url)}" for who in ("policy", "env.oracle") for one in at]
-        words += ["policy.model=asks", "env.oracle.model=knows", f"attempts={attempts}", f"concurrency={attempts}"]
-        known: Counter[str] = Counter()
-        asked: dict[str, int] = {}
-        for index, count in enumerate((*moments, None)):
-            number = signal.SIGINT if index == 1 else signal.SIGKILL
-            code = play_until(models, count, number, *(words if index == 0 else ["resume=run"]), cwd=tmp_path)
-            assert code in ((0,) if count is None else (-signal.SIGKILL, 130)), (tmp_path / "said").read_text()
-            assert {question: models.asked["knows", question] for question in known} == asked, "it had answered them"
-            known = answered(run)
-            asked = {question: models.asked["knows", question] for question in known}
-        assert max(models.asked.values()) <= 1 + len(moments)
-    assert set(known.values()) == {1}
-    assert len(known) == attempts * Fickle.QUESTIONS
-    found = [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
-    assert [row["reward"] for row in found if row["reward"] is not None] == [1.0] * attempts
-    assert {row["replayed"]["diverged_at"] for row in found if row["replayed"] is not None} == {None}
-    assert json.loads((run / "summary.json").read_text())["environment_usage"] == {
-        "prompt_tokens": 10 * len(known),
-        "generated_tokens": 5 * len(known),
-        "cost": 0.0,
-    }
-    assert not list(run.rglob("*.tmp"))
 
 
 def test_what_the_oracle_spends_counts_in_the_budget(cli: Cli, tmp_path: Path, models: LoopbackEndpoint) -> None:

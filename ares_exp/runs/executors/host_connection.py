@@ -67,3 +67,5 @@ class InProcessConnection(HostConnection):
         """Answers no more; the environments are closed, as those of a dead process are gone."""
         self._is_lost.set()
         await self._host.end()
+        for handling in self._handling:
+            handling.cancel()

@@ -31,15 +31,12 @@ def test_the_bundled_objects_have_facts_that_tell_each_from_all_others() -> None
     ("name", "question", "answer"),
     [
         ("cat", "Is it alive?", Answer.YES),
-        ("cat", "Is it a living thing?", Answer.YES),
         ("candle", "Is it alive?", Answer.NO),
         ("cat", "Does it have four legs?", Answer.YES),
-        ("eagle", "Does it have four legs?", Answer.NO),
         ("eagle", "Does it have fur or feathers?", Answer.YES),
         ("snake", "Does it have fur or feathers?", Answer.NO),
         ("eagle", "Is it an animal that can fly?", Answer.YES),
         ("airplane", "Is it an animal that can fly?", Answer.NO),
-        ("oak", "Is it bigger than a car?", Answer.YES),
         ("pencil", "Do you write with it?", Answer.YES),
         ("cat", "Is it a kitten?", Answer.YES),
         ("cat", "Is it a dog?", Answer.NO),
@@ -65,19 +62,16 @@ def test_a_request_contains_name_aliases_and_facts() -> None:
     assert "Hidden: tea {pot}\nAlso called: pot, kettle\nWhat is true of it:\n- holds tea\n" in request.system_prompt
 
 
-@pytest.mark.parametrize("text", ["yes", "Yes.", "**YES**", "Yes, it has.", "Answer: yes", "yes\nas cats do"])
-def test_an_answer_is_read(text: str) -> None:
-    assert parse_answer(text) is Answer.YES
-
-
-@pytest.mark.parametrize("text", ["don't know", "I don’t know.", "No idea", "Not sure", "Unknown.", "It depends."])
-def test_a_doubt_is_read(text: str) -> None:
-    assert parse_answer(text) is Answer.UNKNOWN
-
-
-@pytest.mark.parametrize("text", ["", "nope", "Yes and no", "yes/no", "No one knows", "The cat says yes", "no " * 400])
-def test_anything_else_is_no_answer(text: str) -> None:
-    assert parse_answer(text) is None
+@pytest.mark.parametrize(
+    ("answer", "texts"),
+    [
+        (Answer.YES, ["yes", "Yes.", "**YES**", "Yes, it has.", "Answer: yes", "yes\nas cats do"]),
+        (Answer.UNKNOWN, ["don't know", "I don’t know.", "No idea", "Not sure", "Unknown.", "It depends."]),
+        (None, ["", "nope", "Yes and no", "yes/no", "No one knows", "The cat says yes", "no " * 400]),
+    ],
+)
+def test_an_answer_is_read(answer: Answer | None, texts: list[str]) -> None:
+    assert {text: parse_answer(text) for text in texts} == dict.fromkeys(texts, answer)
 
 
 def test_a_digest_depends_on_every_field() -> None:

@@ -193,8 +193,8 @@ class ForeignEnvironment:
     def __init__(self, length: int = 3) -> None:
         self.env = CountingEnvironment(length)
 
-    async def reset(self) -> ForeignTimeStep:
-        return ForeignTimeStep(*await self.env.reset())
+    async def reset(self, **kwargs: Any) -> ForeignTimeStep:
+        return ForeignTimeStep(*await self.env.reset(**kwargs))
 
     async def step(self, action: Any) -> ForeignTimeStep:
         return ForeignTimeStep(*await self.env.step(action))
@@ -213,12 +213,12 @@ def make_counting_gym(render_mode: str | None = None) -> GymWrapper:
     return GymWrapper(CountingEnvironment(), render_mode=render_mode)
 
 
-def make_long_counting_gym() -> GymWrapper:
-    return GymWrapper(CountingEnvironment(length=100))
-
-
 def make_bare_gym(render_mode: str | None = None) -> GymWrapper:
     return GymWrapper(BareEnvironment(), render_mode=render_mode)
+
+
+def make_foreign_gym(render_mode: str | None = None) -> GymWrapper:
+    return GymWrapper(ForeignEnvironment(), render_mode=render_mode)
 
 
 def make_text_gym(length: int = 3) -> TextAction:

@@ -65,11 +65,6 @@ def test_a_response():
     assert response_text(response) == "<thinking> hm\n<thinking> (encrypted)\nI look."
 
 
-def test_an_exchange_in_mid_episode():
-    exchange = Exchange(LLMResponse.from_text("look"), REQUEST, 0.5)
-    assert str(exchange) == "[assistant]\nlook\n\n[tool]\na file\n\n[user]\ngo on\n<image_url>"
-
-
 @pytest.mark.parametrize(("terminated", "how"), [(True, "terminated"), (False, "truncated")])
 def test_an_exchange_at_the_end(terminated, how):
     exchange = Exchange(LLMResponse.from_text("done"), NO_REQUEST, 0.5, terminated, not terminated)

@@ -1,12 +1,10 @@
 """An environment that another package wrote, knowing the protocol and none of our classes."""
 
-import importlib
+import dataclasses
 import json
-import sys
+import random
 
-import gymnasium
 import pytest
-from gymnasium.utils.env_checker import check_env
 
 from ares_exp.environment import Environment, complete
 from ares_exp.llms.request import LLMRequest
@@ -22,33 +20,22 @@ from ares_exp.wrappers.spaces import LLMRequestSpace
 from ares_exp.wrappers.sync_gym import GymWrapper
 from tests.unit.wrappers.gym_environments import ACTION
 
-FILES = {
-    "__init__.py": "",
-    "time_steps.py": '''
-class TimeStep:
+
+class OtherTimeStep:
     """The same four fields, and nothing else in common: no tuple, no methods, no equality."""
 
-    __slots__ = ("step_type", "reward", "discount", "observation")
+    __slots__ = ("discount", "observation", "reward", "step_type")
 
     def __init__(self, step_type, reward, discount, observation):
         self.step_type, self.reward, self.discount, self.observation = step_type, reward, discount, observation
 
-    def __eq__(self, other):
-        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
-''',
-    "prompts.py": """
-import dataclasses
 
 @dataclasses.dataclass
 class Prompt:
     messages: list
     temperature: float = 0.5
     board: str = ""
-""",
-    "guessing.py": '''
-import random
-from otherlab.prompts import Prompt
-from otherlab.time_steps import TimeStep
+
 
 class Guessing:
     """Three guesses. Keeps one message list and appends to it, as careless code does."""
@@ -60,13 +47,13 @@ class Guessing:
         if seed is not None:
             self._random.seed(seed)
         self._messages = [{"role": "user", "content": f"guess {self._random.randrange(1000)}"}]
-        return TimeStep("FIRST", None, None, Prompt(list(self._messages)))
+        return OtherTimeStep("FIRST", None, None, Prompt(list(self._messages)))
 
     async def step(self, action):
         self._messages += [{"role": "assistant", "content": action.text}, {"role": "user", "content": "no"}]
         if len(self._messages) < 7:
-            return TimeStep("MID", 0, 1, Prompt(list(self._messages)))
-        return TimeStep("LAST", 1, 0, None)
+            return OtherTimeStep("MID", 0, 1, Prompt(list(self._messages)))
+        return OtherTimeStep("LAST", 1, 0, None)
 
     async def close(self):
         self.closed += 1
@@ -76,42 +63,21 @@ class Guessing:
 
     async def __aexit__(self, *exc):
         await self.close()
-''',
-    "gyms.py": """
-from ares_exp.wrappers import GymWrapper
-from otherlab.guessing import Guessing
-
-def make_gym(render_mode=None):
-    return GymWrapper(Guessing(), render_mode=render_mode)
-""",
-}
 
 
 @pytest.fixture
-def otherlab(tmp_path, monkeypatch):
-    package = tmp_path / "site" / "otherlab"
-    package.mkdir(parents=True)
-    for name, text in FILES.items():
-        (package / name).write_text(text)
-    monkeypatch.syspath_prepend(str(package.parent))
-    yield lambda name: importlib.import_module(f"otherlab.{name}")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "otherlab"]:
-        del sys.modules[name]
-
-
-@pytest.fixture
-def env(otherlab):
-    made = otherlab("guessing").Guessing()
+def env():
+    made = Guessing()
     assert isinstance(made, Environment)
     yield made
     assert made.closed == 1
 
 
-def test_under_the_sync_wrapper(otherlab, env):
+def test_under_the_sync_wrapper(env):
     with GymWrapper(env, render_mode="ansi") as gym:
         observation, info = gym.reset(seed=1)
-        assert type(info["time_step"]) is otherlab("time_steps").TimeStep
-        assert type(observation) is otherlab("prompts").Prompt
+        assert type(info["time_step"]) is OtherTimeStep
+        assert type(observation) is Prompt
         assert observation in gym.observation_space
         assert gym.step(ACTION)[1:4] == (0.0, False, False)
         assert gym.render() == "[assistant]\none more\n\n[user]\nno"
@@ -147,18 +113,7 @@ async def test_in_the_rollout_loop_and_recorded(env, drive, collect, tmp_path):
         assert episode.steps[0].observation["temperature"] == 0.5
 
 
-def test_gymnasium_finds_nothing_to_complain_about(otherlab):
-    gymnasium.register("AresExpTest/Foreign-v0", entry_point=otherlab("gyms").make_gym)
-    try:
-        with gymnasium.make("AresExpTest/Foreign-v0", render_mode="ansi") as env:
-            check_env(env.unwrapped)
-            env.reset(seed=1)
-            assert env.step(ACTION)[1] == 0.0
-    finally:
-        del gymnasium.registry["AresExpTest/Foreign-v0"]
-
-
-def test_its_requests_can_be_written_down_and_come_back_as_ours(otherlab):
-    space, prompt = LLMRequestSpace(), otherlab("prompts").Prompt([{"role": "user", "content": "hi"}], board="x")
+def test_its_requests_can_be_written_down_and_come_back_as_ours():
+    space, prompt = LLMRequestSpace(), Prompt([{"role": "user", "content": "hi"}], board="x")
     [back] = space.from_jsonable(json.loads(json.dumps(space.to_jsonable([prompt]))))
     assert back == LLMRequest(messages=[{"role": "user", "content": "hi"}], temperature=0.5)

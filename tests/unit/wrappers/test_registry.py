@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import ares_exp
-from ares_exp import EnvironmentInfo, JsonTrajectoryCollector, LLMResponse, TrajectoryCollectingEnvironment
+from ares_exp import EnvironmentInfo, JsonTrajectoryCollector, LLMResponse
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.errors import ConfigError, UnsupportedTaskError
@@ -68,8 +68,6 @@ def test_what_is_made_has_the_selected_tasks(preset_id: str, expected: list[str]
         ("harbr", LookupError, "Did you mean `harbor`"),
         ("harbor-shel", LookupError, "not `shel`. Did you mean `shell`"),
         ("nothing_like_it", LookupError, "Presets: .*harbor"),
-        ("harbor:6", LookupError, "expected an index below 6, got 6"),
-        ("harbor@0/7", LookupError, "expected at least 7 items for 7 shards, got 6"),
         ("harbor:x", ValueError, "got 'harbor:x'"),
         (5, ValueError, "got 5"),
         ("x" * 9000, LookupError, r"^.{,600}$"),
@@ -91,13 +89,6 @@ def test_a_registered_spec_is_given_what_was_said() -> None:
     assert spec.asked == ([2, 3], factory, tracker)
     make("my-counting")
     assert isinstance(spec.asked[1], LocalContainerFactory)
-
-
-def test_a_collector_goes_around_what_a_spec_makes(tmp_path: Path) -> None:
-    register_preset("counting", CountingSpec())
-    made = make("counting", trajectory_collector=JsonTrajectoryCollector(tmp_path))
-    assert isinstance(made, TrajectoryCollectingEnvironment)
-    assert made.unwrapped.asked[0] == [*range(10)]
 
 
 def test_a_function_is_a_preset() -> None:
@@ -184,20 +175,6 @@ async def test_a_preset_of_a_plugin_is_run_and_collected(tmp_path: Path) -> None
 
 
 @pytest.mark.local
-async def test_a_snapshot_of_what_was_made(tmp_path: Path) -> None:
-    async with make("harbor-shell:5") as env:
-        await env.reset(seed=1)  # type: ignore[call-arg]
-        await env.step(LLMResponse.from_text("```bash\ntouch /half\n```"))
-        snapshot = await env.export_state(tmp_path / "store")  # type: ignore[attr-defined]
-        assert (await env.step(SUBMIT)).reward == 0.0
-    again = await ares_exp.CodeEnvironment.load_from_state(snapshot)
-    async with again:
-        assert again.current_task is not None
-        assert (again.current_task.name, again.step_count) == ("write-greeting", 1)
-        assert (await again.step(SUBMIT)).reward == 0.0
-
-
-@pytest.mark.local
 async def test_a_task_that_cannot_be_run_is_in_nobodys_way_who_does_not_run_it(tmp_path: Path) -> None:
     for name, toml in (("fine", ""), ("foreign", '[environment]\nos = "windows"\n')):
         (tmp_path / name / "environment").mkdir(parents=True)
@@ -218,15 +195,3 @@ async def test_a_task_that_cannot_be_run_is_in_nobodys_way_who_does_not_run_it(t
 
 def test_tasks_that_a_repository_has_are_not_fetched_to_be_counted() -> None:
     assert ConfiguredPreset("harbor", overrides=("env.repo=nobody/nothing",)).get_info().num_tasks is None
-
-
-@pytest.mark.local
-def test_as_gymnasium(tmp_path: Path) -> None:
-    collector = JsonTrajectoryCollector(tmp_path)
-    with ares_exp.wrap_as_gym(make("harbor", trajectory_collector=collector)) as env:
-        _, info = env.reset(seed=2, options={"task": "write-greeting"})
-        assert info["time_step"].step_type == "FIRST"
-        _, reward, terminated, truncated, _ = env.step(SUBMIT)
-    assert (reward, terminated, truncated) == (0.0, True, False)
-    [path] = tmp_path.glob("*.json")
-    assert ares_exp.EpisodeTrajectory.load(path).task_name == "write-greeting"

@@ -1,4 +1,3 @@
-import gymnasium
 import pytest
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
@@ -54,21 +53,6 @@ def test_a_step_that_raises_leaves_the_exchange_before_it():
 def test_another_mode_is_refused(async_mode):
     with pytest.raises(ValueError, match="render_mode to be 'ansi' or None, got 'rgb_array'"):
         wrap_as_gym(CountingEnvironment(), async_mode=async_mode, render_mode="rgb_array")
-
-
-@pytest.fixture
-def registered():
-    gymnasium.register("AresExpTest/Rendering-v0", entry_point=make_rendering_gym)
-    yield "AresExpTest/Rendering-v0"
-    del gymnasium.registry["AresExpTest/Rendering-v0"]
-
-
-def test_all_exchanges_of_an_episode(registered):
-    with gymnasium.wrappers.RenderCollection(gymnasium.make(registered, render_mode="ansi")) as env:
-        env.reset(options={"task": 7})
-        env.step(ACTION)
-        env.step(ACTION)
-        assert env.render() == ["[user]\ntask 7", AFTER_STEP, AT_THE_END]
 
 
 @pytest.mark.parametrize("vector", [SyncVectorEnv, AsyncVectorEnv])

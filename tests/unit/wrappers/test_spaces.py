@@ -7,9 +7,9 @@ from gymnasium.vector.utils import batch_space
 
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
-from ares_exp.wrappers.spaces import LLMRequestSpace, LLMResponseSpace
+from ares_exp.wrappers.spaces import LLMRequestSpace, LLMResponseSpace, TextSpace
 
-SPACES = [LLMRequestSpace, LLMResponseSpace]
+SPACES = [LLMRequestSpace, LLMResponseSpace, TextSpace]
 FULL_REQUEST = LLMRequest(
     messages=[
         {"role": "user", "content": "grüß\n dich"},
@@ -61,11 +61,16 @@ def test_membership_is_a_matter_of_type():
     assert LLMResponse(data=()) in LLMResponseSpace()
     for stranger in ("text", None, {"messages": []}, FULL_RESPONSE):
         assert stranger not in LLMRequestSpace()
+    for stranger in (b"bytes", None, 7, ["text"]):
+        assert stranger not in TextSpace()
     for stranger in ("text", None, FULL_REQUEST, LLMResponse(data=["bare text"])):
         assert stranger not in LLMResponseSpace()
 
 
-@pytest.mark.parametrize(("space", "record"), [(LLMRequestSpace(), FULL_REQUEST), (LLMResponseSpace(), FULL_RESPONSE)])
+@pytest.mark.parametrize(
+    ("space", "record"),
+    [(LLMRequestSpace(), FULL_REQUEST), (LLMResponseSpace(), FULL_RESPONSE), (TextSpace(), "grüß\n dich \ud800")],
+)
 def test_records_survive_json(space, record):
     batch = [record, space.sample()]
     assert space.from_jsonable(json.loads(json.dumps(space.to_jsonable(batch)))) == batch
@@ -74,7 +79,8 @@ def test_records_survive_json(space, record):
 def test_spaces_of_a_kind_are_equal():
     assert LLMRequestSpace(seed=1) == LLMRequestSpace()
     assert LLMRequestSpace() != LLMResponseSpace()
-    assert pickle.loads(pickle.dumps(LLMResponseSpace(seed=1))) == LLMResponseSpace()
+    for space_class in SPACES:
+        assert pickle.loads(pickle.dumps(space_class(seed=1))) == space_class()
 
 
 @pytest.mark.parametrize("space_class", SPACES)

@@ -1,5 +1,3 @@
-import json
-import pickle
 import warnings
 
 import gymnasium
@@ -8,7 +6,7 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from ares_exp.llms.request import LLMRequest
-from ares_exp.wrappers.spaces import LLMRequestSpace, TextAction, TextObservation, TextSpace
+from ares_exp.wrappers.spaces import LLMRequestSpace, TextAction, TextObservation
 from ares_exp.wrappers.sync_gym import GymWrapper
 from tests.unit.wrappers.gym_environments import ACTION, CountingEnvironment, make_text_gym
 
@@ -57,23 +55,14 @@ def test_what_they_refuse():
             env.step(ACTION)
 
 
-def test_check_env_complains_of_nothing_but_that_it_is_a_wrapper():
-    gymnasium.register("AresExpTest/Text-v0", entry_point=make_counting_gym_of_length_5)
-    try:
-        env = TextAction(TextObservation(gymnasium.make("AresExpTest/Text-v0")))
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            check_env(env)
-        env.close()
-    finally:
-        del gymnasium.registry["AresExpTest/Text-v0"]
-    assert ["different from the unwrapped version" in str(warning.message) for warning in caught] == [True]
-
-
-def test_gymnasium_can_make_them_again_from_the_spec():
+def test_gymnasium_checks_them_and_makes_them_again_from_the_spec():
     gymnasium.register("AresExpTest/Text-v0", entry_point=make_counting_gym_of_length_5)
     try:
         env = TextAction(TextObservation(gymnasium.make("AresExpTest/Text-v0"), content="news"))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            check_env(env)
+        assert ["different from the unwrapped version" in str(warning.message) for warning in caught] == [True]
         again = gymnasium.make(env.spec)
         assert again.reset(options={"task": 7})[0] == "task 7"
         assert again.step("text")[0].startswith("task 7, count 1, after text")
@@ -101,20 +90,3 @@ def test_in_vector_environments():
             assert observations in envs.observation_space
         finally:
             envs.close()
-
-
-def test_the_text_space():
-    space, again = TextSpace(seed=5), TextSpace()
-    again.seed(5)
-    samples = [space.sample() for _ in range(20)]
-    assert samples == [again.sample() for _ in range(20)]
-    assert len(set(samples)) == 20
-    assert all(sample in space for sample in samples)
-    batch = ["", "grüß\n dich", "\ud800", *samples]
-    assert space.from_jsonable(json.loads(json.dumps(space.to_jsonable(batch)))) == batch
-    assert pickle.loads(pickle.dumps(space)) == space != LLMRequestSpace()
-    assert (space.shape, space.dtype, space.is_np_flattenable) == (None, None, False)
-    for stranger in (b"bytes", None, 7, ["text"]):
-        assert stranger not in space
-    with pytest.raises(ValueError, match="takes no sampling mask"):
-        space.sample(mask=(1, None))

@@ -5,7 +5,6 @@ import os
 import signal
 
 import cloudpickle
-import gymnasium
 import numpy
 import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
@@ -144,14 +143,6 @@ def test_an_error_in_a_worker_keeps_its_class_and_words(kind):
     assert not any(process.is_alive() for process in getattr(envs, "processes", ()))
 
 
-def test_closing_twice_and_in_mid_episode(start):
-    envs = start(AutoresetMode.NEXT_STEP)
-    envs.reset()
-    envs.step(ACTIONS)
-    envs.close()
-    envs.close()
-
-
 @pytest.mark.parametrize("kind", [fork, *(pytest.param(one, marks=pytest.mark.nightly) for one in KINDS[2:])])
 def test_a_worker_that_is_killed_does_not_hold_the_others(kind):
     envs = vector(kind, FACTORIES, AutoresetMode.NEXT_STEP)
@@ -161,31 +152,3 @@ def test_a_worker_that_is_killed_does_not_hold_the_others(kind):
     assert wait_until(lambda: not envs.processes[0].is_alive())
     envs.close(terminate=True)
     assert not any(process.is_alive() for process in envs.processes)
-
-
-def make_checked_gym(**options):
-    return GymWrapper(CountingEnvironment(length=3), **options)
-
-
-@pytest.fixture
-def registered():
-    gymnasium.register("AresExpTest/Vector-v0", entry_point=make_checked_gym, max_episode_steps=2)
-    yield "AresExpTest/Vector-v0"
-    del gymnasium.registry["AresExpTest/Vector-v0"]
-
-
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_make_vec_with_every_wrapper_around(registered, mode):
-    more = {"shared_memory": False, "context": "spawn"} if mode == "async" else {}
-    envs = gymnasium.make_vec(
-        registered, num_envs=2, vectorization_mode=mode, vector_kwargs=more,
-        wrappers=[gymnasium.wrappers.RecordEpisodeStatistics],
-    )  # fmt: skip
-    try:
-        envs.reset(seed=1)
-        envs.step(ACTIONS)
-        _, _, terminations, truncations, infos = envs.step(ACTIONS)
-        assert (terminations.any(), truncations.all()) == (False, True)
-        assert infos["episode"]["l"].tolist() == [2, 2]
-    finally:
-        envs.close()

@@ -5,12 +5,19 @@ from __future__ import annotations
 import pytest
 
 from ares_exp.environment import MinimalEnvironment
+from ares_exp.runs.executors import remote_host
 from ares_exp.testing.environment_contract import EnvironmentContract
 from ares_exp.wrappers.registry import make
 from tests.unit.containers.local_containers import needs_local
 from tests.unit.environments.test_ares_adapter import Wrapped, adapted
 from tests.unit.runs.executors.hosted import HostedEnvironment
 from tests.unit.testing.test_bundled_parts import SUBMIT, code_environment
+
+
+@pytest.fixture(autouse=True)
+def _long_wait_for_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes a host that still waits for news after it has ended exceed the time limit of the contract."""
+    monkeypatch.setattr(remote_host, "NEWS_SEC", 60.0)
 
 
 @needs_local
