@@ -16,7 +16,9 @@ from ares_exp.containers.daytona.credentials import Credentials
 from ares_exp.containers.daytona.factory import DaytonaContainerFactory
 from ares_exp.containers.daytona.service import DaytonaService
 
-if TYPE_CHECKING:  # it imports the SDK, which not all tests here need
+if TYPE_CHECKING:  # they import the SDK, which not all tests here need
+    from daytona import AsyncSandbox
+
     from tests.daytona.emulator import Emulator
 
 
@@ -25,6 +27,11 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+async def said(sandbox: AsyncSandbox, command: str) -> str:
+    """What a command prints."""
+    return str((await sandbox.process.exec(command, timeout=30)).result)
 
 
 @contextlib.asynccontextmanager

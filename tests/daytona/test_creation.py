@@ -92,7 +92,7 @@ async def test_one_that_is_there_already_is_ours(emulator: Emulator, service: Da
 
 
 async def test_a_quota(emulator: Emulator, service: DaytonaService) -> None:
-    emulator.max_sandboxes = 0
+    emulator.service.max_count = 0
     with pytest.raises(ContainerQuotaError, match=f"The sandbox {NAME}: .*Total CPU limit exceeded.*concurrency="):
         await create_sandbox(service, params(), name=NAME, timeout_sec=60)
     assert asked(emulator) == [400]

@@ -41,7 +41,7 @@ async def test_the_end_is_put_off_again_and_again(
     for sandbox, ttl in ((first, "ttl/3"), (second, "ttl/6")):
         await until(lambda: count(emulator, sandbox, ttl) >= 3)  # noqa: B023
         await until(lambda: count(emulator, sandbox, "last-activity") >= 3)  # noqa: B023
-    assert all(sandbox.destroy_at is not None for sandbox in emulator.sandboxes.values())
+    assert all(sandbox.expiry is not None for sandbox in emulator.sandboxes.values())
 
 
 async def test_one_that_is_left_to_its_time(emulator: Emulator, service: DaytonaService, keep_alive: KeepAlive) -> None:
