@@ -55,6 +55,22 @@ async def emulator(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Emulator]:
         yield emulator
 
 
+class OnSandboxes:
+    """The fixtures of a contract's suite on sandboxes, which are local boxes or Docker containers."""
+
+    backend = "local"
+
+    @pytest_asyncio.fixture
+    async def emulator(self, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Emulator]:
+        async with emulated(monkeypatch, box=self.backend) as emulator:
+            self._emulator = emulator
+            yield emulator
+
+    @pytest.fixture
+    def factory(self, emulator: Emulator) -> DaytonaContainerFactory:
+        return DaytonaContainerFactory()
+
+
 @pytest_asyncio.fixture
 async def service(emulator: Emulator) -> AsyncIterator[DaytonaService]:
     """A connection to the emulator, which does not wait for long between tries."""
