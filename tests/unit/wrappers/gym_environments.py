@@ -213,10 +213,6 @@ def make_counting_gym(render_mode: str | None = None) -> GymWrapper:
     return GymWrapper(CountingEnvironment(), render_mode=render_mode)
 
 
-def make_long_counting_gym() -> GymWrapper:
-    return GymWrapper(CountingEnvironment(length=100))
-
-
 def make_bare_gym(render_mode: str | None = None) -> GymWrapper:
     return GymWrapper(BareEnvironment(), render_mode=render_mode)
 
