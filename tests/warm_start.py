@@ -68,19 +68,9 @@ WITH_DAYTONA = ("daytona._async.daytona", "daytona.handle.async_pty_handle")
 
 
 class WarmStart:
-    """The server; it ends with the process that started it, if not before.
-
-    Attributes:
-        address: Where it listens.
-    """
+    """The server, which imports the modules `also`, too; it ends with the process that started it, if not before."""
 
     def __init__(self, *also: str, python: str = sys.executable) -> None:
-        """Starts it.
-
-        Args:
-            also: Modules that it imports besides those of all.
-            python: The interpreter.
-        """
         self.address = f"\0ares_exp-{uuid.uuid4()}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
             listening.bind(self.address)
@@ -109,27 +99,14 @@ def _server(also: Sequence[str], python: str = sys.executable) -> WarmStart:
 
 
 def warm_command(module: str = "ares_exp", also: Sequence[str] = (), python: str = sys.executable) -> tuple[str, ...]:
-    """Returns the words that stand for `python -m MODULE` in the environment of this process; starts the server.
-
-    Args:
-        module: What is run.
-        also: Modules that have been imported besides those of all.
-        python: The interpreter.
-    """
+    """Returns the words that stand for `python -m MODULE` in the environment of this process; starts the server."""
     if sys.platform != "linux":
         return (python, "-m", module)
     return (sys.executable, "-I", "-S", str(CLIENT), _server(also, python).address[1:], module)
 
 
 class WarmProcess:
-    """A command in a fork, in a session of its own, as a `subprocess.Popen` of text; it ends with this process.
-
-    Attributes:
-        pid: The command's own.
-        returncode: As of `subprocess.Popen`; `None` before its end was seen.
-        stdout: What it writes, where that is a pipe.
-        stderr: The same.
-    """
+    """A command in a fork, in a session of its own, as a `subprocess.Popen` of text; it ends with this process."""
 
     def __init__(
         self,
@@ -142,17 +119,7 @@ class WarmProcess:
         module: str = "ares_exp",
         also: Sequence[str] = (),
     ) -> None:
-        """Starts `python -m MODULE WORDS`.
-
-        Args:
-            words: Its arguments.
-            cwd: Its directory.
-            env: Its environment; `None`: that of this process.
-            stdout: As of `subprocess.Popen`.
-            stderr: As of `subprocess.Popen`.
-            module: What is run.
-            also: Modules that have been imported besides those of all.
-        """
+        """Starts `python -m MODULE WORDS`."""
         self.returncode: int | None = None
         self.stdout: IO[str] | None = None
         self.stderr: IO[str] | None = None
@@ -189,18 +156,12 @@ class WarmProcess:
         self.wait()
 
     def poll(self) -> int | None:
-        """Returns the exit code, `None` before the end."""
         if self.returncode is None and select.select([self._server], [], [], 0)[0]:
             self.returncode = marshal.loads(self._server.recv(100))
             self._server.close()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Returns the exit code when it has ended.
-
-        Raises:
-            subprocess.TimeoutExpired: It did not end so soon.
-        """
         if self.returncode is None and not select.select([self._server], [], [], timeout)[0]:
             raise subprocess.TimeoutExpired("ares_exp", timeout or 0)
         code = self.poll()
@@ -217,11 +178,7 @@ class WarmProcess:
         self.send_signal(signal.SIGKILL)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Returns the rest of what it writes when it has ended.
-
-        Raises:
-            subprocess.TimeoutExpired: It, or who holds its pipes, did not end so soon.
-        """
+        """Also raises `subprocess.TimeoutExpired` where another process holds its pipes."""
         until = None if timeout is None else time.monotonic() + timeout
         said: dict[IO[str], str] = {}
         readers = [

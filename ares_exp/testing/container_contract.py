@@ -257,10 +257,14 @@ class ContainerContract:
             "4337": "env -i sleep 4337",
         }
 
+        started = asyncio.get_running_loop().time()
+        await asyncio.gather(*(box.exec("true") for _ in trees))
+        limit_sec = 3.0 + 5 * (asyncio.get_running_loop().time() - started)  # a busy machine starts commands late
+
         async def execute(command: str) -> None:
-            result = await box.exec(f"echo before; {command}; echo after", timeout_sec=3.0)
+            result = await box.exec(f"echo before; {command}; echo after", timeout_sec=limit_sec)
             assert (result.output, result.exit_code, result.timed_out) == ("before\n", None, True), command
-            assert 3.0 <= result.duration_sec < 3.0 + SLACK_SEC
+            assert limit_sec <= result.duration_sec < limit_sec + SLACK_SEC
 
         await asyncio.gather(*map(execute, trees.values()))
         assert {name: await alive(box, f"sleep {name}") for name in trees} == dict.fromkeys(trees, 0)

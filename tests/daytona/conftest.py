@@ -16,7 +16,9 @@ from ares_exp.containers.daytona.credentials import Credentials
 from ares_exp.containers.daytona.factory import DaytonaContainerFactory
 from ares_exp.containers.daytona.service import DaytonaService
 
-if TYPE_CHECKING:  # it imports the SDK, which not all tests here need
+if TYPE_CHECKING:  # they import the SDK, which not all tests here need
+    from daytona import AsyncSandbox
+
     from tests.daytona.emulator import Emulator
 
 
@@ -25,6 +27,11 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+async def said(sandbox: AsyncSandbox, command: str) -> str:
+    """What a command prints."""
+    return str((await sandbox.process.exec(command, timeout=30)).result)
 
 
 @contextlib.asynccontextmanager
@@ -46,6 +53,22 @@ async def emulator(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Emulator]:
     """A service whose sandboxes are local boxes."""
     async with emulated(monkeypatch, box="local") as emulator:
         yield emulator
+
+
+class OnSandboxes:
+    """The fixtures of a contract's suite on sandboxes, which are local boxes or Docker containers."""
+
+    backend = "local"
+
+    @pytest_asyncio.fixture
+    async def emulator(self, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Emulator]:
+        async with emulated(monkeypatch, box=self.backend) as emulator:
+            self._emulator = emulator
+            yield emulator
+
+    @pytest.fixture
+    def factory(self, emulator: Emulator) -> DaytonaContainerFactory:
+        return DaytonaContainerFactory()
 
 
 @pytest_asyncio.fixture

@@ -5,36 +5,23 @@ Without what it says of files in a snapshot on disk: the service keeps them, and
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
-from ares_exp.containers.container import ContainerFactory, ContainerSpec
-from ares_exp.containers.daytona.factory import DaytonaContainerFactory
+from ares_exp.containers.container import ContainerSpec
 from ares_exp.testing.changes_contract import ChangesContract
-from tests.daytona.conftest import emulated
-from tests.daytona.emulator import Emulator
+from tests.daytona.conftest import OnSandboxes
 
 
 @pytest.mark.docker
 @pytest.mark.once
-class TestSandboxChanges(ChangesContract):
+class TestSandboxChanges(OnSandboxes, ChangesContract):
     by_night = frozenset(dir(ChangesContract)) - {"test_eight_from_one"}
+    backend = "docker"
     test_every_kind_of_change_comes_back = test_changes_on_top_of_changes = test_a_secret_is_not_captured = None
     test_a_second_capture_reads_what_changed = test_a_change_that_keeps_size_and_time_is_seen = None
     test_a_capture_is_whole_in_whatever_store_it_goes_to = test_captures_at_the_same_time_as_commands = None
     test_containers_that_start_with_the_same_changes_are_independent = None
     test_cancelled_captures = test_a_stop_during_a_capture = test_a_damaged_store = None
-
-    @pytest.fixture
-    async def emulator(self, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Emulator]:
-        async with emulated(monkeypatch, box="docker") as emulator:
-            self._emulator = emulator
-            yield emulator
-
-    @pytest.fixture
-    def factory(self, emulator: Emulator) -> ContainerFactory:
-        return DaytonaContainerFactory()
 
     @pytest.fixture
     def spec(self) -> ContainerSpec:

@@ -345,9 +345,10 @@ async def test_nobody_keeps_it_alive(emulator: Emulator) -> None:
     async with factory(SPEC) as box:
         running = asyncio.create_task(box.exec("sleep 100"))
         await box.exec("true")
-        emulator.minute = 0.01
+        deadlines = emulator.service.deadlines
+        deadlines.minute = 0.01
         [sandbox] = emulator.sandboxes.values()
-        emulator.service.deadlines.set_ttl(sandbox, sandbox.ttl)
+        deadlines.set_ttl(sandbox, sandbox.ttl)
         with pytest.raises(ContainerDiedError, match="ares-exp-t-"):
             await running
     await nothing_is_left(emulator, factory)

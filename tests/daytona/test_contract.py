@@ -6,18 +6,14 @@ Docker containers. There the rest of the contract is run by night: every request
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from ares_exp.containers.container import ContainerFactory, ContainerSpec
-from ares_exp.containers.daytona.factory import DaytonaContainerFactory
 from ares_exp.containers.local.isolation import is_privileged
 from ares_exp.containers.network_policy import NO_NETWORK, NetworkMode
 from ares_exp.testing.container_contract import ContainerContract
 from ares_exp.testing.forwarded_port_contract import RelayedForwardedPortContract
-from tests.daytona.conftest import emulated
-from tests.daytona.emulator import Emulator
+from tests.daytona.conftest import OnSandboxes
 
 pytestmark = pytest.mark.once
 
@@ -39,19 +35,10 @@ NETWORKS = pytest.mark.parametrize(
 """Local boxes have one of them."""
 
 
-class TestDaytonaContainer(ContainerContract):
+class TestDaytonaContainer(OnSandboxes, ContainerContract):
     by_night = frozenset({"test_many_commands_at_once"})  # `test_many_sandboxes_and_commands_at_once` says it, too
     other_user = "nobody" if is_privileged() else None
     networks = frozenset({"no-network"})  # the emulator's sandboxes are local boxes here
-
-    @pytest.fixture
-    async def emulator(self, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Emulator]:
-        async with emulated(monkeypatch, box="local") as emulator:
-            yield emulator
-
-    @pytest.fixture
-    def factory(self, emulator: Emulator) -> ContainerFactory:
-        return DaytonaContainerFactory()
 
     @pytest.fixture
     def spec(self) -> ContainerSpec:
@@ -65,21 +52,12 @@ class TestDaytonaContainer(ContainerContract):
         await super().test_the_network_follows_the_policy(factory, spec, start)
 
 
-class TestDaytonaForwardedPorts(RelayedForwardedPortContract):
+class TestDaytonaForwardedPorts(OnSandboxes, RelayedForwardedPortContract):
     """Over a service that runs one command per request."""
 
     by_night = frozenset(dir(RelayedForwardedPortContract)) - OF_THE_SERVICE
     networks = frozenset({"no-network"})
     large_bytes = 2**19
-
-    @pytest.fixture
-    async def emulator(self, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Emulator]:
-        async with emulated(monkeypatch, box="local") as emulator:
-            yield emulator
-
-    @pytest.fixture
-    def factory(self, emulator: Emulator) -> ContainerFactory:
-        return DaytonaContainerFactory()
 
     @pytest.fixture
     def spec(self) -> ContainerSpec:
@@ -93,20 +71,12 @@ class TestDaytonaForwardedPorts(RelayedForwardedPortContract):
 
 
 @pytest.mark.docker
-class TestDaytonaContainerOnDocker(ContainerContract):
+class TestDaytonaContainerOnDocker(OnSandboxes, ContainerContract):
     """The same where a sandbox has an image and a network of its own."""
 
     by_night = frozenset(dir(ContainerContract)) - {"test_only_announced_policies"}
     networks = frozenset({"no-network", "public"})
-
-    @pytest.fixture
-    async def emulator(self, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Emulator]:
-        async with emulated(monkeypatch, box="docker") as emulator:
-            yield emulator
-
-    @pytest.fixture
-    def factory(self, emulator: Emulator) -> ContainerFactory:
-        return DaytonaContainerFactory()
+    backend = "docker"
 
     @pytest.fixture
     def spec(self) -> ContainerSpec:

@@ -10,7 +10,6 @@ from daytona import CreateSandboxFromImageParams, CreateSandboxFromSnapshotParam
 
 from ares_exp.containers.daytona import creation
 from ares_exp.containers.daytona.creation import create_sandbox, delete_sandbox
-from ares_exp.containers.daytona.credentials import Credentials
 from ares_exp.containers.daytona.service import DaytonaService
 from ares_exp.errors import (
     ContainerAuthorizationError,
@@ -26,6 +25,7 @@ from tests.daytona.emulator import Emulator, Fault
 
 pytestmark = [pytest.mark.local, pytest.mark.once]
 
+SandboxRequest = CreateSandboxFromImageParams | CreateSandboxFromSnapshotParams
 CREATION = "/api/sandbox$"
 NAME = "ares-exp-one"
 
@@ -92,31 +92,30 @@ async def test_one_that_is_there_already_is_ours(emulator: Emulator, service: Da
 
 
 async def test_a_quota(emulator: Emulator, service: DaytonaService) -> None:
-    emulator.max_sandboxes = 0
+    emulator.service.max_count = 0
     with pytest.raises(ContainerQuotaError, match=f"The sandbox {NAME}: .*Total CPU limit exceeded.*concurrency="):
         await create_sandbox(service, params(), name=NAME, timeout_sec=60)
     assert asked(emulator) == [400]
     await nothing_is_left(emulator, service)
 
 
-async def test_a_wrong_key(emulator: Emulator) -> None:
-    service = DaytonaService(Credentials(emulator.url, api_key="dtn_which_nobody_has_made"))
-    with pytest.raises(ContainerAuthorizationError):
-        await create_sandbox(service, params(), name=NAME, timeout_sec=60)
-    assert asked(emulator) == [401]
-    await service.close()
-
-
-async def test_a_snapshot_that_is_not_there(emulator: Emulator, service: DaytonaService) -> None:
-    with pytest.raises(ContainerServiceError, match="Snapshot nowhere not found"):
-        await create_sandbox(service, CreateSandboxFromSnapshotParams(snapshot="nowhere"), name=NAME, timeout_sec=60)
-    assert asked(emulator) == [400]
-
-
-async def test_an_image_that_cannot_be_built(emulator: Emulator, service: DaytonaService) -> None:
-    image = CreateSandboxFromImageParams(image="registry.invalid/nothing:1")
-    with pytest.raises(ContainerStartError, match=r"its image could not be built: failed to pull registry\.invalid"):
-        await create_sandbox(service, image, name=NAME, timeout_sec=60)
+@pytest.mark.parametrize(
+    ("wanted", "error", "message"),
+    [
+        (CreateSandboxFromSnapshotParams(snapshot="nowhere"), ContainerServiceError, "Snapshot nowhere not found"),
+        (
+            CreateSandboxFromImageParams(image="registry.invalid/nothing:1"),
+            ContainerStartError,
+            r"its image could not be built: failed to pull registry\.invalid",
+        ),
+    ],
+    ids=["snapshot", "image"],
+)
+async def test_a_sandbox_from_nothing(
+    emulator: Emulator, service: DaytonaService, wanted: SandboxRequest, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        await create_sandbox(service, wanted, name=NAME, timeout_sec=60)
     assert len(asked(emulator)) == 1
     await nothing_is_left(emulator, service)
 
@@ -140,22 +139,22 @@ async def test_too_slow(emulator: Emulator, service: DaytonaService) -> None:
     await nothing_is_left(emulator, service)
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.5])
-async def test_a_cancelled_creation_leaves_nothing(emulator: Emulator, service: DaytonaService, seconds: float) -> None:
-    emulator.faults.add(Fault("slow", "POST", CREATION, seconds=seconds))
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [Fault("slow", "POST", CREATION, seconds=0.0)],
+        [Fault("slow", "POST", CREATION, seconds=0.5)],
+        [Fault("drop_after", "POST", CREATION), Fault("slow", "GET", NAME, seconds=1)],
+    ],
+    ids=["at once", "later", "answer lost"],
+)
+async def test_a_cancelled_creation_leaves_nothing(
+    emulator: Emulator, service: DaytonaService, faults: list[Fault]
+) -> None:
+    for fault in faults:
+        emulator.faults.add(fault)
     making = asyncio.ensure_future(create_sandbox(service, params(), name=NAME, timeout_sec=60))
-    await until(lambda: emulator.requests)
-    making.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await making
-    await nothing_is_left(emulator, service)
-
-
-async def test_a_cancelled_creation_whose_answer_was_lost(emulator: Emulator, service: DaytonaService) -> None:
-    emulator.faults.add(Fault("drop_after", "POST", CREATION))
-    emulator.faults.add(Fault("slow", "GET", NAME, seconds=1))
-    making = asyncio.ensure_future(create_sandbox(service, params(), name=NAME, timeout_sec=60))
-    await until(lambda: emulator.sandboxes)
+    await until(lambda: emulator.sandboxes if len(faults) == 2 else emulator.requests)
     making.cancel()
     with pytest.raises(asyncio.CancelledError):
         await making
@@ -173,23 +172,20 @@ async def test_removal_by_somebody_else_while_it_is_made(emulator: Emulator, ser
     await nothing_is_left(emulator, service)
 
 
-async def test_removal_of_none(service: DaytonaService) -> None:
-    await delete_sandbox(service, NAME)
-
-
-async def test_removal_while_its_state_changes(emulator: Emulator, service: DaytonaService) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("status", "DELETE", status=409, times=2, body={"message": "Sandbox state change in progress"}),
+        Fault("lost", "DELETE"),
+    ],
+    ids=["its state changes", "it goes meanwhile"],
+)
+async def test_removal_of_one_that_changes(emulator: Emulator, service: DaytonaService, fault: Fault) -> None:
+    await delete_sandbox(service, NAME)  # there is none yet
     await create_sandbox(service, params(), name=NAME, timeout_sec=60)
-    change = Fault("status", "DELETE", status=409, times=2, body={"message": "Sandbox state change in progress"})
-    emulator.faults.add(change)
+    emulator.faults.add(fault)
     await delete_sandbox(service, NAME)
-    assert change.hits == 2
-    await nothing_is_left(emulator, service)
-
-
-async def test_removal_of_one_that_goes_meanwhile(emulator: Emulator, service: DaytonaService) -> None:
-    await create_sandbox(service, params(), name=NAME, timeout_sec=60)
-    emulator.faults.add(Fault("lost", "DELETE"))
-    await delete_sandbox(service, NAME)
+    assert fault.times == 0
     await nothing_is_left(emulator, service)
 
 

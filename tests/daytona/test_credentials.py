@@ -23,25 +23,25 @@ def set_all(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
         monkeypatch.setenv(f"DAYTONA_{name}", value)
 
 
-def test_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_all(monkeypatch, API_KEY=KEY)
-    assert Credentials.from_environment() == Credentials(DEFAULT_API_URL, api_key=KEY)
-
-
-def test_all_that_may_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_all(monkeypatch, API_KEY=f"{KEY}\n", API_URL="https://daytona.example.org:8443/api/", TARGET="eu")
-    expected = Credentials("https://daytona.example.org:8443/api", api_key=KEY, target="eu")
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"API_KEY": KEY}, Credentials(DEFAULT_API_URL, api_key=KEY)),
+        (
+            {"API_KEY": f"{KEY}\n", "API_URL": "https://daytona.example.org:8443/api/", "TARGET": "eu"},
+            Credentials("https://daytona.example.org:8443/api", api_key=KEY, target="eu"),
+        ),
+        (
+            {"JWT_TOKEN": TOKEN, "ORGANIZATION_ID": "org"},
+            Credentials(DEFAULT_API_URL, jwt_token=TOKEN, organization_id="org"),
+        ),
+        ({"API_KEY": KEY, "JWT_TOKEN": TOKEN, "ORGANIZATION_ID": "org"}, Credentials(DEFAULT_API_URL, api_key=KEY)),
+    ],
+    ids=["key", "all", "token", "both"],
+)
+def test_what_is_read(monkeypatch: pytest.MonkeyPatch, values: dict[str, str], expected: Credentials) -> None:
+    set_all(monkeypatch, **values)
     assert Credentials.from_environment() == expected
-
-
-def test_a_token_of_an_organisation(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_all(monkeypatch, JWT_TOKEN=TOKEN, ORGANIZATION_ID="org")
-    assert Credentials.from_environment() == Credentials(DEFAULT_API_URL, jwt_token=TOKEN, organization_id="org")
-
-
-def test_a_key_comes_before_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_all(monkeypatch, API_KEY=KEY, JWT_TOKEN=TOKEN, ORGANIZATION_ID="org")
-    assert Credentials.from_environment() == Credentials(DEFAULT_API_URL, api_key=KEY)
 
 
 def test_nothing_is_read_from_files(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:

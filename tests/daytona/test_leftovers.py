@@ -146,12 +146,9 @@ async def test_the_command_where_the_service_does_not_answer(emulator: Emulator,
     assert said[0].startswith("The Daytona service could not be asked what it has. The list of sandboxes: ")
 
 
-async def test_the_command_with_half_of_the_credentials(tmp_path: Path) -> None:
-    code, said, errors = await clean(tmp_path, DAYTONA_API_KEY="", DAYTONA_JWT_TOKEN="x", DAYTONA_ORGANIZATION_ID="")
+async def test_the_command_without_credentials(tmp_path: Path) -> None:
+    half = {"DAYTONA_API_KEY": "", "DAYTONA_JWT_TOKEN": "x", "DAYTONA_ORGANIZATION_ID": ""}
+    code, said, errors = await clean(tmp_path, **half)
     assert (code, errors) == (1, "")
     assert "DAYTONA_JWT_TOKEN is set without DAYTONA_ORGANIZATION_ID" in said[0]
-
-
-async def test_the_command_without_credentials(tmp_path: Path) -> None:
-    code, said, errors = await clean(tmp_path, DAYTONA_API_KEY="", DAYTONA_JWT_TOKEN="")
-    assert (code, said, errors) == (0, [], "")
+    assert await clean(tmp_path, **half | {"DAYTONA_JWT_TOKEN": ""}) == (0, [], "")

@@ -24,8 +24,8 @@ from ares_exp.containers.filesystem.delta_encoding import get_delta, put_delta
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.ownership import owner_labels
 from ares_exp.errors import CaptureError, ContainerDiedError, SnapshotMismatchError
+from tests.daytona.conftest import said
 from tests.daytona.emulator import Emulator, Fault
-from tests.daytona.real_client import said
 
 pytestmark = [pytest.mark.local, pytest.mark.once]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -182,12 +180,6 @@ def test_a_sandbox_that_would_not_live_long_enough_is_refused_before_a_run() -> 
         assert part in str(caught.value)
 
 
-def test_nothing_of_the_sdk_is_imported_until_it_is_asked_for() -> None:
-    program = "import sys, ares_exp.containers.daytona.sandbox_request; print('daytona' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "False\n"
-
-
 async def created(
     emulator: Emulator, spec: ContainerSpec, options: DaytonaOptions, plan: ImagePlan, directory: Path | None = None
 ) -> dict[str, Any]:
@@ -211,27 +203,6 @@ async def test_sent_for_an_image(emulator: Emulator) -> None:
     assert (sent["autoStopInterval"], sent["ttlMinutes"], sent["autoDeleteInterval"]) == (30, 30, 0)
     assert sent["networkBlockAll"] is True
     assert not {"networkAllowList", "domainAllowList", "snapshot", "gpu"} & sent.keys()
-
-
-@pytest.mark.local
-@pytest.mark.once
-async def test_sent_for_a_snapshot(emulator: Emulator) -> None:
-    name = next(iter(emulator.service.snapshots))
-    options = DaytonaOptions(snapshot=name, allowed_hosts=frozenset({"pypi.org"}), network=NO_NETWORK)
-    sent = await created(emulator, TASK, options, plan_image(TASK, options.snapshot))
-    assert (sent["snapshot"], sent["domainAllowList"]) == (name, "pypi.org")
-    assert not {"buildInfo", "cpu", "memory", "disk", "networkBlockAll", "networkAllowList"} & sent.keys()
-
-
-@pytest.mark.local
-@pytest.mark.once
-async def test_sent_for_a_dockerfile(emulator: Emulator, tmp_path: Path) -> None:
-    text = "FROM debian:12\nRUN printf 'COPY none /x\\n' >/f\n# a comment\nENV A=1\n"
-    (tmp_path / "Dockerfile").write_text(text)
-    spec = ContainerSpec(name="t", context_dir=tmp_path)
-    sent = await created(emulator, spec, PLAIN, plan_image(spec))
-    assert sent["buildInfo"]["dockerfileContent"] == text
-    assert not sent["buildInfo"].get("contextHashes")
 
 
 @pytest.mark.local

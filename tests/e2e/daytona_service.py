@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from tests.daytona.emulator import Emulator
-from tests.daytona.emulator.sandbox import Sandbox
+from tests.daytona.emulator.sandboxes import Sandbox
 from tests.leaks import wait_until
 
 STARTED_WITHIN_SEC = 30.0

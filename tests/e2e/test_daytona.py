@@ -196,9 +196,10 @@ def test_what_a_killed_run_leaves(service: DaytonaService, tmp_path: Path) -> No
     first, *others = left.values()
 
     def time_flies() -> None:
-        service.emulator.minute = 0.01
-        service.emulator.service.deadlines.set_ttl(first, first.ttl)
-        service.emulator.minute = 60
+        deadlines = service.emulator.service.deadlines
+        deadlines.minute = 0.01
+        deadlines.set_ttl(first, first.ttl)
+        deadlines.minute = 60
 
     service.do(time_flies)
     assert wait_until(lambda: len(service.sandboxes(process.pid)) == 2)

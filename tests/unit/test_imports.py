@@ -39,9 +39,6 @@ TYPES_ONLY = {("errors", "llms"), ("environment", "snapshots")}
 """An exception carries the response that was paid for, and names its type; so does the contract what is exported."""
 
 
-FOLDERS = sorted(path.parent for path in PACKAGE.glob("*/__init__.py"))
-
-
 def modules() -> list[Path]:
     return [path for path in PACKAGE.rglob("*.py") if "samples" not in path.parts]
 

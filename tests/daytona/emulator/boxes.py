@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+import re
 import secrets
+import shlex
 import shutil
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -23,11 +26,12 @@ from ares_exp.containers.local.container import LocalContainer
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC
 from ares_exp.containers.shell_channel import ChannelStream
 from ares_exp.containers.terminal import Terminal
-from ares_exp.errors import ContainerStartError
+from ares_exp.errors import ContainerError, ContainerStartError
 from tests.leaks import own_directory
 
 Backend = Literal["local", "docker"]
 _NAME = "daytona"
+_SURROGATES = re.compile("[\udc80-\udcff]")
 UNKNOWN_REGISTRY = ".invalid/"
 """No image is found in a registry of such a name."""
 
@@ -52,7 +56,6 @@ class Demand:
     env: Mapping[str, str] = field(default_factory=dict)
     cpu: int | None = None
     memory_gib: int | None = None
-    disk_gib: int | None = None
 
 
 class Lines:
@@ -135,11 +138,6 @@ class Box:
         await self._container.stop()
 
 
-def is_unknown(source: Source) -> bool:
-    """Whether its base image is in a registry that cannot be there."""
-    return UNKNOWN_REGISTRY in source.dockerfile.partition("\n")[0]
-
-
 class Boxes:
     """Makes boxes of one backend.
 
@@ -168,7 +166,7 @@ class Boxes:
         Raises:
             ContainerStartError: It could not be built or started.
         """
-        if is_unknown(source):
+        if UNKNOWN_REGISTRY in source.dockerfile.partition("\n")[0]:
             raise ContainerStartError(f"failed to pull {source.dockerfile.split()[1]}: not found")
         image, context = self._plain_image(source), None
         if image is None:
@@ -233,6 +231,58 @@ class Boxes:
                     continue  # somebody else uses it, or it was never finished
         finally:
             client.close()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command did: `timed_out` without output, else its exit code and output."""
+
+    exit_code: int = -1
+    output: str = ""
+    timed_out: bool = False
+
+
+@contextlib.asynccontextmanager
+async def shell(box: Box) -> AsyncIterator[ChannelStream]:
+    """A fresh `sh` of the box.
+
+    Raises:
+        ContainerError: The box is gone.
+    """
+    stream = await box.open_shell()
+    try:
+        yield stream
+    finally:
+        stream.close()
+
+
+async def run(box: Box, command: str, *, timeout: float | None = None) -> Outcome:
+    """Runs `command` to its end.
+
+    Args:
+        box: Where.
+        command: Source text for the box's shell.
+        timeout: Seconds after which it is given up.
+
+    Raises:
+        ContainerError: The box is gone.
+    """
+    key = secrets.token_hex(16)
+    script = f"cd {shlex.quote(box.workdir)}; {box.shell} -c {shlex.quote(command)} 2>&1 </dev/null; "
+    output = bytearray()
+    async with shell(box) as stream:
+        await stream.write(f"{script} echo '{key}' $?; exit\n".encode("utf-8", "replace"))
+        try:
+            async with asyncio.timeout(timeout):
+                async for data in Lines(stream).rest():
+                    output += data
+        except TimeoutError:
+            return Outcome(timed_out=True)
+    text, mark, code = output.rpartition(key.encode())
+    if not mark:
+        raise ContainerError("The box ended while a command ran.")
+    # Bytes as Go puts them into JSON: each one that is no UTF-8 becomes U+FFFD.
+    return Outcome(int(code), _SURROGATES.sub("\ufffd", bytes(text).decode("utf-8", "surrogateescape")))
 
 
 # The shell is chosen as the daemon in a real sandbox does.

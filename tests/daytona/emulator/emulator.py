@@ -13,13 +13,11 @@ from aiohttp import web
 from ares_exp.errors import ContainerError
 from tests.daytona.emulator.boxes import Backend, Boxes, Source
 from tests.daytona.emulator.faults import Fault, Faults
-from tests.daytona.emulator.files import HalfSent
-from tests.daytona.emulator.sandbox import Sandbox, Snapshot
-from tests.daytona.emulator.sandboxes import DEFAULT_SNAPSHOT, Sandboxes
+from tests.daytona.emulator.sandboxes import DEFAULT_SNAPSHOT, Sandbox, Sandboxes, Snapshot
 from tests.daytona.emulator.server import Api
 from tests.daytona.emulator.terminals import Traffic
 from tests.daytona.emulator.toolbox import Toolbox
-from tests.daytona.emulator.wire import BODY, HALF, InvalidMessage, Refusal, Request, body_of
+from tests.daytona.emulator.wire import BODY, HALF, Cut, InvalidMessage, Refusal, Request, body_of
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _MAX_BODY_BYTES = 1 << 31
@@ -36,17 +34,15 @@ class Emulator:
         invalid: Messages that the SDK's models do not take: the client's, or bugs of this emulator. They fail the
             context at its end.
         faults: What it does wrong.
-        page_size: Bound on the sandboxes and snapshots in one answer.
         traffic: How the messages of terminals fare.
-        patience: Seconds for which an answer about a sandbox waits for the end of what has started with it.
+        service: Its sandboxes and snapshots.
     """
 
-    def __init__(self, *, box: Backend = "local", image: str | None = None, port: int = 0) -> None:
+    def __init__(self, *, box: Backend = "local", port: int = 0) -> None:
         """Starts nothing yet.
 
         Args:
             box: What sandboxes are.
-            image: What the default snapshot is made from.
             port: Where to listen; 0: anywhere.
         """
         self.api_key = f"dtn_{secrets.token_hex(16)}"
@@ -54,14 +50,12 @@ class Emulator:
         self.unknown: list[str] = []
         self.invalid: list[str] = []
         self.faults = Faults()
-        self.page_size = 3
         self.traffic = Traffic()
         self.traffic.input_passes.set()
-        self.patience = 0.5
         self._boxes = Boxes(box)
         self.service = Sandboxes(self._boxes)
-        text = f"FROM {image or 'debian:bookworm-slim'}\n"
-        self.service.snapshots[DEFAULT_SNAPSHOT] = Snapshot(DEFAULT_SNAPSHOT, Source(text))
+        default = Snapshot(DEFAULT_SNAPSHOT, Source("FROM debian:bookworm-slim\n"))
+        self.service.snapshots[DEFAULT_SNAPSHOT] = default
         self._port = port
         self._runner: web.AppRunner | None = None
         self.base = ""
@@ -74,24 +68,6 @@ class Emulator:
     def sandboxes(self) -> dict[str, Sandbox]:
         """Those that are there, by id."""
         return self.service.by_id
-
-    @property
-    def minute(self) -> float:
-        """Seconds in a minute of TTLs and intervals."""
-        return self.service.deadlines.minute
-
-    @minute.setter
-    def minute(self, seconds: float) -> None:
-        self.service.deadlines.minute = seconds
-
-    @property
-    def max_sandboxes(self) -> int | None:
-        """Quota."""
-        return self.service.max_count
-
-    @max_sandboxes.setter
-    def max_sandboxes(self, count: int | None) -> None:
-        self.service.max_count = count
 
     def lose(self, sandbox_id: str, state: str = "destroyed") -> None:
         """The sandbox dies by itself, and is forgotten or shown in another state; who waits for it gets no answer."""
@@ -141,7 +117,7 @@ class Emulator:
         self.requests.append(record)
         try:
             response = await self._answer(request, handler)
-        except _Cut:
+        except Cut:
             if request.transport is not None:
                 request.transport.abort()
             return web.Response()  # which nobody gets
@@ -156,7 +132,7 @@ class Emulator:
         if fault.kind == "status":
             return _faulty(fault, request)
         if fault.kind == "drop":
-            raise _Cut
+            raise Cut
         if fault.kind == "slow":
             await asyncio.sleep(fault.seconds)
         if fault.kind == "half":
@@ -167,7 +143,7 @@ class Emulator:
         if fault.kind == "status_after":
             return _faulty(fault, request)
         if fault.kind == "drop_after":
-            raise _Cut
+            raise Cut
         if fault.kind == "half":
             await _send_half(request, response)
         return response
@@ -189,8 +165,8 @@ class Emulator:
         except InvalidMessage as error:
             self.invalid.append(f"{request.method} {request.path}: {error}")
             return Refusal(500, f"Invalid message: {error}").response(request)
-        except (ContainerError, HalfSent, OSError) as error:
-            raise _Cut from error
+        except (ContainerError, OSError) as error:
+            raise Cut from error
 
     async def _while_it_lives(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         """Handles a request; one to the daemon of a sandbox gets no answer when the sandbox dies."""
@@ -204,16 +180,12 @@ class Emulator:
         try:
             await asyncio.wait({work, death}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                raise _Cut
+                raise Cut
             return work.result()
         finally:
             for task in (work, death):
                 task.cancel()
             await asyncio.wait({work, death})
-
-
-class _Cut(Exception):
-    """The connection is to be cut."""
 
 
 def _faulty(fault: Fault, request: web.Request) -> web.Response:
@@ -232,7 +204,7 @@ async def _send_half(request: web.Request, response: web.StreamResponse) -> None
     """Sends the head and half of the body.
 
     Raises:
-        _Cut: Always.
+        Cut: Always.
     """
     if isinstance(response, web.Response) and not response.prepared:
         body = response.body if isinstance(response.body, bytes) else b""
@@ -241,4 +213,4 @@ async def _send_half(request: web.Request, response: web.StreamResponse) -> None
         with contextlib.suppress(OSError):
             await half.prepare(request)
             await half.write(body[: len(body) // 2])
-    raise _Cut
+    raise Cut

@@ -10,9 +10,8 @@ import urllib.parse
 from aiohttp import BodyPartReader, web
 
 from ares_exp.errors import ContainerError
-from tests.daytona.emulator.boxes import Box, Lines
-from tests.daytona.emulator.commands import run, shell
-from tests.daytona.emulator.wire import HALF, Refusal
+from tests.daytona.emulator.boxes import Box, Lines, run, shell
+from tests.daytona.emulator.wire import HALF, Cut, Refusal
 
 BOUNDARY = "DAYTONA-FILE-BOUNDARY"
 DAEMON = "DAYTONA_DAEMON"
@@ -30,10 +29,6 @@ _REASONS = {
     "FILE_NOT_FOUND": (404, "file not found: {}"),
     "INVALID_FILE_PATH": (400, "invalid file path: path points to a directory: {}"),
 }
-
-
-class HalfSent(Exception):
-    """The connection is to be cut now."""
 
 
 async def receive(box: Box, part: BodyPartReader, target: str) -> str | None:
@@ -83,7 +78,7 @@ async def send_all(box: Box, paths: list[str], request: web.Request) -> web.Stre
                 if left:
                     raise ContainerError("The file became shorter while it was read.")
                 if HALF in request:
-                    raise HalfSent
+                    raise Cut
         await response.write(b"\r\n")
     await response.write(f"--{BOUNDARY}--\r\n".encode())
     await response.write_eof()

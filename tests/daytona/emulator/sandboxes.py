@@ -1,76 +1,151 @@
-"""The sandboxes and snapshots of the service: how they start, live and end."""
+"""The sandboxes and snapshots of the service: what is known of each, how they start, live and end."""
 
 from __future__ import annotations
 
 import asyncio
-import datetime
+import uuid
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ares_exp.containers.terminal import Terminal
 from ares_exp.errors import AresExpError
 from tests.daytona.emulator.boxes import Box, Boxes, Demand, Source
-from tests.daytona.emulator.sandbox import GONE, Sandbox, Snapshot, requested
-from tests.daytona.emulator.wire import Refusal, now_text, time_text
+from tests.daytona.emulator.wire import Refusal, now_text
 
 DEFAULT_SNAPSHOT = "daytona-small"
+GONE = ("destroying", "destroyed")
+NETWORK = ("networkBlockAll", "networkAllowList", "domainAllowList")
 _UPGRADE = "To increase concurrency limits, upgrade your organization's Tier by visiting the dashboard."
 
 
+@dataclass(eq=False)
+class Sandbox:
+    """One sandbox.
+
+    Attributes:
+        id, name, labels, state: As the API shows them.
+        number: Those that were made later have a larger one.
+        params: The CreateSandbox JSON as it was sent; of a fork, that of its origin.
+        source: What its files come from; of a stopped one, with what it changed.
+        box: What runs; `None` before and after.
+        error_reason: Why `state` is `error` or `build_failed`.
+        dies: Set when it ends in whatever way.
+        expiry: The timer that ends it.
+        ttl: Minutes.
+        network: Its restrictions by name, as the API names them.
+        terminals: By name.
+    """
+
+    id: str
+    name: str
+    labels: dict[str, str]
+    params: dict[str, Any]
+    source: Source
+    ttl: int
+    network: dict[str, Any]
+    number: int = 0
+    state: str = "creating"
+    box: Box | None = None
+    error_reason: str | None = None
+    created_at: str = field(default_factory=now_text)
+    expiry: asyncio.TimerHandle | None = None
+    dies: asyncio.Event = field(default_factory=asyncio.Event)
+    life: asyncio.Task[None] | None = None
+    terminals: dict[str, Terminal] = field(default_factory=dict)
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether nothing may be reached. No list of hosts is enforced here, so that none of them is let through."""
+        return any(self.network.values())
+
+    def shown(self, base: str, *, in_list: bool = False) -> dict[str, Any]:
+        """What the API says of it."""
+        entry = {
+            "id": self.id,
+            "organizationId": "org",
+            "name": self.name,
+            "target": "us",
+            "state": self.state,
+            "user": self.params.get("user") or "daytona",
+            "errorReason": self.error_reason,
+            "public": False,
+            "networkBlockAll": bool(self.network["networkBlockAll"]),
+            **dict.fromkeys(("cpu", "gpu", "memory", "disk"), 1),
+            "labels": self.labels,
+            "createdAt": self.created_at,
+            "toolboxProxyUrl": f"{base}/toolbox",
+        }
+        if not in_list:
+            entry |= {"env": self.params.get("env") or {}, "kvm": False}
+        return entry
+
+
+@dataclass(eq=False)
+class Snapshot:
+    """A named snapshot, which sandboxes can start from."""
+
+    name: str
+    source: Source
+    state: str = "active"
+    error_reason: str | None = None
+    id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    created_at: str = field(default_factory=now_text)
+
+    def shown(self) -> dict[str, Any]:
+        """What the API says of it."""
+        return {
+            "id": self.id,
+            "organizationId": "org",
+            "general": False,
+            "name": self.name,
+            "state": self.state,
+            **dict.fromkeys(("size", "cpu", "gpu", "mem", "disk"), 1),
+            **dict.fromkeys(("entrypoint", "lastUsedAt", "sourceSandboxId")),
+            "errorReason": self.error_reason,
+            "createdAt": self.created_at,
+            "updatedAt": self.created_at,
+        }
+
+
+def requested(params: dict[str, Any], source: Source, state: str) -> Sandbox:
+    """A sandbox that has not started, for a CreateSandbox."""
+    fresh = str(uuid.uuid4())
+    return Sandbox(
+        id=fresh,
+        name=params.get("name") or fresh,
+        labels=params.get("labels") or {},
+        params=params,
+        source=source,
+        ttl=params.get("ttlMinutes") or 0,
+        network={name: params.get(name) for name in NETWORK},
+        state=state,
+    )
+
+
 class Deadlines:
-    """The timers of all sandboxes.
+    """The times to live of all sandboxes.
 
     Attributes:
         minute: Seconds in a minute of the service; what is set from now on is counted in it.
     """
 
-    def __init__(self, *, stop: Callable[[Sandbox], None], delete: Callable[[Sandbox], None]) -> None:
-        """Args: stop, delete: What ends a sandbox."""
+    def __init__(self, delete: Callable[[Sandbox], None]) -> None:
         self.minute = 60.0
-        self._stop, self._delete = stop, delete
-
-    def note_activity(self, sandbox: Sandbox) -> None:
-        """Puts its auto-stop off."""
-        sandbox.last_activity = asyncio.get_running_loop().time()
-        sandbox.last_activity_at = now_text()
+        self._delete = delete
 
     def set_ttl(self, sandbox: Sandbox, minutes: int) -> None:
         """Minutes from now until it is removed, whatever its state; 0: never."""
         sandbox.ttl = minutes
-        _cancel(sandbox.expiry)
-        sandbox.expiry = sandbox.destroy_at = None
+        self.cancel(sandbox)
         if minutes > 0:
-            seconds = minutes * self.minute
-            sandbox.expiry = asyncio.get_running_loop().call_later(seconds, self._delete, sandbox)
-            when = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)
-            sandbox.destroy_at = time_text(when)
-
-    def watch(self, sandbox: Sandbox) -> None:
-        """Stops it when it has been idle for long enough, or looks again when it may have been."""
-        self.cancel_idle(sandbox)
-        if sandbox.auto_stop <= 0 or sandbox.state != "started":
-            return
-        loop = asyncio.get_running_loop()
-        due = sandbox.last_activity + sandbox.auto_stop * self.minute
-        if due <= loop.time():
-            self._stop(sandbox)
-        else:
-            sandbox.idle = loop.call_at(due, self.watch, sandbox)
-
-    def cancel_idle(self, sandbox: Sandbox) -> None:
-        """Whatever it does or does not do from now on ends it not."""
-        _cancel(sandbox.idle)
-        sandbox.idle = None
+            sandbox.expiry = asyncio.get_running_loop().call_later(minutes * self.minute, self._delete, sandbox)
 
     def cancel(self, sandbox: Sandbox) -> None:
-        """Forgets its timers."""
-        self.cancel_idle(sandbox)
-        _cancel(sandbox.expiry)
-
-
-def _cancel(timer: asyncio.TimerHandle | None) -> None:
-    if timer is not None:
-        timer.cancel()
+        """It lives on."""
+        if sandbox.expiry is not None:
+            sandbox.expiry.cancel()
+        sandbox.expiry = None
 
 
 class Sandboxes:
@@ -89,7 +164,7 @@ class Sandboxes:
         self.by_name: dict[str, Sandbox] = {}
         self._count = 0
         self.snapshots: dict[str, Snapshot] = {}
-        self.deadlines = Deadlines(stop=self.stop, delete=self.delete)
+        self.deadlines = Deadlines(self.delete)
         self.max_count: int | None = None
         self._boxes = boxes
         self._is_closed = False
@@ -103,7 +178,9 @@ class Sandboxes:
         """
         name, build = params.get("name"), params.get("buildInfo")
         if build is not None:
-            source, base = source_of(build), None
+            if hashes := build.get("contextHashes"):  # there is no object storage
+                raise Refusal(400, f"Context {hashes[0]} not found")
+            source, state = Source(build["dockerfileContent"]), "pending_build"
         else:
             wanted = params.get("snapshot") or DEFAULT_SNAPSHOT
             base = self.find_snapshot(wanted)
@@ -113,11 +190,11 @@ class Sandboxes:
                 raise Refusal(400, f"Snapshot {wanted} is {base.state}")
             if any(params.get(key) is not None for key in ("cpu", "memory", "disk")):
                 raise Refusal(400, "Cannot specify Sandbox resources when using a snapshot")
-            source = base.source
+            source, state = base.source, "creating"
         self._check_room(name)
-        sandbox = requested(params, source, base)
+        sandbox = requested(params, source, state)
         self._count += 1
-        sandbox.number, sandbox.labels = self._count, params.get("labels") or {}
+        sandbox.number = self._count
         self.by_id[sandbox.id] = self.by_name[sandbox.name] = sandbox
         self.deadlines.set_ttl(sandbox, sandbox.ttl)
         sandbox.life = self._launch(self._start(sandbox))
@@ -148,11 +225,10 @@ class Sandboxes:
         async def make() -> None:
             try:
                 source = replace(origin.source, changes=await box.changes(self._boxes.objects))
-                self.snapshots[name] = Snapshot(name, source, origin.cpu, origin.memory, origin.disk, origin=origin.id)
+                self.snapshots[name] = Snapshot(name, source)
             finally:
                 if origin.state == "snapshotting":
                     origin.state = "started"
-                    self.deadlines.watch(origin)
 
         self._launch(self._guard(origin, make))
 
@@ -169,13 +245,6 @@ class Sandboxes:
         if sandbox.state != "started" or sandbox.box is None:
             raise Refusal(400, otherwise)
         return sandbox.box
-
-    def stop(self, sandbox: Sandbox) -> None:
-        """Ends one that was idle for too long, which is then deleted if it asked for that."""
-        if sandbox.auto_delete == 0:
-            self.delete(sandbox)
-        else:
-            self.lose(sandbox, "stopped")
 
     def delete(self, sandbox: Sandbox) -> None:
         """Starts to remove one. Its name is free at once."""
@@ -209,7 +278,6 @@ class Sandboxes:
             self.by_id.pop(sandbox.id, None)
             self.delete(sandbox)
         elif sandbox.box is not None:
-            self.deadlines.cancel_idle(sandbox)
             sandbox.dies.set()
             sandbox.state, sandbox.error_reason = state, "Sandbox died" if state == "error" else None
             sandbox.life = self._launch(self._end(sandbox))
@@ -232,8 +300,7 @@ class Sandboxes:
 
     async def _start(self, sandbox: Sandbox) -> None:
         env = sandbox.params.get("env") or {}
-        asked = (sandbox.params.get(key) for key in ("cpu", "memory", "disk"))
-        demand = Demand(env, *asked)
+        demand = Demand(env, sandbox.params.get("cpu"), sandbox.params.get("memory"))
         user = sandbox.params.get("user")
         try:
             sandbox.box = await self._boxes.start(sandbox.source, demand, user=user, blocked=sandbox.is_cut_off)
@@ -243,8 +310,6 @@ class Sandboxes:
             return
         if sandbox.state not in GONE:
             sandbox.state = "started"
-            self.deadlines.note_activity(sandbox)
-            self.deadlines.watch(sandbox)
 
     async def _end(self, sandbox: Sandbox) -> None:
         """Ends what runs of it."""
@@ -267,14 +332,3 @@ class Sandboxes:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def source_of(build: dict[str, Any]) -> Source:
-    """What a CreateBuildInfo asks for.
-
-    Raises:
-        Refusal: It names files in the object storage, which this service does not have.
-    """
-    if build.get("contextHashes"):
-        raise Refusal(400, f"Context {build['contextHashes'][0]} not found")
-    return Source(build["dockerfileContent"])

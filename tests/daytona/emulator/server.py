@@ -9,11 +9,18 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 from daytona_api_client_async import models
 
-from tests.daytona.emulator.sandbox import GONE, Sandbox, Snapshot
+from tests.daytona.emulator.sandboxes import GONE, NETWORK, Sandbox, Snapshot
 from tests.daytona.emulator.wire import Refusal, answer, received
 
 if TYPE_CHECKING:
     from tests.daytona.emulator.emulator import Emulator
+
+
+PAGE_SIZE = 2
+"""Bound on the sandboxes and snapshots in one answer."""
+
+PATIENCE_SEC = 0.5
+"""For so long an answer about a sandbox waits for the end of what has started with it."""
 
 
 class Api:
@@ -48,8 +55,6 @@ class Api:
     async def list(self, request: web.Request) -> web.Response:
         query = request.query
         labels = json.loads(query.get("labels") or "{}")
-        states = query.getall("states", [])
-        size = min(int(query.get("limit") or 100), self._emulator.page_size)
         after = int(query.get("cursor") or 0)
         found = [
             sandbox
@@ -57,18 +62,17 @@ class Api:
             if sandbox.number > after
             and sandbox.state not in GONE
             and labels.items() <= sandbox.labels.items()
-            and (not states or sandbox.state in states)
             and query.get("name", "") in sandbox.name
         ]
-        page = found[:size]
-        cursor = str(page[-1].number) if len(found) > size else None
+        page = found[:PAGE_SIZE]
+        cursor = str(page[-1].number) if len(found) > PAGE_SIZE else None
         items = [sandbox.shown(self._emulator.base, in_list=True) for sandbox in page]
         return answer(models.ListSandboxesResponse, {"items": items, "nextCursor": cursor})
 
     async def get(self, request: web.Request) -> web.Response:
         sandbox = self._asked(request)
         if sandbox.life is not None and not sandbox.life.done():  # spares clients that poll once a second the second
-            await asyncio.wait({sandbox.life}, timeout=self._emulator.patience)
+            await asyncio.wait({sandbox.life}, timeout=PATIENCE_SEC)
         return self._shown(sandbox)
 
     async def delete(self, request: web.Request) -> web.Response:
@@ -83,22 +87,20 @@ class Api:
         return self._shown(sandbox)
 
     async def last_activity(self, request: web.Request) -> web.Response:
-        self._sandboxes.deadlines.note_activity(self._asked(request))
+        self._asked(request)  # none is stopped for being idle
         return web.Response(status=201)
 
     async def network_settings(self, request: web.Request) -> web.Response:
         asked = await received(request, models.UpdateSandboxNetworkSettings)
         sandbox = self._asked(request)
         box = self._sandboxes.running(sandbox, "Sandbox is not started")
-        sandbox.blocked = asked.get("networkBlockAll", sandbox.blocked)
-        sandbox.allow_list = asked.get("networkAllowList", sandbox.allow_list) or None
-        sandbox.domains = asked.get("domainAllowList", sandbox.domains) or None
+        sandbox.network |= {name: asked[name] for name in NETWORK if name in asked}
         await box.set_network(blocked=sandbox.is_cut_off)
         return self._shown(sandbox)
 
     async def ttl(self, request: web.Request) -> web.Response:
         sandbox = self._asked(request)
-        self._sandboxes.deadlines.set_ttl(sandbox, _minutes(request))
+        self._sandboxes.deadlines.set_ttl(sandbox, int(request.match_info["minutes"]))
         return self._shown(sandbox)
 
     async def toolbox_proxy_url(self, request: web.Request) -> web.Response:
@@ -106,11 +108,9 @@ class Api:
         return answer(models.ToolboxProxyUrl, {"url": f"{self._emulator.base}/toolbox"})
 
     async def list_snapshots(self, request: web.Request) -> web.Response:
-        page, size = int(request.query.get("page") or 1), int(request.query.get("limit") or 100)
-        size = min(size, self._emulator.page_size)
-        found = [one for one in self._sandboxes.snapshots.values() if request.query.get("name", "") in one.name]
-        items = [one.shown() for one in found[(page - 1) * size : page * size]]
-        pages = -(-len(found) // size)
+        page, found = int(request.query.get("page") or 1), [*self._sandboxes.snapshots.values()]
+        items = [one.shown() for one in found[(page - 1) * PAGE_SIZE : page * PAGE_SIZE]]
+        pages = -(-len(found) // PAGE_SIZE)
         return answer(
             models.PaginatedSnapshots, {"items": items, "total": len(found), "page": page, "totalPages": pages}
         )
@@ -143,10 +143,3 @@ class Api:
 
     def _shown(self, sandbox: Sandbox) -> web.Response:
         return answer(models.Sandbox, sandbox.shown(self._emulator.base))
-
-
-def _minutes(request: web.Request) -> int:
-    try:
-        return int(float(request.match_info["minutes"]))
-    except ValueError:
-        raise Refusal(400, "Validation failed (numeric string is expected)") from None

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from aiohttp import BodyPartReader, web
 from daytona_toolbox_api_client_async import models
 
-from tests.daytona.emulator import commands, files
-from tests.daytona.emulator.boxes import Box
-from tests.daytona.emulator.sandbox import GONE, Sandbox
+from tests.daytona.emulator import files
+from tests.daytona.emulator.boxes import Box, run
+from tests.daytona.emulator.sandboxes import GONE, Sandbox
 from tests.daytona.emulator.terminals import connected
 from tests.daytona.emulator.wire import BODY, Refusal, answer, received
 
@@ -43,7 +43,7 @@ class Toolbox:
         command = asked["command"]
         if not command.strip() or asked.get("cwd") or asked.get("envs"):
             raise Refusal(400, "expected a command alone, which the backend sends", "BAD_REQUEST", DAEMON)
-        outcome = await commands.run(box, command, timeout=asked.get("timeout") or None)
+        outcome = await run(box, command, timeout=asked.get("timeout") or None)
         if outcome.timed_out:
             raise Refusal(408, "command execution timeout", "PROCESS_EXECUTION_TIMEOUT", DAEMON)
         return answer(models.ExecuteResponse, {"exitCode": outcome.exit_code, "result": outcome.output})
@@ -101,7 +101,6 @@ class Toolbox:
         sandbox = self._sandbox(request)
         if sandbox.box is None or sandbox.dies.is_set():
             raise Refusal(400, "failed to get runner info: Sandbox is not started", "BAD_REQUEST")
-        self._emulator.service.deadlines.note_activity(sandbox)
         return sandbox.box
 
 

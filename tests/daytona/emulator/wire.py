@@ -36,6 +36,10 @@ class Request:
     status: int | None = None
 
 
+class Cut(Exception):
+    """The connection is to be cut."""
+
+
 class InvalidMessage(Exception):
     """A message that the SDK's model does not take, or that has more than the model knows."""
 
@@ -132,8 +136,4 @@ def body_of(raw: bytes, content_type: str) -> Any:
 
 def now_text() -> str:
     """The time, as the service writes it."""
-    return time_text(datetime.datetime.now(datetime.UTC))
-
-
-def time_text(when: datetime.datetime) -> str:
-    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

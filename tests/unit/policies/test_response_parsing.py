@@ -27,7 +27,6 @@ def call(number: int = 0, **arguments: Any) -> ToolCallData:
 
 
 LS = '{"name": "bash", "arguments": {"command": "ls"}}'
-TAGGED = f"<tool_call>{LS}</tool_call>"
 
 
 @pytest.mark.parametrize(

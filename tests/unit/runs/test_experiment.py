@@ -701,7 +701,6 @@ def test_concurrency_is_bounded_by_the_backend(
     assert all("container=host can run 1 episode at a time" in warning for warning in warnings)
 
 
-SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 HI = LLMRequest([{"role": "user", "content": "hi"}])
 
 

@@ -19,8 +19,6 @@ from tests.unit.snapshots.stores import EPISODE, add, is_harmless
 NAMES = ("list", "show", "verify", "gc")
 main = partial(COMMANDS["snapshots"].main, program="ares-exp snapshots")
 
-HEAVY = ("rich", "numpy", "backports.zstd", "gymnasium", "hydra", "docker")
-
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:

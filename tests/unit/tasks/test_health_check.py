@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -15,7 +14,6 @@ from ares_exp.tasks.verification.step_setup import await_health, whole_seconds
 
 pytestmark = pytest.mark.local
 
-MakeTask = Callable[..., Path]
 COUNT = "echo x >> /count; "  # notes that it was run
 
 

@@ -17,7 +17,6 @@ Files = Mapping[str, str | None]
 STEP = "[[steps]]\nname = 'a'\n"
 STEP_FILES = {"steps/a/instruction.md": ""}
 SEPARATE = "environment_mode = 'separate'\n"
-OWN_DEFINITION = {"tests/Dockerfile": "FROM scratch\n"}
 STEPS_DEFINITION = {"steps/a/tests/Dockerfile": "FROM scratch\n"}
 TASK_IMAGE, STEP_IMAGE = (
     "[verifier.environment]\ndocker_image = 'of-task'\n",
@@ -71,7 +70,6 @@ def test_what_it_has_is_said_by_the_nearest_table(make_task: MakeTask) -> None:
 
 
 NONE = "network_mode = 'no-network'\n"
-PUBLIC_MODE = "network_mode = 'public'\n"
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,21 @@ def case(test: str, broken: type) -> Any:
     return pytest.param(test, broken, id=f"{broken.__name__}-{test.removeprefix('test_')}")
 
 
+def changed(base: type, name: str, /, **members: Any) -> type:
+    """A part like `base`, but for a few members."""
+    return type(name, (base,), members)
+
+
+def turned(base: type, name: str, method: str, turn: Callable[[Any], Any]) -> type:
+    """A part like `base`, which turns what one of its methods gives into something else."""
+
+    async def give(self: Any, *given: Any, **named: Any) -> Any:
+        return turn(await getattr(super(made, self), method)(*given, **named))
+
+    made = type(name, (base,), {method: give})
+    return made
+
+
 # Sources
 
 
@@ -98,10 +113,6 @@ class NoMake:
 
     def load(self, report: Any) -> Any:
         return ["a"]
-
-
-class TwiceTheSame(Rooms):
-    names = ("a", "a")
 
 
 class OtherEachTime(Rooms):
@@ -151,29 +162,10 @@ class ForgetfulDigest(Rooms):
         return f"sha256:{next(self.number)}"
 
 
-class OtherTasks(Rooms):
-    @property
-    def tasks(self) -> Any:
-        return [Named("c")]
-
-
-class Named:
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-class KeepsAll(Rooms):
-    @property
-    def tasks(self) -> Any:
-        return [Named(name) for name in self.names]
-
-
-class Promises(Rooms):
-    exports_state = True
-
-    def make(self, task_name: str, parts: Any) -> Any:
-        return object()
-
+TwiceTheSame = changed(Rooms, "TwiceTheSame", names=("a", "a"))
+Promises = changed(Rooms, "Promises", exports_state=True, make=lambda *_: object())
+OtherTasks = changed(Rooms, "OtherTasks", tasks=[SimpleNamespace(name="c")])
+KeepsAll = changed(Rooms, "KeepsAll", tasks=[SimpleNamespace(name="a"), SimpleNamespace(name="b")])
 
 SOURCES = [
     case("test_it_has_the_members_that_are_needed", NoMake),
@@ -286,17 +278,6 @@ class FirstIsMid(Whole):
         return self.show(transition(self.ask()), None)
 
 
-class NoDiscount(Whole):
-    async def step(self, action: Any) -> Any:
-        return (await super().step(action))._replace(discount=0.5)
-
-
-class InfiniteReward(Whole):
-    async def step(self, action: Any) -> Any:
-        step = await super().step(action)
-        return step._replace(reward=math.inf) if step.last() else step
-
-
 class NeverAnew(Whole):
     async def reset(self, **given: Any) -> Any:
         return self.time_step or await super().reset(**given)
@@ -350,20 +331,11 @@ class NotRecorded(Whole):
         return SimpleNamespace(**(await super().step(action))._asdict(), last=lambda: True)
 
 
-class NoLimitNamed(Whole):
-    def report(self) -> Any:
-        return EpisodeReport(truncated_by="steps")
-
-
 class CountsFromOne(Whole):
     async def reset(self, **given: Any) -> Any:
         first = await super().reset(**given)
         self.step_count = 1
         return first
-
-
-class KeepsTime(Whole):
-    time_left_sec = 100.0
 
 
 class NotTruncated(Whole):
@@ -404,6 +376,11 @@ class AlwaysChanged(Whole):
     async def changed_requests(self, known: Any) -> Any:
         return self.pending_requests()
 
+
+NoDiscount = turned(Whole, "NoDiscount", "step", lambda step: step._replace(discount=0.5))
+InfiniteReward = turned(Whole, "InfiniteReward", "step", lambda step: step._replace(reward=step.reward and math.inf))
+KeepsTime = changed(Whole, "KeepsTime", time_left_sec=100.0)
+NoLimitNamed = changed(Whole, "NoLimitNamed", report=lambda _: EpisodeReport(truncated_by="steps"))
 
 ENVIRONMENTS = [
     case("test_an_episode_starts_with_first", FirstIsMid),
@@ -451,16 +428,6 @@ class Talker(Policy):
         return LLMResponse.from_text("fine")
 
 
-class SaysText(Policy):
-    async def __call__(self, request: LLMRequest) -> Any:
-        return "fine"
-
-
-class Pays(Policy):
-    async def __call__(self, request: LLMRequest) -> LLMResponse:
-        return LLMResponse.from_text("fine", cost=-1.0)
-
-
 class Scribbles(Policy):
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         object.__setattr__(request, "temperature", 0.5)
@@ -478,10 +445,6 @@ class OneEpisode(Talker):
         return LLMResponse.from_text("fine")
 
 
-class SaysThatItMay(OneEpisode):
-    max_concurrency_per_episode = 4
-
-
 class Counts(Policy):
     """Its clients count what they answer, and forget to when somebody else does."""
 
@@ -496,20 +459,6 @@ class Counts(Policy):
             def advance(self, request: LLMRequest, response: Any) -> None: ...
 
         return Client()
-
-
-class Undecided(Talker):
-    needs_solution = None  # type: ignore[assignment]
-
-
-class BadSeed(Talker):
-    def seed_of(self, task_name: str, attempt: int) -> int:
-        return -1
-
-
-class Speechless(Talker):
-    def report(self, results: Any) -> Any:
-        return object()
 
 
 class LateVersion(Talker):
@@ -532,6 +481,13 @@ class ClosedOnce(Talker):
         self.closed += 1
         assert self.closed == 1
 
+
+SaysText = turned(Talker, "SaysText", "__call__", lambda response: "fine")
+Pays = turned(Talker, "Pays", "__call__", lambda response: LLMResponse.from_text("fine", cost=-1.0))
+SaysThatItMay = changed(OneEpisode, "SaysThatItMay", max_concurrency_per_episode=4)
+Undecided = changed(Talker, "Undecided", needs_solution=None)
+BadSeed = changed(Talker, "BadSeed", seed_of=lambda *_: -1)
+Speechless = changed(Talker, "Speechless", report=lambda *_: object())
 
 POLICIES = [
     case("test_it_answers", SaysText),
@@ -560,27 +516,23 @@ def test_a_broken_policy_is_found(test: str, broken: type) -> None:
 # Collectors
 
 
-class Memory(MemoryTrajectoryCollector):
-    """A collector with one thing wrong."""
-
-
 class NoEnd:
     def begin_episode(self, *, task_name: str) -> None: ...
     def record_step(self, record: Any) -> None: ...
 
 
-class LosesSteps(Memory):
+class LosesSteps(MemoryTrajectoryCollector):
     def record_step(self, record: Any, *, episode: Any = None) -> None:
         if record.step_type != "MID":
             super().record_step(record, episode=episode)
 
 
-class NeverTruncated(Memory):
+class NeverTruncated(MemoryTrajectoryCollector):
     def end_episode(self, *, truncated: bool = False, **more: Any) -> Any:
         return super().end_episode(**more)
 
 
-class ZeroReward(Memory):
+class ZeroReward(MemoryTrajectoryCollector):
     def end_episode(self, **given: Any) -> Any:
         from dataclasses import replace
 
@@ -588,12 +540,12 @@ class ZeroReward(Memory):
         return replace(found, total_reward=found.total_reward or 0.0)
 
 
-class OneId(Memory):
+class OneId(MemoryTrajectoryCollector):
     def begin_episode(self, **given: Any) -> Any:
         return super().begin_episode(**{**given, "episode_id": "e"})
 
 
-class Silent(Memory):
+class Silent(MemoryTrajectoryCollector):
     def _resolve(self, episode: Any) -> Any:
         try:
             return super()._resolve(episode)
@@ -601,12 +553,12 @@ class Silent(Memory):
             return self.begin_episode(task_name="?")
 
 
-class OwnId(Memory):
+class OwnId(MemoryTrajectoryCollector):
     def begin_episode(self, *, task_name: str, **given: Any) -> Any:
         return super().begin_episode(task_name=task_name)
 
 
-class LastOpened(Memory):
+class LastOpened(MemoryTrajectoryCollector):
     def _resolve(self, episode: Any) -> Any:
         return next(reversed(self._open.values()))
 
@@ -665,11 +617,6 @@ class FailsOnRows(Notes):
         raise OSError("no")
 
 
-class Slow(Notes):
-    def log_system(self, sample: Any) -> None:
-        time.sleep(0.01)
-
-
 class NeedsEpisodes(Notes):
     def finish(self, summary: Any) -> None:
         assert summary.results
@@ -680,15 +627,9 @@ class OnlyNew(Notes):
         assert not run.resumed
 
 
-class OnlyFinite(Notes):
-    def log_episode(self, result: Any, trajectory: Any = None) -> None:
-        int(result.reward or 0)
-
-
-class Writes(Notes):
-    def start(self, run: RunInfo) -> None:
-        (run.run_dir / "notes").write_text("")
-
+Slow = changed(Notes, "Slow", log_system=lambda *_: time.sleep(0.01))
+OnlyFinite = changed(Notes, "OnlyFinite", log_episode=lambda _, result, *more: int(result.reward or 0))
+Writes = changed(Notes, "Writes", start=lambda _, run: (run.run_dir / "notes").write_text(""))
 
 TRACKERS = [
     case("test_it_has_the_members_that_are_needed", NoFinish),
@@ -730,10 +671,6 @@ class OneAgent(ShellAgentFactory):
         return self.made
 
 
-class TakesContext(ShellAgentFactory):
-    supports = frozenset({"messages", "mind_reading"})
-
-
 class PathOptions(ShellAgentFactory):
     options: Any = None
 
@@ -750,9 +687,8 @@ class OtherOptions(ShellAgentFactory):
         self.options = {"command_timeout_sec": 5.0 + len(options)}
 
 
-class Nameless(ShellAgentFactory):
-    name = ""  # type: ignore[assignment]
-
+TakesContext = changed(ShellAgentFactory, "TakesContext", supports=frozenset({"messages", "mind_reading"}))
+Nameless = changed(ShellAgentFactory, "Nameless", name="")
 
 AGENTS = [
     case("test_preflight_passes", NotReady),

@@ -208,18 +208,6 @@ class TestPluginEnvironment(EnvironmentContract):
 # Policies
 
 
-class TestOracle(PolicyContract):
-    @pytest.fixture
-    def policy(self) -> LLMClient:
-        return OraclePolicy()
-
-
-class TestScripted(PolicyContract):
-    @pytest.fixture
-    def policy(self) -> LLMClient:
-        return ScriptedPolicy(replies={"contract": ["one", "two"]})
-
-
 RECORDED = chat(length=4)
 
 
@@ -245,15 +233,9 @@ class TestChatCompletions(PolicyContract):
             yield OpenAIPolicy(model="m", base_url=endpoint.url, api_key_env="CONTRACT_API_KEY")
 
 
-class TestPlainClient(PolicyContract):
+async def fine(request: LLMRequest) -> LLMResponse:
     """A function, which is all that a policy needs to be."""
-
-    @pytest.fixture
-    def policy(self) -> LLMClient:
-        async def fine(request: LLMRequest) -> LLMResponse:
-            return LLMResponse.from_text("fine")
-
-        return fine
+    return LLMResponse.from_text("fine")
 
 
 class Versioned(Policy):
@@ -268,10 +250,19 @@ class Versioned(Policy):
         self.policy_version = version
 
 
-class TestUpdatable(PolicyContract):
-    @pytest.fixture
-    def policy(self) -> LLMClient:
-        return Versioned()
+class TestPolicies(PolicyContract):
+    @pytest.fixture(
+        params=[
+            OraclePolicy,
+            lambda: ScriptedPolicy(replies={"contract": ["one", "two"]}),
+            lambda: fine,
+            Versioned,
+        ],
+        ids=["oracle", "scripted", "function", "updatable"],
+    )
+    def policy(self, request: pytest.FixtureRequest) -> LLMClient:
+        made: LLMClient = request.param()
+        return made
 
 
 # Collectors
@@ -331,45 +322,33 @@ class TestForeignCollector(CollectorContract):
 # Trackers
 
 
-class TestNullTracker(TrackerContract):
-    @pytest.fixture
-    def tracker(self) -> Tracker:
-        return NullTracker()
+def wandb_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tracker:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return WandbTracker(mode="offline", finish_timeout_sec=100.0)
 
 
-class TestJsonlTracker(TrackerContract):
-    @pytest.fixture
-    def tracker(self) -> Tracker:
-        return JsonlTracker()
+class Least:
+    """A tracker that takes neither system metrics nor trajectories."""
+
+    def start(self, run: RunInfo) -> None: ...
+    def log_episode(self, result: Any) -> None: ...
+    def finish(self, summary: Any) -> None: ...
 
 
-class TestTensorboardTracker(TrackerContract):
-    @pytest.fixture
-    def tracker(self) -> Tracker:
-        pytest.importorskip("tensorboardX")
-        return TensorboardTracker()
-
-
-@pytest.mark.once
-@pytest.mark.slow  # as the other tests of W&B
-class TestWandbTracker(TrackerContract):
-    @pytest.fixture
-    def tracker(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tracker:
-        monkeypatch.setenv("HOME", str(tmp_path))
-        return WandbTracker(mode="offline", finish_timeout_sec=100.0)
-
-
-class TestForeignTracker(TrackerContract):
-    """One that takes neither system metrics nor trajectories."""
-
-    @pytest.fixture
-    def tracker(self) -> Tracker:
-        class Least:
-            def start(self, run: RunInfo) -> None: ...
-            def log_episode(self, result: Any) -> None: ...
-            def finish(self, summary: Any) -> None: ...
-
-        return Least()
+class TestTrackers(TrackerContract):
+    @pytest.fixture(
+        params=[
+            lambda *_: NullTracker(),
+            lambda *_: JsonlTracker(),
+            lambda *_: pytest.importorskip("tensorboardX") and TensorboardTracker(),
+            pytest.param(wandb_tracker, marks=[pytest.mark.once, pytest.mark.slow]),  # slow as the other tests of W&B
+            lambda *_: Least(),
+        ],
+        ids=["null", "jsonl", "tensorboard", "wandb", "foreign"],
+    )
+    def tracker(self, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tracker:
+        made: Tracker = request.param(tmp_path, monkeypatch)
+        return made
 
 
 # Agents

@@ -14,9 +14,8 @@ from ares_exp.commands.wandb import BARS, PLOTS
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.runs.control.runner_monitor import RunnerMonitor
 from ares_exp.trackers.wandb_files import KEY
-from tests.unit.trackers.served_run import ServedRun
 from tests.unit.trackers.tracked_run import RESULTS, patient_tracker, run_info
-from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, WandbService
+from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, ServedRun, WandbService
 
 pytestmark = LEAVES_FOLDERS
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -19,9 +18,8 @@ from ares_exp.records.run_summary import RunSummary
 from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.trackers.wandb_tracker import WandbTracker
 from tests.leaks import processes, wait_until
-from tests.unit.trackers.served_run import ServedRun
-from tests.unit.trackers.tracked_run import RESULTS, SECRET, patient_tracker, run_info
-from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, WandbService
+from tests.unit.trackers.tracked_run import RESULTS, SECRET, patient_tracker, run_info, write_results
+from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, ServedRun, WandbService
 from tests.unit.trajectories.chats import chat
 
 main = partial(run_word, program="ares-exp")
@@ -31,19 +29,12 @@ SUMMARY = RunSummary(3, RESULTS, wall_sec=4.0)
 pytestmark = LEAVES_FOLDERS
 
 
-def write_results(run_dir: Path) -> None:
-    (run_dir / "trajectories").mkdir(parents=True)
-    (run_dir / "episodes.jsonl").write_text("{}\n")
-    (run_dir / "trajectories" / "e1.json").write_text("{}")
-
-
 def test_what_a_run_tells_arrives(service: WandbService, tmp_path: Path) -> None:
     write_results(tmp_path)
     tracker = patient_tracker(project="a-project")
     tracker.start(run_info(tmp_path, group="a sweep", task_set=SAMPLES, tasks=("write-greeting",)))
     for result in RESULTS:
         tracker.log_episode(result, chat(result.episode_id, result.task_name))
-    tracker.log_system({"system/queue": 2})
     tracker.finish(SUMMARY)
 
     assert tracker.failures == 0
@@ -51,24 +42,14 @@ def test_what_a_run_tells_arrives(service: WandbService, tmp_path: Path) -> None
     assert tracker.place.startswith("W&B: http")
     assert tracker.place.endswith("/a-project/runs/run-1")
     assert service.unknown == []
-    first, *_ = service.runs["run-1"]
-    assert (first["name"], first["project"], first["groupName"]) == ("run-1", "a-project", "a sweep")
-    assert json.loads(first["config"])["seed"]["value"] == 3
-    rows = [row for row in service.history("run-1") if "progress/finished" in row]
-    assert [row["progress/finished"] for row in rows] == [1, 2, 3]
-    assert [row["system/queue"] for row in service.history("run-1") if "system/queue" in row] == [2]
-    assert service.summary("run-1")["run/planned"] == 3
-    assert service.summary("run-1")["objective"] == 0.5
-
     by_type = {artifact.type: artifact for artifact in service.artifacts}
     assert {artifact.state for artifact in service.artifacts} == {"COMMITTED"}
     assert by_type["task-set"].used_by == ["run-1"]
     assert "write-greeting/instruction.md" in by_type["task-set"].manifest
     assert by_type["trajectories"].used_by == []
     assert by_type["trajectories"].files["trajectories/e1.json"] == b"{}"
-    recorded = ServedRun(service)
-    assert [row["episode_id"] for row in recorded.table] == ["e1", "e2", "e3"]
-    assert "Please do task2." in recorded.page(recorded.table[1]["trajectory"])
+    assert ServedRun(service).first["groupName"] == "a sweep"
+    assert len(ServedRun(service).table) == 3
     assert [content for content in service.everything if SECRET.encode() in content] == []
 
     requests = len(service.asked)

@@ -20,9 +20,8 @@ from ares_exp.trackers.tracker import RunInfo
 from ares_exp.trackers.wandb_service import read_identity
 from ares_exp.trackers.wandb_tracker import WandbTracker
 from tests.unit.commands.recorded import data_in, run_of
-from tests.unit.trackers.served_run import ServedRun
 from tests.unit.trackers.tracked_run import RESULTS, SECRET, episode, patient_tracker, run_info
-from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, ServedArtifact, WandbService
+from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, ServedArtifact, ServedRun, WandbService
 from tests.unit.trajectories.chats import chat, with_response
 
 pytestmark = LEAVES_FOLDERS
@@ -41,14 +40,6 @@ def record(info: RunInfo, results: Sequence[EpisodeResult] = RESULTS, **settings
 
 def paths(artifact: ServedArtifact) -> set[str]:
     return set(artifact.manifest)
-
-
-def write_results(run_dir: Path) -> None:
-    (run_dir / "trajectories").mkdir(parents=True)
-    (run_dir / "episodes.jsonl").write_text("{}\n")
-    (run_dir / "results.json").write_text("{}\n")
-    (run_dir / "trajectories" / "e1.json").write_text("{}")
-    (run_dir / "trajectories" / "all.jsonl").write_text("{}\n")
 
 
 def test_config_names_and_totals(service: WandbService, tmp_path: Path) -> None:
@@ -96,16 +87,22 @@ def test_curves_of_a_training_are_over_its_optimizer_steps(service: WandbService
     assert len(recorded.rows) == 3
 
 
-def test_orders_to_the_run_are_in_its_config(service: WandbService, tmp_path: Path) -> None:
+def test_orders_and_samples_of_the_runner_have_their_place(service: WandbService, tmp_path: Path) -> None:
     tracker = patient_tracker()
     tracker.start(run_info(tmp_path))
     tracker.log_order({"id": "a1", "verb": "pause", "by": "me", "reason": "lunch", "outcome": "done"})
     tracker.log_order({"verb": None, "outcome": "refused", "says": "garbage"})
+    tracker.log_system({"system/loop_lag_sec": 0.25, "system/containers": 3})
     tracker.finish(RunSummary(0, ()))
     assert tracker.failures == 0
-    config = ServedRun(service).config
-    assert config["control/a1"] == {"id": "a1", "verb": "pause", "by": "me", "reason": "lunch", "outcome": "done"}
-    assert [key for key in config if key.startswith("control")] == ["control/a1"]
+    recorded = ServedRun(service)
+    orders = {key: value for key, value in recorded.config.items() if key.startswith("control")}
+    order = {"id": "a1", "verb": "pause", "by": "me", "reason": "lunch", "outcome": "done"}
+    assert orders == {"control/a1": order}
+    (row,) = [row for row in recorded.history if "system/loop_lag_sec" in row]
+    assert (row["system/loop_lag_sec"], row["system/containers"]) == (0.25, 3)
+    assert 0 <= row["progress/wall_sec"] < 60
+    assert "progress/finished" not in row
 
 
 def test_the_objective_is_the_metric_that_the_config_names(service: WandbService, tmp_path: Path) -> None:
@@ -141,17 +138,6 @@ def test_an_attempt_that_is_tried_again_counts_by_its_last_try(service: WandbSer
     last = ServedRun(service).rows[-1]
     assert (last["progress/finished"], last["outcome/completed"], last["outcome/agent_error"]) == (4, 3, 0)
     assert last["progress/mean_reward"] == pytest.approx(2.5 / 3)
-
-
-def test_samples_of_the_runner_have_time_as_their_axis(service: WandbService, tmp_path: Path) -> None:
-    tracker = patient_tracker()
-    tracker.start(run_info(tmp_path))
-    tracker.log_system({"system/loop_lag_sec": 0.25, "system/containers": 3})
-    tracker.finish(RunSummary(0, ()))
-    (row,) = [row for row in ServedRun(service).history if "system/loop_lag_sec" in row]
-    assert (row["system/loop_lag_sec"], row["system/containers"]) == (0.25, 3)
-    assert 0 <= row["progress/wall_sec"] < 60
-    assert "progress/finished" not in row
 
 
 def test_the_table_has_every_try_once_with_a_readable_trajectory(service: WandbService, tmp_path: Path) -> None:
@@ -290,17 +276,16 @@ def test_a_resumed_run_goes_on_where_it_was(service: WandbService, tmp_path: Pat
     assert recorded.summary["run/tries"] == 5
 
 
-def test_rows_that_a_killed_session_had_not_logged_come_into_the_table(service: WandbService, tmp_path: Path) -> None:
-    record(run_info(tmp_path), RESULTS[:1])
+@pytest.mark.parametrize("logged", [1, 0], ids=["killed", "not tracked"])
+def test_rows_that_were_not_logged_before_come_into_the_table(
+    service: WandbService, tmp_path: Path, logged: int
+) -> None:
+    if logged:
+        record(run_info(tmp_path), RESULTS[:logged])
     record(run_info(tmp_path, resumed=True, earlier=RESULTS), (episode(4, 1.0),))
     recorded = ServedRun(service)
     assert [row["episode_id"] for row in recorded.table] == ["e1", "e2", "e3", "e4"]
-    assert [row["progress/finished"] for row in recorded.rows] == [1, 4]
-
-
-def test_a_resumed_run_that_was_not_tracked_before_is_tracked_now(service: WandbService, tmp_path: Path) -> None:
-    record(run_info(tmp_path, resumed=True, earlier=RESULTS), (episode(4, 1.0),))
-    assert len(ServedRun(service).table) == 4
+    assert [row["progress/finished"] for row in recorded.rows] == [*range(1, 1 + logged), 4]
 
 
 @pytest.mark.nightly

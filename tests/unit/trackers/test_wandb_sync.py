@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from ares_exp.commands.cli.main import run_word
+from ares_exp.records.results import EpisodeResult
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.tasks.task_set import SAMPLES
 from tests.leaks import wait_until
 from tests.unit.commands.recorded import run_of
-from tests.unit.trackers.served_run import ServedRun
 from tests.unit.trackers.tracked_run import RESULTS, episode, patient_tracker, run_info
-from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, WandbService
+from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, ServedRun, WandbService
 from tests.unit.trajectories.chats import chat
 
 main = partial(run_word, program="ares-exp")
@@ -32,18 +33,22 @@ def execute(run_dir: Path, run_id: str = "run-1", **more: object) -> None:
     (run_dir / "trajectories").mkdir(parents=True)
     (run_dir / "trajectories" / "e1.json").write_text('{"a": 1}')
     for earlier, new in (((), RESULTS), (RESULTS, (episode(4, 1.0),))):
-        info = run_info(
-            run_dir, run_id=run_id, task_set=SAMPLES, tasks=("write-greeting",), resumed=bool(earlier), earlier=earlier,
-            **more,
-        )  # fmt: skip
-        tracker = patient_tracker(mode="offline")
-        tracker.start(info)
-        for result in new:
-            tracker.log_episode(result, chat(result.episode_id, result.task_name))
-            with (run_dir / "episodes.jsonl").open("a") as rows:
-                rows.write(json.dumps(result.to_dict()) + "\n")
-        tracker.finish(RunSummary(4, (*earlier, *new)))
-        assert tracker.failures == 0
+        execute_session(run_dir, earlier, new, run_id=run_id, **more)
+
+
+def execute_session(
+    run_dir: Path, earlier: Sequence[EpisodeResult], new: Sequence[EpisodeResult], **more: object
+) -> None:
+    """One session, offline."""
+    tracker = patient_tracker(mode="offline")
+    tasks = {"task_set": SAMPLES, "tasks": ("write-greeting",)}
+    tracker.start(run_info(run_dir, resumed=bool(earlier), earlier=tuple(earlier), **tasks, **more))
+    for result in new:
+        tracker.log_episode(result, chat(result.episode_id, result.task_name))
+        with (run_dir / "episodes.jsonl").open("a") as rows:
+            rows.write(json.dumps(result.to_dict()) + "\n")
+    tracker.finish(RunSummary(4, (*earlier, *new)))
+    assert tracker.failures == 0
 
 
 def test_plain_wandb_sync_uploads_all_but_the_links(service: WandbService, tmp_path: Path) -> None:
@@ -126,10 +131,10 @@ def wandb_sync(run_dir: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.nightly  # `test_a_resumed_session_is_uploaded_after_the_earlier_ones` says the most of it
 def test_a_moved_run_directory_is_uploaded_whole_and_its_sessions_are_one_run(
     service: WandbService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """Also a session that is recorded after the upload of the earlier ones."""
     monkeypatch.chdir(tmp_path)
     execute(tmp_path / "here")
     assert service.asked == []
@@ -148,40 +153,25 @@ def test_a_moved_run_directory_is_uploaded_whole_and_its_sessions_are_one_run(
     assert task_set.used_by == ["run-1"]
     assert "write-greeting/instruction.md" in task_set.manifest
     assert [row["progress/finished"] for row in recorded.rows] == [1, 2, 3, 4]
-    steps = [row["_step"] for row in recorded.history]
-    assert steps == sorted(set(steps))
-    assert [row["episode_id"] for row in recorded.table] == ["e1", "e2", "e3", "e4"]
     assert "Please do task2." in recorded.page(recorded.table[1]["trajectory"])
-    assert recorded.summary["run/tries"] == 4
     assert recorded.exit_codes[-1] == 1, "an attempt has no reward"
-
     assert not Path("wandb").exists(), "W&B logs in the working directory"
     said = capfd.readouterr()
     assert "run-1" in said.out
     assert "ares_exp-wandb-" not in said.out + said.err, "names a folder that is removed"
-    requests = len(service.asked)
-    assert main(["wandb", "sync", str(there.parent)]) == 0
-    assert "nothing to upload" in capfd.readouterr().out
-    assert len(service.asked) == requests
 
-
-def test_a_resumed_session_is_uploaded_after_the_earlier_ones(service: WandbService, tmp_path: Path) -> None:
-    execute(tmp_path)
-    assert main(["wandb", "sync", str(tmp_path)]) == 0
-    earlier = (*RESULTS, episode(4, 1.0))
-    tracker = patient_tracker(mode="offline")
-    tracker.start(run_info(tmp_path, resumed=True, earlier=earlier))
-    tracker.log_episode(episode(5, 1.0))
-    with (tmp_path / "episodes.jsonl").open("a") as rows:
-        rows.write(json.dumps(episode(5, 1.0).to_dict()) + "\n")
-    tracker.finish(RunSummary(5, (*earlier, episode(5, 1.0))))
-    assert main(["wandb", "sync", str(tmp_path)]) == 0
-    recorded = ServedRun(service)
+    execute_session(there, (*RESULTS, episode(4, 1.0)), (episode(5, 1.0),))
+    assert main(["wandb", "sync", str(there)]) == 0
     assert [row["progress/finished"] for row in recorded.rows] == [1, 2, 3, 4, 5]
     steps = [row["_step"] for row in recorded.history]
     assert steps == sorted(set(steps))
     assert [row["episode_id"] for row in recorded.table] == ["e1", "e2", "e3", "e4", "e5"]
     assert recorded.summary["run/tries"] == 5
+    requests = len(service.asked)
+    capfd.readouterr()
+    assert main(["wandb", "sync", str(there.parent)]) == 0
+    assert "nothing to upload" in capfd.readouterr().out
+    assert len(service.asked) == requests
 
 
 @pytest.mark.nightly  # `test_a_branch_uses_the_very_version_that_its_parent_made` says it of a service that is there
@@ -194,7 +184,7 @@ def test_a_branch_uses_the_trajectories_of_its_parent_if_they_are_as_they_were(
     for name in ("branch", "other"):
         execute(tmp_path / name, name, parents=(parent,))
     assert main(["wandb", "sync", str(parent), str(tmp_path / "branch")]) == 0
-    *_, used = [one for one in service.artifacts_of("trajectories") if one.run == "parent"]
+    *_, used = [one for one in service.artifacts if (one.type, one.run) == ("trajectories", "parent")]
     assert used.used_by == ["branch"]
     (parent / "trajectories" / "e1.json").write_text("something else")
     capfd.readouterr()

@@ -19,12 +19,11 @@ from hydra.utils import instantiate
 
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.trackers.tracker import Tracker
-from ares_exp.trackers.wandb_tracker import MAX_WAITING, WandbTracker
+from ares_exp.trackers.wandb_tracker import MAX_WAITING, WandbTracker, effective_mode
 from tests.closed_port import closed_port
 from tests.leaks import processes
-from tests.unit.trackers.served_run import ServedRun
-from tests.unit.trackers.tracked_run import RESULTS, SECRET, patient_tracker, run_info
-from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, WandbService
+from tests.unit.trackers.tracked_run import RESULTS, SECRET, patient_tracker, run_info, write_results
+from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, ServedRun, WandbService
 
 CONF = Path(__file__).parents[3] / "conf" / "tracker"
 
@@ -35,12 +34,6 @@ pytestmark = [pytest.mark.usefixtures("no_account"), LEAVES_FOLDERS]
 def _closed_port() -> Iterator[int]:
     with closed_port() as port:
         yield port
-
-
-def _write_files(run_dir: Path) -> None:
-    (run_dir / "trajectories").mkdir(parents=True)
-    (run_dir / "episodes.jsonl").write_text("{}\n")
-    (run_dir / "trajectories" / "e1.json").write_text("{}")
 
 
 def _execute(tracker: Tracker, run_dir: Path, run_id: str = "run-1", planned: int = 3) -> None:
@@ -63,7 +56,7 @@ def test_everything_stays_in_the_run_directory_and_holds_no_secret(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["ares_exp", f"policy.api_key={SECRET}"])
     run_dir = tmp_path / "run"
-    _write_files(run_dir)
+    write_results(run_dir)
     before = dict(os.environ)
     _execute(patient_tracker(), run_dir)
 
@@ -92,7 +85,7 @@ def test_nothing_is_printed_and_no_signal_is_taken(
 def test_two_live_runs_in_one_process_do_not_end_each_other(service: WandbService, tmp_path: Path) -> None:
     first, second = patient_tracker(), patient_tracker()
     for name, tracker in (("a", first), ("b", second)):
-        _write_files(tmp_path / name)
+        write_results(tmp_path / name)
         tracker.start(run_info(tmp_path / name, run_id=name))
         tracker.log_episode(RESULTS[0])
     first.finish(RunSummary(1, RESULTS[:1]))
@@ -263,3 +256,36 @@ def test_samples_that_nobody_has_time_for_are_dropped_and_no_episode_is(tmp_path
     recorded = ServedRun(service)
     assert 0 < len([row for row in recorded.history if "system/queue" in row]) <= MAX_WAITING
     assert len(recorded.rows) == len(recorded.table) == len(RESULTS)
+
+
+# Its mode
+
+LOGIN = "machine api.wandb.ai\n  login user\n  password 0\n"
+ELSEWHERE = {"WANDB_BASE_URL": "https://wandb.example.com/"}
+
+
+@pytest.mark.parametrize(
+    ("netrc", "environ", "mode"),
+    [
+        (None, {}, "offline"),
+        (LOGIN, {}, "online"),
+        (LOGIN, {"WANDB_MODE": "offline"}, "offline"),
+        (LOGIN, ELSEWHERE, "offline"),
+        (LOGIN.replace("api.wandb.ai", "wandb.example.com"), ELSEWHERE, "online"),
+        ("machine github.com login user password 0\n", {}, "offline"),
+        ("machine", {}, "offline"),
+        (None, {"WANDB_API_KEY": "0"}, "online"),
+    ],
+)
+def test_a_login_counts_as_a_key(tmp_path: Path, netrc: str | None, environ: dict[str, str], mode: str) -> None:
+    if netrc is not None:
+        (tmp_path / ".netrc").write_text(netrc)
+        (tmp_path / ".netrc").chmod(0o600)
+    assert effective_mode("auto", {"HOME": str(tmp_path), **environ}) == mode
+
+
+def test_the_netrc_file_may_be_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text(LOGIN)
+    (tmp_path / "mine").chmod(0o600)
+    assert effective_mode("auto", {"NETRC": str(tmp_path / "mine")}) == "online"
+    assert effective_mode("auto", {}) == "offline"

@@ -36,6 +36,13 @@ def episode(index: int, reward: float | None, outcome: Outcome = Outcome.COMPLET
     )
 
 
+def write_results(run_dir: Path) -> None:
+    """The files of a run that become its artifact of trajectories."""
+    (run_dir / "trajectories").mkdir(parents=True)
+    (run_dir / "episodes.jsonl").write_text("{}\n")
+    (run_dir / "trajectories" / "e1.json").write_text("{}")
+
+
 RESULTS = (episode(1, 1.0), episode(2, None, Outcome.AGENT_ERROR), episode(3, 0.5))
 
 

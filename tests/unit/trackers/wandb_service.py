@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from tests.unit.commands.recorded import data_in
+
 LEAVES_FOLDERS = pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning")
 """Of a table that was logged online, W&B leaves a temporary folder until the garbage collector finds it."""
 
@@ -109,10 +111,6 @@ class WandbService:
         """The last summary of a run."""
         lines = self.lines.get((run, "wandb-summary.json"), {})
         return dict(lines[max(lines)]) if lines else {}
-
-    def artifacts_of(self, kind: str) -> list[ServedArtifact]:
-        """The artifacts of a type, of all runs."""
-        return [one for one in self.artifacts if one.type == kind]
 
     @property
     def everything(self) -> list[bytes]:
@@ -246,9 +244,6 @@ class WandbService:
         files = [{"name": name, "uploadUrl": f"{self.url}/run/{run}/{name}"} for name in variables["files"]]
         return {"createRunFiles": {"runID": f"id-{run}", "uploadHeaders": [], "files": files}}
 
-    def _MarkRunFilesUploaded(self, _: dict[str, Any]) -> dict[str, Any]:
-        return {"markRunFilesUploaded": {"success": True}}
-
     def _UpsertView2(self, variables: dict[str, Any]) -> dict[str, Any]:
         self.views.append(variables)
         return {"upsertView": {"view": {"id": "view", "name": variables["name"]}, "inserted": True}}
@@ -272,17 +267,80 @@ class WandbService:
         told |= {"commitHash": None, "fileCount": 1, "createdAt": "2026-01-01", "updatedAt": None, "aliases": []}
         return {"artifact": told}
 
-    def _FetchArtifactDigestAlgorithm(self, _: dict[str, Any]) -> dict[str, Any]:
-        return {"project": None}
-
-    def _XXHashDigestsEnabled(self, _: dict[str, Any]) -> dict[str, Any]:
-        return {"entity": {"xxhashDigestsEnabled": False}}
-
     def _artifact(self, artifact_id: str) -> ServedArtifact:
         return next(one for one in self.artifacts if one.id == artifact_id)
 
     def _artifact_url(self, artifact_id: str, name: str) -> str:
         return f"{self.url}/artifact/{self.artifacts.index(self._artifact(artifact_id))}/{name}"
+
+
+class ServedRun:
+    """What arrived of a run."""
+
+    def __init__(self, service: WandbService, run_id: str = "run-1") -> None:
+        self._service = service
+        self._id = run_id
+
+    @property
+    def first(self) -> dict[str, Any]:
+        """The variables with which it was made."""
+        return self._service.runs[self._id][0]
+
+    @property
+    def raw_config(self) -> dict[str, Any]:
+        configs = [json.loads(one["config"]) for one in self._service.runs[self._id] if one.get("config")]
+        return {key: one["value"] for config in configs for key, one in config.items()}
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {key: value for key, value in self.raw_config.items() if key != "_wandb"}
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        return self._service.history(self._id)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of episodes."""
+        return [row for row in self.history if "progress/finished" in row]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return self._service.summary(self._id)
+
+    @property
+    def step_metrics(self) -> dict[str, str]:
+        """The axis of each metric, as W&B's config spells it: 1 is a name, 2 a pattern, 5 the position of the axis."""
+        metrics = self.raw_config["_wandb"]["m"]
+        return {one.get("1") or one["2"]: metrics[one["5"] - 1]["1"] for one in metrics if "5" in one}
+
+    @property
+    def exit_codes(self) -> list[int]:
+        return self._service.exit_codes.get(self._id, [])
+
+    def artifacts(self, kind: str) -> list[ServedArtifact]:
+        """The artifacts of a type that it logged or used."""
+        runs = ((one, {one.run, *one.used_by}) for one in self._service.artifacts)
+        return [one for one, its in runs if one.type == kind and self._id in its]
+
+    @property
+    def tables(self) -> list[ServedArtifact]:
+        """The parts of the table of episodes, of all sessions."""
+        return self.artifacts("wandb-run-incremental-table")
+
+    @property
+    def table(self) -> list[dict[str, Any]]:
+        """The rows of the table of episodes as it is shown: of the parts that its last value names."""
+        shown = self.summary["episodes"]
+        names = [path.rpartition("/")[2] for path in (*shown["previous_increments_paths"], shown["artifact_path"])]
+        parts = [json.loads(one.files[name]) for name in names for one in self.tables if name in one.files]
+        assert len(parts) == len(names)
+        return [dict(zip(part["columns"], row, strict=True)) for part in parts for row in part["data"]]
+
+    def page(self, cell: dict[str, Any]) -> str:
+        """The episodes of a page that a cell of the table names, as JSON."""
+        page = next(one.files[cell["path"]] for one in self.tables if cell["path"] in one.files).decode()
+        return json.dumps(data_in(page)[1])
 
 
 class _Server(ThreadingHTTPServer):

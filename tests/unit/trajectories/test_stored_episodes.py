@@ -26,7 +26,6 @@ from tests.unit.trajectories.chats import chat, ids, write
 from tests.unit.trajectories.strategies import trajectories
 
 FORMATS = ["e.json", "e.json.zst", "e.jsonl", "e.jsonl.zst"]
-GOLDEN = Path(__file__).parent / "golden"
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -20,7 +20,6 @@ from tests.examples import examples
 
 PNG = "data:image/png;base64,AA=="
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-TEXT = {"type": "text", "text": "t"}
 INPUT_TEXT = {"type": "input_text", "text": "t"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 WHOLE: dict[str, dict[str, Any]] = {
