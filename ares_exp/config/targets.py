@@ -314,6 +314,8 @@ def instantiate_node(config: DictConfig, group: str) -> Any:
     if not OmegaConf.is_dict(node) or "_target_" not in node:
         raise ConfigError(f"The option chosen for `{group}` has no `_target_`: name the class that it makes.")
     _refuse_agent_as_factory(group, node)
+    if group == AGENT and "_partial_" in {*node} and (unknown := _unknown_argument(group, node)):
+        raise ConfigError(unknown)  # otherwise every episode would raise it
     try:
         return instantiate(node, _convert_="all")
     except InstantiationException as error:

@@ -384,9 +384,9 @@ def _http_library() -> Any:
 
 
 def _model_names(body: bytes) -> list[str]:
-    with suppress(ValueError, RecursionError, TypeError, LookupError):
+    with suppress(ValueError, RecursionError, TypeError, LookupError, AttributeError):
         page = json.loads(body)
-        return [] if "has_more" in page and page["has_more"] else [str(model["id"]) for model in page["data"]]
+        return [] if page.get("has_more") else [str(model["id"]) for model in page["data"]]
     return []
 
 

@@ -46,6 +46,12 @@ async def prepare(
     check_snapshots(parts)
     checks = [_load(parts.source, warn), parts.policy.preflight()]
     checks += parts.executor.checks(parts.source, maker.episode_parts(settings.seed))
+    if parts.source.needs_container and parts.effective_agent is not parts.agent_factory:
+        checks.append(parts.agent_factory.preflight())
+        warn(
+            f"The shell agent runs the solutions of the tasks, so agent={parts.agent_factory.name} is only checked. To "
+            "run it, choose another policy: `policy=openai policy.model=…`."
+        )
     outcomes = await asyncio.gather(*checks, return_exceptions=True)
     _raise_all(outcomes)
     if parts.policy.needs_solution and not parts.source.has_solutions:
