@@ -158,7 +158,7 @@ async def _load(source: SourceBase, warn: Callable[[str], None]) -> Sequence[str
         names = await asyncio.to_thread(source.load, warn)
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename is not None else error
-        raise ConfigError(f"The tasks of {name_of(source)} cannot be read: {what}.") from error
+        raise ConfigError(f"Cannot read the tasks: {what}. Choose other tasks, or change the permissions.") from error
     await source.preflight()
     return names
 
