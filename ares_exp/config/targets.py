@@ -307,6 +307,7 @@ def instantiate_node(config: DictConfig, group: str) -> Any:
     from hydra.utils import instantiate
     from omegaconf import OmegaConf
     from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+    from pydantic import ValidationError
 
     node = OmegaConf.select(config, group)
     if not node:
@@ -327,7 +328,8 @@ def instantiate_node(config: DictConfig, group: str) -> Any:
         if isinstance(cause, ImportError | AttributeError) and (why := explain_target(str(node["_target_"]))):
             raise ConfigError(f"`{group}` cannot be made: {why}") from error
         unknown = None if isinstance(cause, ImportError) else _unknown_argument(group, node)
-        raise ConfigError(unknown or _explain(group, cause)) from error
+        is_explained = unknown is not None or isinstance(cause, ConfigError | ValidationError)
+        raise ConfigError(unknown or _explain(group, cause)) from (None if is_explained else cause)
     except MissingMandatoryValue as error:
         key = str(error.full_key or group)
         raise ConfigError(f"`{key}` is needed and has no default: set `{key}=…`.") from None

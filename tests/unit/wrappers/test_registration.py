@@ -99,6 +99,8 @@ def test_an_episode_of_twenty_questions():
     env = gymnasium.make("ares_exp/TwentyQuestions-v0", tasks="cat", questions=2)
     _, info = env.reset()
     assert info["time_step"].first()
+    with pytest.raises(TypeError, match=r"Expected an LLMResponse as the action, got None\. Use"):
+        env.unwrapped.step(None)
     env.step(LLMResponse.from_text("Is it alive?"))
     _, reward, terminated, truncated, _ = env.step(LLMResponse.from_text("Is it a cat?"))
     assert (reward, terminated, truncated) == (1.0, True, False)
