@@ -89,6 +89,19 @@ def with_problems(candidates: Sequence[Candidate], config: DictConfig) -> list[C
     return [one if one.problem is not None else _checked(one, parts) for one in candidates]
 
 
+async def check_containers(config: DictConfig) -> None:
+    """Checks that the containers of a config can be used.
+
+    Raises:
+        UserError: They cannot be used.
+    """
+    containers = as_container_factory(instantiate_group(config, "container"))
+    try:
+        await containers.preflight()
+    finally:
+        await containers.close()
+
+
 def _folders(path: Path) -> list[Path]:
     """A task, or the tasks in a folder of tasks."""
     if not path.is_dir():
