@@ -70,7 +70,7 @@ def _foresighted(policy: LLMClient, events: EpisodeEvents) -> ForesightedClient:
 
     async def ask(call: PendingRequest, is_ahead: bool) -> LLMResponse:
         try:
-            response = checked_response(await policy(call.request))
+            response = await checked_response(policy, call.request)
         except RefusalError as refusal:
             if refusal.response is not None:
                 events.pay(refusal.response)

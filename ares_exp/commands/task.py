@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import re
 import shlex
@@ -16,7 +17,15 @@ from pathlib import Path
 
 from ares_exp.commands import task_shell
 from ares_exp.commands.cli.run_command import EXIT_OK, CommandParser
-from ares_exp.commands.task_runs import NOTHING, SOLUTION, CheckedRun, find_candidates, run_both, with_problems
+from ares_exp.commands.task_runs import (
+    NOTHING,
+    SOLUTION,
+    CheckedRun,
+    check_containers,
+    find_candidates,
+    run_both,
+    with_problems,
+)
 from ares_exp.commands.task_verdict import Problem, TaskVerdict, judge
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.schema import KEYS, validate
@@ -165,6 +174,7 @@ def _check(arguments: argparse.Namespace) -> int:
     runnable = [one for one in candidates if one.problem is None]
     ran: dict[str, CheckedRun] = {}
     if runnable:
+        asyncio.run(check_containers(config))  # before a line reports that tasks are run
         out = _place(arguments.out)
         flags = [f"--config-dir={folder}" for folder in folders]
         ran = run_both(runnable, out, overrides=overrides, flags=flags)

@@ -15,7 +15,7 @@ from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.harbor import check_task
 from ares_exp.environments.source import EpisodeParts
 from ares_exp.errors import ConfigError, TaskError
-from ares_exp.tasks.harbor_task import load_task
+from ares_exp.tasks.harbor_task import empty_instructions, load_task
 from ares_exp.tasks.task_files import INSTRUCTION
 from ares_exp.tasks.task_toml import TASK_TOML
 
@@ -89,6 +89,19 @@ def with_problems(candidates: Sequence[Candidate], config: DictConfig) -> list[C
     return [one if one.problem is not None else _checked(one, parts) for one in candidates]
 
 
+async def check_containers(config: DictConfig) -> None:
+    """Checks that the containers of a config can be used.
+
+    Raises:
+        UserError: They cannot be used.
+    """
+    containers = as_container_factory(instantiate_group(config, "container"))
+    try:
+        await containers.preflight()
+    finally:
+        await containers.close()
+
+
 def _folders(path: Path) -> list[Path]:
     """A task, or the tasks in a folder of tasks."""
     if not path.is_dir():
@@ -110,9 +123,11 @@ def _looks_like_a_task(folder: Path) -> bool:
 
 def _read(candidate: Candidate) -> Candidate:
     try:
-        load_task(candidate.path, links_within=candidate.shared)
+        task = load_task(candidate.path, links_within=candidate.shared)
     except (TaskError, OSError) as error:
         return replace(candidate, problem=str(error))
+    if empty := empty_instructions(task.stages):
+        return replace(candidate, problem=f"{empty[0]} is empty. Write in it what the agent has to do.")
     return candidate
 
 

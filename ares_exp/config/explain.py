@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -37,6 +38,9 @@ def explain(error: Exception, argv: Sequence[str], root_config: str = ROOT_CONFI
     if isinstance(failed, OSError) and failed.filename is not None:
         remedy = "If that is where the run was to be written, choose another place with `hydra.run.dir=…`."
         return f"Cannot use {failed.filename}: {failed.strerror}. {remedy}"
+    if isinstance(failed, OSError) and failed.errno == errno.ENOSPC:  # a write does not name its file
+        place = next((one.partition("=")[2] for one in argv if one.startswith("hydra.run.dir=")), "outputs")
+        return f"Cannot write a run to {place}: {failed.strerror}. Choose another place with `hydra.run.dir=…`."
     if isinstance(error, OverrideParseException):
         return _explain_syntax(error.override, text)
     if isinstance(error, MissingConfigException) or "Could not find" in text:

@@ -173,7 +173,7 @@ def _compose(overrides: Sequence[str], folders: Sequence[Path]) -> _Composed:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             config = compose(ROOT_CONFIG, overrides=[*places, *overrides])
     except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
-        raise ConfigError(explain(error, [*places, *overrides])) from error
+        raise ConfigError(explain(error, [*places, *overrides])) from None  # the chain has 200 lines
     return _Composed(pickle.dumps(config), dict(OptionFiles.looked_at))
 
 

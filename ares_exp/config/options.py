@@ -190,7 +190,8 @@ def _first_comment(path: Path) -> str:
             lines = file.read(MAX_COMMENT_CHARS).splitlines()
     except OSError:
         return ""
-    return next((line[2:] for line in lines if line.startswith("# ") and not line.startswith("# @package")), "")
+    no_text = ("# @package", "# file:")  # the docs start an option with its path
+    return next((line[2:] for line in lines if line.startswith("# ") and not line.startswith(no_text)), "")
 
 
 ENTRY_POINTS = "ares_exp.plugins"

@@ -307,6 +307,7 @@ def instantiate_node(config: DictConfig, group: str) -> Any:
     from hydra.utils import instantiate
     from omegaconf import OmegaConf
     from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+    from pydantic import ValidationError
 
     node = OmegaConf.select(config, group)
     if not node:
@@ -314,6 +315,8 @@ def instantiate_node(config: DictConfig, group: str) -> Any:
     if not OmegaConf.is_dict(node) or "_target_" not in node:
         raise ConfigError(f"The option chosen for `{group}` has no `_target_`: name the class that it makes.")
     _refuse_agent_as_factory(group, node)
+    if group == AGENT and "_partial_" in {*node} and (unknown := _unknown_argument(group, node)):
+        raise ConfigError(unknown)  # otherwise every episode would raise it
     try:
         return instantiate(node, _convert_="all")
     except InstantiationException as error:
@@ -325,7 +328,8 @@ def instantiate_node(config: DictConfig, group: str) -> Any:
         if isinstance(cause, ImportError | AttributeError) and (why := explain_target(str(node["_target_"]))):
             raise ConfigError(f"`{group}` cannot be made: {why}") from error
         unknown = None if isinstance(cause, ImportError) else _unknown_argument(group, node)
-        raise ConfigError(unknown or _explain(group, cause)) from error
+        is_explained = unknown is not None or isinstance(cause, ConfigError | ValidationError)
+        raise ConfigError(unknown or _explain(group, cause)) from (None if is_explained else cause)
     except MissingMandatoryValue as error:
         key = str(error.full_key or group)
         raise ConfigError(f"`{key}` is needed and has no default: set `{key}=…`.") from None

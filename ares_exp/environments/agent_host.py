@@ -7,6 +7,7 @@ observation and waits for its action.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -272,9 +273,15 @@ class AgentHost:
             if context.needs:
                 with_context(self.agent).set_context(context)
             if state is None:
-                await self.agent.run(instruction)
+                working: object = self.agent.run(instruction)
             else:
-                await with_state(self.agent, state).resume(instruction)
+                working = with_state(self.agent, state).resume(instruction)
+            if not inspect.isawaitable(working):
+                raise AgentError(
+                    f"Expected `{type(self.agent).__name__}.run` to be asynchronous, got {type(working).__name__}, "
+                    "which cannot be awaited. Define it with `async def`."
+                )
+            await working
         except SystemExit as error:
             raise AgentError(f"The code agent called sys.exit({error.code!r}).") from error
 

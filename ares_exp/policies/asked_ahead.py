@@ -242,7 +242,7 @@ class PaidBackgroundRequests:
         Raises:
             PolicyError: The policy failed, or what it answered is no response.
         """
-        response = checked_response(await self._client(request))
+        response = await checked_response(self._client, request)
         self._pay(response)
         return response
 

@@ -163,8 +163,11 @@ class Endpoint:
         # Outside of the handler, so that no chained exception shows what was scrubbed.
         raise failure
 
-    async def check(self, *, timeout_sec: float) -> None:
-        """Finds out whether the endpoint can be reached and takes the key, by `GET {base_url}/models`.
+    async def check(self, *, timeout_sec: float) -> list[str]:
+        """Checks that the endpoint can be reached and takes the key, by `GET {base_url}/models`.
+
+        Returns:
+            The names of all models; none if the endpoint does not list them, or not on one page.
 
         Raises:
             PreflightError: It cannot, or does not; with the remedy.
@@ -174,9 +177,9 @@ class Endpoint:
         try:
             async with (
                 asyncio.timeout(timeout_sec),
-                client.models.with_streaming_response.list(extra_headers=self._headers),
+                client.models.with_streaming_response.list(extra_headers=self._headers) as response,
             ):
-                pass
+                return _model_names(await self._whole(response))
         except Exception as error:
             failure = self._failure(error, "GET", "models", timeout_sec)
             if failure is None:
@@ -184,11 +187,12 @@ class Endpoint:
         finally:
             await client.close()
         if not isinstance(failure, EndpointError):
-            return
+            return []
         if failure.status is None:
             raise PreflightError(f"{failure} Check that the server runs and that policy.base_url is right.")
         if failure.status in (401, 403):
             raise PreflightError(str(failure))
+        return []
 
     def scrub(self, text: str) -> str:
         """Returns `text` without the key."""
@@ -268,16 +272,20 @@ class Endpoint:
         try:
             if response.headers.get("content-type", "").lower().startswith("text/event-stream"):
                 return await self._assembled(response)
-            llm_response = bytearray()
-            async for part in response.iter_bytes():
-                llm_response += part
-                self._check_size(len(llm_response))
+            llm_response = await self._whole(response)
         finally:
             await response.close()
         with suppress(ValueError, RecursionError):
             return json.loads(llm_response)
         shown = self._shown(llm_response[: 4 * SHOWN_CHARS].decode(errors="replace"))
         raise MalformedResponseError(f"Expected JSON from {self.base_url}/{self._wire.path}, got: {shown!r}")
+
+    async def _whole(self, response: Any) -> bytes:
+        body = bytearray()
+        async for part in response.iter_bytes():
+            body += part
+            self._check_size(len(body))
+        return bytes(body)
 
     async def _assembled(self, response: Any) -> Any:
         """Puts a streamed response together."""
@@ -373,6 +381,13 @@ def _http_library() -> Any:
     import openai
 
     return importlib.import_module("httpx" if int(openai.__version__.partition(".")[0]) < 3 else "httpx2")
+
+
+def _model_names(body: bytes) -> list[str]:
+    with suppress(ValueError, RecursionError, TypeError, LookupError, AttributeError):
+        page = json.loads(body)
+        return [] if page.get("has_more") else [str(model["id"]) for model in page["data"]]
+    return []
 
 
 def _innermost(error: BaseException) -> str:

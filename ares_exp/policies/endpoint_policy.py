@@ -20,7 +20,14 @@ import pydantic
 from pydantic import AfterValidator, Field
 
 from ares_exp.backoff import backoff_sec
-from ares_exp.errors import ConfigError, EndpointError, MalformedResponseError, PreflightError, RefusalError
+from ares_exp.errors import (
+    ConfigError,
+    EndpointError,
+    MalformedResponseError,
+    PreflightError,
+    RefusalError,
+    close_matches,
+)
 from ares_exp.llms.reasoning import KnownReasoning, reasoning_to_message
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, ThinkingData, Usage
@@ -42,6 +49,7 @@ SAMPLING_FIELDS = (
 
 _OWN_SAMPLING = ("temperature", "top_p", "max_output_tokens", "stop_sequences")
 
+SHOWN_MODELS = 5
 REFUSED = ("refusal", "content_filter")
 """Finish reasons of a response that is a refusal: the model's own, and a content filter's."""
 
@@ -178,6 +186,9 @@ class EndpointPolicy(Policy):
         self.knows_prices = bool(self.prices)
         self._extra_body = dict(self.extra_body or {})
         self._warned: set[str] = set()
+        url = self.base_url.rstrip("/")
+        if url != (base := url.removesuffix(f"/{self.wire.path}")):
+            raise ConfigError(f"Expected `policy.base_url` without `/{self.wire.path}`. Set `policy.base_url={base}`.")
         self.unpriced: set[str] = set()
         self._endpoint = Endpoint(
             self.wire,
@@ -221,7 +232,14 @@ class EndpointPolicy(Policy):
         model = [] if self.model is not None else ["`policy.model` is needed and has no default: set `policy.model=…`."]
         if missing := [*model, *self._endpoint.missing()]:
             raise PreflightError("\n".join(missing))
-        await self._endpoint.check(timeout_sec=self.preflight_timeout_sec)
+        listed = await self._endpoint.check(timeout_sec=self.preflight_timeout_sec)
+        stem = str(self.model).partition(":")[0].removesuffix("-latest")  # servers have several spellings of one name
+        if listed and not any(stem in name for name in listed):
+            shown = ", ".join(listed[:SHOWN_MODELS]) + (", …" if len(listed) > SHOWN_MODELS else "")
+            self._warn_once(
+                f"{self._endpoint.base_url} does not list the model `{self.model}`.{close_matches(stem, listed)} "
+                f"It lists {shown}. Set `policy.model=…`."
+            )
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
         """Returns the policy of one episode, which reports its waits and sends the reasoning so far, if it is to."""

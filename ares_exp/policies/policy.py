@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from ares_exp.config.parts import completed
+from ares_exp.config.parts import completed, name_of
 from ares_exp.errors import ConfigError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
@@ -183,13 +184,20 @@ def as_policy(client: LLMClient) -> Policy:
     return completed(client, Policy)
 
 
-def checked_response(response: object) -> LLMResponse:
-    """Returns what a policy answered, if that is a response.
+async def checked_response(client: LLMClient, request: LLMRequest) -> LLMResponse:
+    """Asks a client and checks its response.
 
     Raises:
-        PolicyError: It is none.
-        MalformedResponseError: Its cost or its usage cannot be counted.
+        PolicyError: The client is not asynchronous, or its response is not an `LLMResponse`.
+        MalformedResponseError: The cost or the usage of the response cannot be counted.
     """
+    responding = client(request)
+    if not inspect.isawaitable(responding):
+        raise PolicyError(
+            f"Expected the policy `{name_of(client)}` to be asynchronous, got {type(responding).__name__}, which "
+            "cannot be awaited. Define its call with `async def`."
+        )
+    response: object = await responding
     if not isinstance(response, LLMResponse):
         raise PolicyError(
             f"Expected the policy to answer with an LLMResponse, got {type(response).__name__}. Make it from a text by "

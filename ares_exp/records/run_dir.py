@@ -64,8 +64,11 @@ def atomic_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
             if sync:
                 os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename == str(temporary):
+            error.filename = str(path)
         raise
     if sync:
         sync_to_disk(path.parent)
@@ -272,6 +275,8 @@ def refuse_used_run_dir(argv: Sequence[str]) -> str | None:
         return None
     for argument in argv:
         key, _, value = argument.partition("=")
+        if key == "name" and "/" in value:
+            return f"Expected `name` to be a folder name without slashes, got {value!r:.200}."
         if key != "hydra.run.dir":
             continue
         try:

@@ -97,7 +97,7 @@ def _compose(overrides: Sequence[str], config_dirs: Sequence[Path], make_run: Ca
     except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
         taken = f" (The overrides that {source} recorded are in force, too.)" if source is not None else ""
         said = explain(error, overrides, root_config).replace(_HYDRAS_SWEEP, "To run each of them, loop over runs")
-        raise ConfigError(f"{said}{taken}") from error
+        raise ConfigError(f"{said}{taken}") from None
 
 
 def _run_hydra(root_config: str, overrides: list[str], make_run: Callable[..., Run]) -> ComposedJob:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import html
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -89,6 +90,14 @@ class RunResults:
         from ares_exp.trajectories.stored_episodes import load
 
         return load(self.run_dir)
+
+    def __repr__(self) -> str:
+        place, reward = str(self.run_dir), self.mean_reward
+        return f"RunResults(run_dir={place!r}, episodes={len(self.rows)}, mean_reward={reward})"
+
+    def _repr_html_(self) -> str:
+        """Shows the table in a notebook."""
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         from ares_exp.reports.summary import render_summary
@@ -203,6 +212,8 @@ class _Running:
         settle: Callable[[], None]
         try:
             settle = partial(self.results.set_result, asyncio.run(self._execute_run()))
+        except UserError as error:  # the message is enough: frames of this thread would hide it
+            settle = partial(self.results.set_exception, error.with_traceback(None))
         except BaseException as error:
             settle = partial(self.results.set_exception, error)
         _in_progress.release()

@@ -46,6 +46,12 @@ async def prepare(
     check_snapshots(parts)
     checks = [_load(parts.source, warn), parts.policy.preflight()]
     checks += parts.executor.checks(parts.source, maker.episode_parts(settings.seed))
+    if parts.source.needs_container and parts.effective_agent is not parts.agent_factory:
+        checks.append(parts.agent_factory.preflight())
+        warn(
+            f"The shell agent runs the solutions of the tasks, so agent={parts.agent_factory.name} is only checked. To "
+            "run it, choose another policy: `policy=openai policy.model=…`."
+        )
     outcomes = await asyncio.gather(*checks, return_exceptions=True)
     _raise_all(outcomes)
     if parts.policy.needs_solution and not parts.source.has_solutions:
@@ -152,7 +158,7 @@ async def _load(source: SourceBase, warn: Callable[[str], None]) -> Sequence[str
         names = await asyncio.to_thread(source.load, warn)
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename is not None else error
-        raise ConfigError(f"The tasks of {name_of(source)} cannot be read: {what}.") from error
+        raise ConfigError(f"Cannot read the tasks: {what}. Choose other tasks, or change the permissions.") from error
     await source.preflight()
     return names
 

@@ -230,6 +230,9 @@ class FinishedEpisode:
     trajectory: EpisodeTrajectory | None
     usage: EpisodeUsage
 
+    def __repr__(self) -> str:
+        return f"FinishedEpisode({self.result.episode_id!r}, {self.outcome.value}, reward={self.reward})"
+
     @property
     def task_name(self) -> str:
         """The task."""

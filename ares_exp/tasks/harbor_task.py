@@ -238,14 +238,21 @@ def load_task(path: str | Path, *, reward_key: str | None = None, links_within: 
     if any(stage.verifier_mode == "separate" and not stage.brings_tests for stage in stages):
         # These links are copied where the agent has no influence. In its own container they may lead elsewhere.
         check_links(root / "environment", bounds, UploadFilter(root))
+    warnings = [f"{TASK_TOML}: {warning}" for warning in warnings_of(parsed)]
+    warnings += [f"{path.relative_to(root)} is empty" for path in empty_instructions(stages)]
     return HarborTask(
         path=root,
         bounds=bounds,
         config=parsed.config,
         stages=stages,
-        warnings=tuple(f"{root.name}: {TASK_TOML}: {warning}" for warning in warnings_of(parsed)),
+        warnings=tuple(f"{root.name}: {warning}" for warning in warnings),
         reward_key=reward_key,
     )
+
+
+def empty_instructions(stages: Sequence[HarborStage]) -> list[Path]:
+    """Returns the paths of the instructions that have no text."""
+    return [stage.folder / INSTRUCTION for stage in stages if not stage.instruction.strip()]
 
 
 def _stages(bounds: LinkBounds, config: TaskToml, reward_key: str | None) -> tuple[HarborStage, ...]:

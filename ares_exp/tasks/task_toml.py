@@ -81,6 +81,9 @@ class CollectHook(TomlTable):
 
 TASK_TOML = "task.toml"
 
+VERSIONS = ("1.0", "1.1", "1.2", "1.3", "1.4")
+"""The known versions of the format."""
+
 VerifierMode = Literal["shared", "separate"]
 
 
@@ -244,6 +247,8 @@ def warnings_of(parsed: ParsedToml) -> list[str]:
     found = [f"unknown key {key} is ignored" for key in parsed.config.unknown_keys()]
     if "version" in parsed.raw:
         found.append("version is the old name of schema_version")
+    if (version := parsed.config.schema_version) not in VERSIONS:
+        found.append(f'schema_version "{version}" is unknown, expected {VERSIONS[0]} to {VERSIONS[-1]}')
     for name, table in _environment_tables(parsed.raw):
         found += [f"{name}.{text}" for text in _environment_warnings(table)]
     return found

@@ -16,14 +16,14 @@ from ares_exp.containers.network_policy import NetworkMode, NetworkPolicy, norma
 REMEDY = "Correct the value, or remove the key to get its default."
 
 
-def _not_nan(seconds: float) -> float:
-    if math.isnan(seconds):
-        raise ValueError("expected a number of seconds, got nan")
+def _not_negative(seconds: float) -> float:
+    if math.isnan(seconds) or seconds < 0:
+        raise ValueError(f"expected a number of seconds, 0 or more, got {seconds}")
     return seconds
 
 
-Seconds = Annotated[float, AfterValidator(_not_nan)]
-"""A time in seconds. Zero, negative and infinite values are legal in the format."""
+Seconds = Annotated[float, AfterValidator(_not_negative)]
+"""A time in seconds. Zero and infinite values are legal. Harbor also accepts negative values."""
 
 User = str | int
 EnvVars = dict[str, str]

@@ -48,6 +48,10 @@ class DrivenEpisode:
     versions: tuple[str, ...] = ()
     staleness: int = 0
 
+    def __repr__(self) -> str:
+        row = self.result
+        return f"DrivenEpisode({row.episode_id!r}, {row.outcome.value}, reward={row.reward}, versions={self.versions})"
+
     @property
     def slot(self) -> Slot:
         """Its task, and the number of the attempt."""

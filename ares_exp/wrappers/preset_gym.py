@@ -17,10 +17,12 @@ from ares_exp.config.targets import import_target, option_targets
 from ares_exp.containers.container import ContainerFactory, ContainerFactoryBase, as_container_factory
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.errors import ConfigError, PresetError, UserError, close_matches
+from ares_exp.llms.response import LLMResponse
 from ares_exp.tasks.verification.time_limits import TimeLimits
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import TrajectoryCollector
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
+from ares_exp.wrappers.async_gym import GymStep
 from ares_exp.wrappers.registry import ConfiguredPreset, PresetId, find_preset
 from ares_exp.wrappers.sync_gym import GymWrapper
 
@@ -174,3 +176,13 @@ class PresetGym(GymWrapper):
         if collector is not None:
             environment = TrajectoryCollectingEnvironment(environment, collector)
         super().__init__(environment, render_mode=render_mode, allow_running_loop=allow_running_loop)
+
+    def step(self, action: LLMResponse) -> GymStep:  # type: ignore[override]
+        """Applies `action`; see `GymWrapper.step`.
+
+        Raises:
+            TypeError: The action is `None`, which would end the episode as if the policy had run out of time.
+        """
+        if action is None:
+            raise TypeError("Expected an LLMResponse as the action, got None. Use `LLMResponse.from_text(text)`.")
+        return super().step(action)

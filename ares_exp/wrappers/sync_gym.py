@@ -130,9 +130,9 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
         except RuntimeError:
             return
         raise RuntimeError(
-            "A GymWrapper was called inside a running event loop, which it would block. Use AsyncGymWrapper "
-            "(`wrap_as_gym(env, async_mode=True)`) and await its methods; in a notebook, "
-            "`wrap_as_gym(env, allow_running_loop=True)` blocks on purpose."
+            f"A {type(self).__name__} was called inside a running event loop, which it would block. In a notebook, "
+            "pass `allow_running_loop=True` to `gymnasium.make` or `wrap_as_gym`. To await its methods, use "
+            "`wrap_as_gym(ares_exp.make(…), async_mode=True)`."
         )
 
 

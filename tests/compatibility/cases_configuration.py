@@ -29,7 +29,6 @@ CASES: list[Case] = [
         id="1.5 no range checks",
         says="Negative and zero numbers are accepted; inf is a time limit.",
         examples={
-            "[agent]\ntimeout_sec = -1": {"agent.timeout_sec": -1.0},
             "[agent]\ntimeout_sec = 0": {"agent.timeout_sec": 0.0},
             "[verifier]\ntimeout_sec = inf": {"verifier.timeout_sec": float("inf")},
             "[environment]\ncpus = 0\nmemory_mb = -1": {"environment.cpus": 0, "environment.memory_mb": -1},
@@ -37,10 +36,10 @@ CASES: list[Case] = [
     ),
     Reading(
         id="1.5 not a number",
-        says="There are no range checks: nan is accepted as a time limit.",
-        deviation="A limit that no time is longer or shorter than means nothing: refused.",
-        examples={"[agent]\ntimeout_sec = nan": INVALID},
-        reference={"[agent]\ntimeout_sec = nan": {}},
+        says="There are no range checks: nan and negative numbers are accepted as time limits.",
+        deviation="They are errors: an agent with such a limit cannot do anything.",
+        examples={"[agent]\ntimeout_sec = nan": INVALID, "[agent]\ntimeout_sec = -1": INVALID},
+        reference={"[agent]\ntimeout_sec = nan": {}, "[agent]\ntimeout_sec = -1": {"agent.timeout_sec": -1.0}},
     ),
     Reading(
         id="1.5 lax numbers, strict strings",

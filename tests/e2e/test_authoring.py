@@ -143,6 +143,7 @@ def test_mistakes_are_told_in_a_sentence(cli: Cli, tmp_path: Path, arguments: li
     assert done.returncode == 2, done.stdout + done.stderr
     assert told in done.stderr
     assert "Traceback" not in done.stderr
+    assert "Running" not in done.stderr
     assert not list(tmp_path.glob("outputs/task-check/*")), "nothing was run"
 
 

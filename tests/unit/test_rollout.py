@@ -52,6 +52,14 @@ async def test_the_loop_runs_to_the_last_step_and_counts() -> None:
     assert (usage.num_steps, usage.prompt_tokens, usage.generated_tokens, usage.cost) == (3, 30, 15, 0.75)
 
 
+async def test_policy_without_async_is_explained() -> None:
+    def policy(request: LLMRequest) -> LLMResponse:
+        return LLMResponse.from_text("a")
+
+    with pytest.raises(PolicyError, match=r"policy `policy` to be asynchronous, got LLMResponse.* `async def`"):
+        await run_episode(ThreeSteps(), policy)  # type: ignore[arg-type]
+
+
 async def test_nothing_is_needed_but_environment_and_policy() -> None:
     async def policy(request: LLMRequest) -> LLMResponse:
         return LLMResponse.from_text("a")

@@ -250,7 +250,7 @@ class ResumablePolicy:
         if self._may_ask is not None:
             await self._may_ask()
         try:
-            return checked_response(await self._client(request))
+            return await checked_response(self._client, request)
         except RefusalError as refusal:
             if refusal.response is not None:
                 self._events.pay(refusal.response)

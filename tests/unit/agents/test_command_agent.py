@@ -68,6 +68,13 @@ def asked() -> list[dict[str, Any]]:
     return [dict(step.observation) for step in stored.load().steps if step.observation is not None]
 
 
+def test_oracle_warns_that_it_replaces_program(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(UserError, match=r"`agent\.files` to name text files, got missing\.py"):
+        execute("policy=oracle", "agent.files={/opt/agent.py: missing.py}")
+    assert execute("policy=oracle").reward == 1.0
+    assert "so agent=command is only checked. To run it, choose another policy" in caplog.text
+
+
 def test_a_program_solves_a_task_without_a_network() -> None:
     probe = "env; cat /proc/net/dev; echo kept > $ARES_AGENT_DIR/note.txt"
     row = execute(*replies(probe, GREET, "DONE"))

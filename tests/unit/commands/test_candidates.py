@@ -31,9 +31,12 @@ def test_a_task_and_a_folder_of_tasks(tasks: Path) -> None:
 def test_a_broken_task_is_one_with_a_problem(tasks: Path) -> None:
     (tasks / "a" / "tests" / "test.sh").unlink()
     (tasks / "b" / "task.toml").unlink()
+    make_task(tasks / "c")
+    (tasks / "c" / "instruction.md").write_text("\n")
     broken = {one.name: one.problem or "" for one in find_candidates([tasks])}
     assert "tests/test.sh: expected the script" in broken["a"]
     assert "task.toml" in broken["b"]
+    assert "instruction.md is empty. Write in it" in broken["c"]
     [alone] = find_candidates([tasks / "b"])
     assert alone.name == "b"
     assert alone.problem is not None

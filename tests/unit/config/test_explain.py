@@ -22,3 +22,5 @@ def test_a_place_that_cannot_be_written_is_named_with_the_remedy() -> None:
     said = explain(caught.value, [])
     assert said.startswith("Cannot use outputs: Permission denied.")
     assert "hydra.run.dir=…" in said
+    said = explain(OSError(28, "No space left on device"), ["seed=1", "hydra.run.dir=small/r"])
+    assert said.startswith("Cannot write a run to small/r: No space left on device. Choose another place")

@@ -35,6 +35,10 @@ def test_an_agent_in_the_place_of_its_factory(tmp_path: Path, monkeypatch: pytes
         instantiate_group(OmegaConf.create({"agent": agent}), "agent")
     made = instantiate_group(OmegaConf.create({"agent": {"_target_": "lone_agent.Lone", "_partial_": True}}), "agent")
     assert type(made(container=None, llm_client=None)).__name__ == "Lone"
+    with pytest.raises(ConfigError, match=r"`agent` has no argument `foo`: it takes .*`n`"):
+        instantiate_group(
+            OmegaConf.create({"agent": {"_target_": "lone_agent.Lone", "_partial_": True, "foo": 1}}), "agent"
+        )
 
 
 @pytest.mark.parametrize(

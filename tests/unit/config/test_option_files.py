@@ -101,11 +101,12 @@ def test_an_agent_that_is_made_for_each_episode_has_its_defaults(
     code += "    def __init__(self, container, llm_client, *, looks=1, commands=5): ...\n"
     (tmp_path / "patient_agent.py").write_text(code)
     (tmp_path / "agent").mkdir()
-    option = "# Waits\n_target_: patient_agent.Patient\n_partial_: true\nlooks: 2\n"
+    option = "# file: agent/patient.yaml\n# Waits\n_target_: patient_agent.Patient\n_partial_: true\nlooks: 2\n"
     (tmp_path / "agent" / "patient.yaml").write_text(option)
     agent = compose_config(["agent=patient", "agent.commands=3"], config_dirs=[tmp_path]).agent
     assert {key: value for key, value in agent.items() if not key.startswith("_")} == {"looks": 2, "commands": 3}
     text = render_help(["--help", "--config-dir", str(tmp_path), "agent=patient"], "ares-exp")
+    assert text.startswith("agent=patient  Waits\n")
     assert "  agent.looks=2\n" in text
     assert "  agent.commands=5\n" in text
     assert "llm_client" not in text

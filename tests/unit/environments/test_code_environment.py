@@ -412,6 +412,14 @@ async def test_an_agent_that_asks_what_is_no_request(make_environment: Any, aske
         await make_environment(agent=agent_factory(asks)).reset()
 
 
+async def test_agent_without_async_is_explained(make_environment: Any) -> None:
+    class Agent:
+        def run(self, task: str) -> None: ...
+
+    with pytest.raises(AgentError, match=r"`Agent\.run` to be asynchronous, got NoneType.* `async def`"):
+        await make_environment(agent=lambda *, container, llm_client: Agent()).reset()
+
+
 async def test_an_agent_that_asks_nothing(make_environment: Any) -> None:
     async def silent(container: Any, llm: Any) -> None:
         await container.exec("true")

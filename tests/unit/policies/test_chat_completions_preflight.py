@@ -10,11 +10,11 @@ import time
 
 import pytest
 
-from ares_exp.errors import PreflightError
+from ares_exp.errors import ConfigError, PreflightError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.policies.chat_completions import OpenAIPolicy
 from tests.closed_port import closed_port
-from tests.loopback_endpoint import LoopbackEndpoint, drop, error, raw, slow
+from tests.loopback_endpoint import LoopbackEndpoint, drop, error, json_body, raw, slow
 
 KEY = "sk-loopback-0123456789"
 
@@ -49,6 +49,24 @@ async def test_an_endpoint_without_a_model_list_is_fine(endpoint: LoopbackEndpoi
 async def test_a_model_list_that_is_no_json_is_fine(endpoint: LoopbackEndpoint) -> None:
     endpoint.models = raw(b"<html>", content_type="text/html")
     await policy_for(endpoint.url).preflight()
+
+
+@pytest.mark.parametrize(
+    ("listed", "is_known"),
+    [(["a", "b"], False), (["m"], True), (["models/m:latest"], True), ([], True)],
+)
+async def test_preflight_warns_of_unlisted_model(
+    endpoint: LoopbackEndpoint, caplog: pytest.LogCaptureFixture, listed: list[str], is_known: bool
+) -> None:
+    endpoint.models = json_body({"data": [{"id": name} for name in listed]})
+    await policy_for(endpoint.url).preflight()
+    said = f"{endpoint.url} does not list the model `m`. It lists a, b. Set `policy.model=…`."
+    assert caplog.messages == ([] if is_known else [said])
+
+
+def test_base_url_with_path_of_requests_raises() -> None:
+    with pytest.raises(ConfigError, match=r"without `/chat/completions`. Set `policy\.base_url=http://h/v1`"):
+        policy_for("http://h/v1/chat/completions/")
 
 
 @pytest.mark.parametrize("value", ["", "  ", None])

@@ -47,6 +47,11 @@ def test_a_place_out_of_reach_is_refused(tmp_path: Path, place: str) -> None:
     assert refusal.endswith("Choose another place with `hydra.run.dir=…`.")
 
 
+def test_name_with_slashes_is_refused() -> None:
+    refusal = refuse_used_run_dir(["name=../../evil"])  # before a folder of that name is made
+    assert refusal == "Expected `name` to be a folder name without slashes, got '../../evil'."
+
+
 def test_a_folder_that_may_not_be_entered_is_refused(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0o000)
     user = os.geteuid()
@@ -65,6 +70,9 @@ def test_a_failing_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) ->
     (tmp_path / "folder").mkdir()
     with pytest.raises(IsADirectoryError):
         write_atomically(tmp_path / "folder", "new")
+    with pytest.raises(FileNotFoundError) as caught:
+        write_atomically(tmp_path / "missing" / "x.json", "new")
+    assert caught.value.filename == str(tmp_path / "missing" / "x.json"), "not the temporary file"
     assert path.read_text() == "old"
     assert sorted(item.name for item in tmp_path.iterdir()) == ["folder", "x.json"]
 

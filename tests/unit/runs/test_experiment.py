@@ -249,7 +249,7 @@ async def test_tasks_that_may_not_be_read_are_a_mistake_of_the_user(tmp_path: Pa
         def load(self, report: object) -> list[str]:
             raise PermissionError(13, "Permission denied", "tasks")
 
-    with pytest.raises(ConfigError, match=r"The tasks of Closed cannot be read: tasks: Permission denied\."):
+    with pytest.raises(ConfigError, match=r"Cannot read the tasks: tasks: Permission denied\."):
         await experiment(tmp_path, source=Closed(1, no_trouble)).prepare()
 
 

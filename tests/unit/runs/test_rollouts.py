@@ -79,6 +79,7 @@ async def test_what_an_episode_has() -> None:
     for episode in episodes:
         assert (episode.reward, episode.outcome, episode.error) == (0.5, Outcome.COMPLETED, None)
         assert episode.result.rewards == {"tests": 0.5}
+        assert repr(episode) == f"FinishedEpisode({episode.result.episode_id!r}, completed, reward=0.5)"
         usage = episode.usage
         assert (usage.num_steps, usage.prompt_tokens, usage.generated_tokens, usage.cost) == (2, 20, 10, 0.5)
         assert (episode.result.num_steps, episode.result.cost) == (2, 0.5)

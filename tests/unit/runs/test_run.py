@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,8 @@ def test_the_results(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert len(results.to_frame(tries=True)) == 4
     assert len(results.trajectories()) == 4
     assert "mean reward 1.00" in str(results)
+    assert results._repr_html_().startswith("<pre>")
+    assert repr(results) == f"RunResults(run_dir={str(results.run_dir)!r}, episodes=4, mean_reward=1.0)"
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", "")
     monkeypatch.setitem(sys.modules, "pandas", None)
@@ -114,6 +117,7 @@ def test_options_of_ones_own(here: Path) -> None:
         (["--help"], "got `--help`"),
         (["show"], "got `show`"),
         (["polcy=oracle"], "Did you mean `policy`"),
+        (["policy=openai", "policy.temperature=x"], r"`policy\.temperature`: "),
         (["attempts=0"], "Expected `attempts` to be at least 1"),
         (["resume=nowhere"], "There is no run"),
         (["resume=true"], "names none"),
@@ -121,8 +125,9 @@ def test_options_of_ones_own(here: Path) -> None:
     ],
 )
 def test_mistakes_are_raised_and_leave_nothing(overrides: Any, said: str, here: Path) -> None:
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=said) as caught:
         ares_exp.run(overrides, quiet=True)
+    assert "/hydra/" not in "".join(traceback.format_exception(caught.value))
     assert [path for path in here.rglob("*") if path.is_file()] == []
 
 

@@ -224,7 +224,11 @@ def test_links_stay_inside_the_task(make_task: MakeTask, tmp_path: Path, folder:
 
 
 def test_warnings_name_the_task(make_task: MakeTask) -> None:
-    assert load_task(make_task(toml="colour = 1")).warnings == ("a-task: task.toml: unknown key colour is ignored",)
+    task = load_task(make_task(toml="colour = 1", files={"instruction.md": "# canary\n \n"}))
+    assert task.warnings == (
+        "a-task: task.toml: unknown key colour is ignored",
+        "a-task: instruction.md is empty",
+    )
 
 
 def test_describe(make_task: MakeTask) -> None:

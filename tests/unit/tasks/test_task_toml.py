@@ -56,6 +56,7 @@ REFUSED = [
     ('[task]\nname = "org/a\\n"', "task.name"),
     ('[task]\nname = "org/a"\nauthors = [{email = "x"}]', "task.authors[0].name"),
     ("[agent]\ntimeout_sec = nan", "agent.timeout_sec"),
+    ("[verifier]\ntimeout_sec = -5", "verifier.timeout_sec: expected a number of seconds, 0 or more, got -5.0"),
     ("[agent]\nuser = [1]", "agent.user"),
     ("[environment.env]\nA = 1", "environment.env.A"),
     ("[environment]\ncpus = nan", "environment.cpus"),
@@ -129,6 +130,7 @@ WARNED = [
     ("artifacts = [{source = '/a', mode = 1}]", ["unknown key artifacts[0].mode is ignored"]),
     ("[[steps]]\nname = 'a'\n[steps.agent]\nx = 1", ["unknown key steps[0].agent.x is ignored"]),
     ('version = "1.0"', ["version is the old name of schema_version"]),
+    ('schema_version = "9.9"', ['schema_version "9.9" is unknown, expected 1.0 to 1.4']),
     (
         "[environment]\nmemory = 2048",
         ["environment.memory = 2048 is no size string and sets no limit; write memory_mb = 2048"],

@@ -76,6 +76,7 @@ async def test_attempts_at_a_task_have_numbers_of_their_own(policy: Responses) -
         second = [episode async for episode in driving.submit(["apple"], n=1)]
     assert sorted(one.slot for one in first) == [("apple", 0), ("apple", 1), ("bread", 0), ("bread", 1)]
     assert [one.slot for one in second] == [("apple", 2)]
+    assert repr(second[0]).endswith(", completed, reward=1.0, versions=('0',))")
     assert all(one.reward == 1.0 and one.versions == ("0",) for one in (*first, *second))
     assert len({row["seed"] for row in rows()}) == len(rows()) == 5
     summary = json.loads(Path("run/summary.json").read_text())

@@ -58,7 +58,9 @@ async def test_inside_a_running_loop_it_refuses():
     env = CountingEnvironment()
     gym = wrap_as_gym(env)
     for call in (gym.reset, lambda: gym.step(ACTION), gym.close, gym.__enter__):
-        with pytest.raises(RuntimeError, match=r"AsyncGymWrapper.*async_mode=True"):
+        with pytest.raises(
+            RuntimeError, match=r"A GymWrapper .*`allow_running_loop=True` to `gymnasium.*async_mode=True"
+        ):
             call()
     await asyncio.to_thread(gym.close)
     gym.close()  # closed already: nothing to block for

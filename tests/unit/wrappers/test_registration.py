@@ -90,6 +90,14 @@ def test_gymnasium_finds_nothing_to_complain_about_where_no_container_is_needed(
     env.close()
 
 
+def test_step_rejects_what_is_no_response():
+    env = gymnasium.make("ares_exp/TwentyQuestions-v0", tasks="cat", questions=2)
+    env.reset()
+    with pytest.raises(TypeError, match=r"Expected an LLMResponse as the action, got None\. Use"):
+        env.unwrapped.step(None)
+    env.close()
+
+
 def test_harbor_tasks_from_a_registry(tmp_path):
     row = {"name": "mine", "version": "1.0", "description": "", "tasks": [{"name": "hello", "path": PATH}]}
     (tmp_path / "registry.json").write_text(json.dumps([row]))
