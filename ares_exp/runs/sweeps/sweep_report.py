@@ -293,7 +293,9 @@ def render_settings(report: SweepReport, stream: TextIO) -> None:
         "jobs": [f"{row.started}/{len(row.jobs)}" for row in rows],
         "episodes": [f"{row.finished}/{row.planned}" if row.planned else "-" for row in rows],
         report.plan.objective: [_objective(row) for row in rows],
-        "range of jobs": [f"{_number(row.lowest)} to {_number(row.highest)}" for row in rows],
+        "range of jobs": [
+            "-" if row.lowest is None else f"{_number(row.lowest)} to {_number(row.highest)}" for row in rows
+        ],
     }
     fitting = columns_that_fit(columns, width, leave_out=["range of jobs", "episodes"])
     write(stream, "\n" + draw(make_table(fitting, texts={*map(one_line, keys)}), stream, width=width))
