@@ -21,7 +21,7 @@ from ares_exp.records.run_dir import dump_json, is_run
 from ares_exp.records.statistics.comparison import ALPHA
 from ares_exp.records.statistics.run_statistics import THRESHOLD, json_ready
 from ares_exp.records.terminal_text import collapsed, count_of, make_console, one_line, printable
-from ares_exp.runs.sweeps.sweep_report import SweepReport, render_report
+from ares_exp.runs.sweeps.sweep_report import REPEATED_BY, SweepReport, render_report, render_settings
 from ares_exp.trajectories.divergence import Divergence, find_divergence
 from ares_exp.trajectories.episode_printer import EpisodePrinter, EpisodeTotals, number, seconds
 from ares_exp.trajectories.records import EpisodeTrajectory
@@ -41,7 +41,9 @@ Compares two or more runs on the tasks that they have in common: how much the me
 a p-value, which tasks flipped, and how many attempts or tasks would settle it. The first run is the baseline. The last
 try of an attempt is its result. An attempt without a reward counts as zero; a second row leaves these attempts out.
 
-One sweep: prints the table of its jobs, also while it runs and after it was killed.
+One sweep: prints the table of its jobs, also while it runs and after it was killed. If several jobs differ only in
+their seed, a second table has one row per setting, with the mean and an interval over tasks and seeds. `--over KEY`
+prints this table for another key.
 
 Two episodes: aligns them at the first thing that was said or done differently, and shows the difference, how each
 continues, and the totals of both. Ids, times, seconds, tokens, prices, reasoning and the model's name do not count.
@@ -51,6 +53,7 @@ Examples:
   %(prog)s outputs/first outputs/second
   %(prog)s outputs/first outputs/second --json | jq .pairs
   %(prog)s outputs/sweep
+  %(prog)s outputs/sweep --over seed        one row per setting, with the mean over its seeds
   %(prog)s outputs/sweep/[0-9]*             every job of a sweep against its first
   %(prog)s outputs/sweep --all-pairs
   %(prog)s outputs/first/fix-bug outputs/second/fix-bug
@@ -80,6 +83,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the p-value below which a difference counts as one; intervals are of 1 - alpha (0.05)",
     )
     runs.add_argument("--all-pairs", action="store_true", help="every run with every other, not only with the first")
+    runs.add_argument(
+        "--over", metavar="KEY", help="of a sweep: one row per setting, the mean over the jobs that differ only in KEY"
+    )
     runs.add_argument("--json", action="store_true", help="everything, as JSON; of a sweep, the content of sweep.json")
     episodes = parser.add_argument_group("episodes")
     episodes.add_argument(
@@ -93,7 +99,9 @@ def run(arguments: argparse.Namespace) -> int:
     paths: list[Path] = arguments.paths
     episodes = [path for path in paths if _is_episode(path)]
     if not episodes and len(paths) == 1 and not is_run(paths[0]) and not arguments.all_pairs:
-        return _print_sweep(paths[0], as_json=arguments.json)
+        return _print_sweep(paths[0], arguments)
+    if arguments.over is not None:
+        raise ConfigError("Expected one sweep for `--over`. Name the folder of a sweep, without `--all-pairs`.")
     if not episodes:
         return _compare_runs(paths, arguments)
     if len(episodes) != 2 or len(paths) != 2:
@@ -112,12 +120,17 @@ def _is_episode(path: Path) -> bool:
     return path.is_file() or (not path.exists() and any(one.is_file() or is_run(one) for one in path.parents))
 
 
-def _print_sweep(path: Path, *, as_json: bool) -> int:
-    report = SweepReport.read(path)
-    if as_json:
+def _print_sweep(path: Path, arguments: argparse.Namespace) -> int:
+    report = SweepReport.read(path, over=arguments.over)
+    if arguments.over is not None and not report.settings:
+        raise ConfigError(
+            f"No two jobs of {path} differ only in `{arguments.over}`, so that no setting is repeated. Run the sweep "
+            f"with several values of a key, such as `{REPEATED_BY}=1,2,3,4`."
+        )
+    if arguments.json:
         sys.stdout.write(dump_json(report.to_dict(), indent=2) + "\n")
     else:
-        render_report(report, sys.stdout)
+        (render_report if arguments.over is None else render_settings)(report, sys.stdout)
     return EXIT_OK
 
 

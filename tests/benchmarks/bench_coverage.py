@@ -6,6 +6,10 @@ pass of its own, drawn from a Beta distribution with the given mean and intracla
 holds the truth, for the mean reward, pass@k and pass^k, beside what Wilson's interval over independent attempts would
 have held; then for two runs that are alike, in seven of ten tasks with the same probability: how often the interval of
 the difference holds 0, and how often the p-value is below 0.05.
+
+A second table is of settings that are repeated with several seeds, one attempt at each task per seed: the share of
+sweeps whose interval over tasks and seeds contains the true mean. In its last rows all tasks of a seed share an effect,
+as with checkpoints of several training runs, which such an interval does not contain.
 """
 
 from __future__ import annotations
@@ -15,8 +19,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
+from ares_exp.records.results import EpisodeResult, Outcome
+from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.statistics.estimate import Estimate, mean, mean_over_attempts, wilson
 from ares_exp.records.statistics.paired import Difference
+from ares_exp.records.statistics.replicates import pooled
+from ares_exp.records.statistics.run_statistics import RunStatistics
 from ares_exp.records.statistics.task_statistics import ks_up_to, pass_rates
 
 REPETITIONS = 2000
@@ -89,6 +97,36 @@ def simulate(world: World, *, repetitions: int, seed: int = 0) -> Coverage:
     return found
 
 
+def simulate_seeds(world: World, *, seeds: int, effect: float = 0.0, repetitions: int, seed: int = 0) -> float:
+    """Repeats a setting with several seeds; returns how often the interval contains the true mean.
+
+    Args:
+        world: The tasks, and the attempts at each of them per seed.
+        seeds: The number of seeds.
+        effect: The standard deviation of what a seed adds to the probabilities of all of its tasks.
+        repetitions: The number of simulated sweeps.
+        seed: The seed of the simulation.
+    """
+    rng = random.Random(f"{world} {seeds} {effect} {seed}")
+    held = 0
+    for _ in range(repetitions):
+        tasks = [world.probability(rng) for _ in range(world.tasks)]
+        runs = []
+        for _ in range(seeds):
+            shift = rng.gauss(0, effect) if effect else 0.0
+            rewards = _execute([one + shift for one in tasks], world, rng)
+            results = [
+                EpisodeResult("any", f"{number}", attempt, 0, Outcome.COMPLETED, reward)
+                for number, own in enumerate(rewards)
+                for attempt, reward in enumerate(own)
+            ]
+            runs.append(RunSummary(len(results), tuple(results)))
+        found = pooled(runs)
+        statistics = RunStatistics.of(found.results, planned=found.planned)
+        held += _holds(statistics.errors_as_zero.mean_reward, world.mean)
+    return held / repetitions
+
+
 def _execute(probabilities: list[float], world: World, rng: random.Random) -> list[list[float]]:
     return [[float(rng.random() < one) for _ in range(world.attempts)] for one in probabilities]
 
@@ -137,6 +175,14 @@ def main() -> None:
         shares = [getattr(found, name) for found in all_found]
         print(f"{name}: least {min(shares):.3f}, mean {mean(shares):.3f}")
     print(f"false_alarms: most {max(found.false_alarms for found in all_found):.3f}")
+    print("| seeds | tasks | mean | correlation | effect of a seed | mean reward |")
+    print("|---|---|---|---|---|---|")
+    for center, correlation, effect in [
+        *product((0.5, 0.8, 0.95), (0, 0.1, 0.3, 0.8), (0.0,)),
+        *((0.5, 0.3, effect) for effect in (0.05, 0.1, 0.2)),
+    ]:
+        held = simulate_seeds(World(20, 1, center, correlation), seeds=4, effect=effect, repetitions=REPETITIONS)
+        print(f"| 4 | 20 | {center} | {correlation} | {effect} | {held:.3f} |", flush=True)
 
 
 if __name__ == "__main__":

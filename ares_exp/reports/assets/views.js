@@ -144,9 +144,14 @@ function sweepView(sweep) {
     { key: "objective", name: sweep.objective, isNumber: true, get: (row) => row.objective, show: (row) => interval({ value: row.objective, low: row.low, high: row.high }) },
     { key: "tokens", name: "tokens", isNumber: true, get: (row) => row.tokens }, { key: "cost", name: "cost", isNumber: true, get: (row) => row.cost, show: (row) => figure(row.cost, dollars) },
     { key: "message", name: "message", get: (row) => row.message }];
+  const settings = [...sweep.keys.filter((key) => key !== sweep.over).map((key) => ({ key, name: key, get: (row) => row.overrides[key] })),
+    { key: "jobs", name: "jobs", get: (row) => row.jobs.join(", ") }, { key: "finished", name: "finished", isNumber: true, get: (row) => row.finished, show: (row) => `${row.finished}/${row.planned}` },
+    { key: "objective", name: sweep.objective, isNumber: true, get: (row) => row.objective, show: (row) => interval({ value: row.objective, low: row.low, high: row.high }) },
+    { key: "lowest", name: "lowest job", isNumber: true, get: (row) => row.lowest, show: (row) => figure(row.lowest) }, { key: "highest", name: "highest job", isNumber: true, get: (row) => row.highest, show: (row) => figure(row.highest) }];
   const best = sweep.jobs.find((one) => one.job === sweep.best);
   return el("div", null, el("h2", null, `Sweep of ${count(sweep.jobs.length, "job")}`), el("p", { class: "dim" }, sweep.path),
     best ? el("p", { class: "verdict" }, `Best ${sweep.objective} (${sweep.minimize ? "least" : "greatest"}): job ${best.job}, `, interval({ value: best.objective, low: best.low, high: best.high }), `, ${Object.entries(best.overrides).map(([key, value]) => `${key}=${value}`).join(" ")}`) : null,
+    sweep.settings.length ? [el("h3", null, `Mean over ${sweep.over}`), table("settings", settings, sweep.settings, { state: stateOf("settings"), thing: "setting", example: "jobs:0", sort: { key: "objective", down: !sweep.minimize } })] : null,
     el("div", { class: "pictures" }, sweepMap(sweep)), table("jobs", columns, sweep.jobs, { state: stateOf("sweep"), thing: "job", example: "state:complete", sort: { key: "objective", down: !sweep.minimize }, rowClass: (row) => (row.job === sweep.best ? "best" : null) }));
 }
 

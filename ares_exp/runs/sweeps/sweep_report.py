@@ -5,30 +5,35 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self, TextIO
 
-from ares_exp.errors import ConfigError
+from ares_exp.errors import ConfigError, close_matches
 from ares_exp.records import exit_codes
 from ares_exp.records.run_dir import dump_json, write_atomically
 from ares_exp.records.statistics.metric_estimates import PREFIX, metrics
+from ares_exp.records.statistics.replicates import pooled
 from ares_exp.records.statistics.run_statistics import RunStatistics, json_ready
 from ares_exp.records.terminal_text import (
     PIPE_COLUMNS,
     columns_that_fit,
+    count_of,
     draw,
     format_number,
     make_table,
     one_line,
     write,
 )
+from ares_exp.runs.resume.session import RESUME_KEYS
 from ares_exp.runs.sweeps.job_folder import JobFolder, JobState, job_folders
 from ares_exp.runs.sweeps.plan import SweepPlan, varied
 
 SWEEP_JSON = "sweep.json"
 SCHEMA_VERSION = 1
+REPEATED_BY = "seed"
+"""The key that repeats a setting, unless the command names another key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,32 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Setting:
+    """The jobs that differ only in one key, such as `seed`, taken together.
+
+    Attributes:
+        overrides: Their other overrides that vary in the sweep, by key.
+        jobs: The jobs.
+        started: Number of these jobs that have a run.
+        planned, finished: Numbers of attempts, as of a job.
+        objective: The metric over all results of these jobs; `None` if it cannot be computed.
+        low, high: Its interval over tasks and jobs, if the metric has one.
+        lowest, highest: The range of the metric over single jobs.
+    """
+
+    overrides: Mapping[str, str]
+    jobs: tuple[str, ...]
+    started: int
+    planned: int
+    finished: int
+    objective: float | None
+    low: float | None
+    high: float | None
+    lowest: float | None
+    highest: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class SweepReport:
     """A sweep's folder, added up.
 
@@ -73,19 +104,27 @@ class SweepReport:
         plan: What the sweep was to consist of.
         rows: One for each job, those that have not started included.
         exit_code: What the command that ran the sweep exits with, unless it was interrupted.
+        over: The key in which the jobs of one setting differ.
+        settings: One for each group of jobs that differ only in this key; empty if no group has two jobs.
     """
 
     path: Path
     plan: SweepPlan
     rows: tuple[Row, ...]
     exit_code: int
+    over: str = REPEATED_BY
+    settings: tuple[Setting, ...] = ()
 
     @classmethod
-    def read(cls, path: Path) -> Self:
+    def read(cls, path: Path, *, over: str | None = None) -> Self:
         """Reads the summary of a sweep that runs, has ended or was killed.
 
+        Args:
+            path: Its folder.
+            over: The key in which the jobs of one setting differ; `None` takes `seed`, if this key repeats a setting.
+
         Raises:
-            ConfigError: It is no sweep's folder, or a record in it is broken.
+            ConfigError: It is no sweep's folder, or a record in it is broken; or `over` does not repeat a setting.
         """
         plan = SweepPlan.read(path)
         folders = {str(folder.relative_to(path)): JobFolder.read(folder) for folder in job_folders(path)}
@@ -105,7 +144,17 @@ class SweepReport:
             _row(name, job, _chosen(overrides[name], keys), plan.objective)
             for name, job in zip(names, jobs, strict=True)
         )
-        return cls(path, plan, rows, max((job.exit_code for job in jobs), default=exit_codes.COMPLETE))
+        if over is not None:
+            _check_overridden(over, overrides.values(), path)
+        over = over or REPEATED_BY
+        groups: dict[tuple[tuple[str, str], ...], list[tuple[Row, JobFolder]]] = {}
+        for row, job in zip(rows, jobs, strict=True):
+            if overrides[row.job]:
+                groups.setdefault(tuple(one for one in row.overrides.items() if one[0] != over), []).append((row, job))
+        is_repeated = over in keys and any(len(own) > 1 for own in groups.values())
+        settings = tuple(_setting(dict(rest), own, plan.objective) for rest, own in groups.items())
+        exit_code = max((job.exit_code for job in jobs), default=exit_codes.COMPLETE)
+        return cls(path, plan, rows, exit_code, over, settings if is_repeated else ())
 
     @property
     def has_started(self) -> bool:
@@ -130,6 +179,8 @@ class SweepReport:
                 "minimize": self.plan.minimize,
                 "best": best.job if best is not None else None,
                 "jobs": [asdict(row) for row in self.rows],
+                "over": self.over if self.settings else None,
+                "settings": [asdict(setting) for setting in self.settings],
             }
         )
         return found
@@ -142,6 +193,33 @@ class SweepReport:
 def _chosen(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
     given = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     return {key: given[key] for key in keys if key in given}
+
+
+def _check_overridden(key: str, jobs: Iterable[Sequence[str]], path: Path) -> None:
+    found = dict.fromkeys(override.partition("=")[0] for job in jobs for override in job)
+    if key not in (known := [name for name in found if name not in RESUME_KEYS]):
+        raise ConfigError(
+            f"No job of {_shown(path)} overrides `{key}`.{close_matches(key, known)} The overridden keys are: "
+            f"{', '.join(known) or 'none'}."
+        )
+
+
+def _setting(overrides: Mapping[str, str], jobs: Sequence[tuple[Row, JobFolder]], objective: str) -> Setting:
+    summaries = [job.summary for _, job in jobs if job.summary is not None]
+    whole = _row("", JobFolder(jobs[0][1].path, pooled(summaries) if summaries else None), overrides, objective)
+    single = [row.objective for row, _ in jobs if row.objective is not None]
+    return Setting(
+        overrides,
+        tuple(row.job for row, _ in jobs),
+        len(summaries),
+        whole.planned,
+        whole.finished,
+        whole.objective,
+        whole.low,
+        whole.high,
+        min(single, default=None),
+        max(single, default=None),
+    )
 
 
 def _row(name: str, job: JobFolder, overrides: Mapping[str, str], objective: str) -> Row:
@@ -200,7 +278,31 @@ def render_report(report: SweepReport, stream: TextIO) -> None:
     fitting = columns_that_fit(columns, width, leave_out=[name for name in LEFT_OUT_WHERE_NARROW if name in columns])
     write(stream, "\n" + draw(make_table(fitting, texts={"outcomes", *map(one_line, keys)}), stream, width=width))
     write(stream, "\n".join(_lines(report)) + "\n")
+    if report.settings:
+        render_settings(report, stream)
     stream.flush()
+
+
+def render_settings(report: SweepReport, stream: TextIO) -> None:
+    """Writes a table with a row for each setting, the mean of its jobs."""
+    width = shutil.get_terminal_size().columns if stream.isatty() else PIPE_COLUMNS
+    rows = report.settings[:MAX_ROWS]
+    keys = dict.fromkeys(key for row in rows for key in row.overrides)
+    columns = {
+        **{one_line(key): [one_line(row.overrides.get(key, "-"), 40) for row in rows] for key in keys},
+        "jobs": [f"{row.started}/{len(row.jobs)}" for row in rows],
+        "episodes": [f"{row.finished}/{row.planned}" if row.planned else "-" for row in rows],
+        report.plan.objective: [_objective(row) for row in rows],
+        "range of jobs": [
+            "-" if row.lowest is None else f"{_number(row.lowest)} to {_number(row.highest)}" for row in rows
+        ],
+    }
+    fitting = columns_that_fit(columns, width, leave_out=["range of jobs", "episodes"])
+    write(stream, "\n" + draw(make_table(fitting, texts={*map(one_line, keys)}), stream, width=width))
+    if len(report.settings) > MAX_ROWS:
+        write(stream, f"and {len(report.settings) - MAX_ROWS} more settings, with --json\n")
+    settings = count_of(len(report.settings), "setting")
+    write(stream, f"{settings} over `{one_line(report.over)}`; 95 % intervals over tasks and jobs, errors as zero\n")
 
 
 def _lines(report: SweepReport) -> Iterator[str]:
@@ -237,7 +339,7 @@ def _named(row: Row) -> str:
     return one_line(f"job {row.job} ({chosen})" if chosen else f"job {row.job}", 200)
 
 
-def _objective(row: Row) -> str:
+def _objective(row: Row | Setting) -> str:
     if row.low is None or row.high is None:
         return _number(row.objective)
     return f"{_number(row.objective)} [{_number(row.low)}, {_number(row.high)}]"

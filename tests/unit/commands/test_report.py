@@ -115,7 +115,7 @@ def test_a_sweep_has_the_numbers_of_its_summary(tmp_path: Path) -> None:
     for number, reward in enumerate((0.0, 1.0)):
         job = run_of(tmp_path / "sweep" / str(number), [row("task", 0, reward)])
         (job / ".hydra").mkdir()
-        (job / ".hydra" / "overrides.yaml").write_text(f"- policy.temperature={number}\n")
+        (job / ".hydra" / "overrides.yaml").write_text(f"- seed={number}\n")
     (tmp_path / "sweep" / "multirun.yaml").write_text("hydra: {}\n")
     assert main([str(tmp_path / "sweep")]) == 0
     payload, _ = data_of(tmp_path / "sweep" / "report.html")
@@ -123,6 +123,8 @@ def test_a_sweep_has_the_numbers_of_its_summary(tmp_path: Path) -> None:
     assert sweep["best"] == told["best"] == "1"
     assert [{key: job[key] for key in job if key != "run"} for job in sweep["jobs"]] == told["jobs"]
     assert [job["run"] for job in sweep["jobs"]] == [0, 1]
+    assert sweep["settings"] == told["settings"]
+    assert [(one["jobs"], one["objective"]) for one in sweep["settings"]] == [(["0", "1"], 0.5)]
     assert len(payload["runs"]) == 2
 
 

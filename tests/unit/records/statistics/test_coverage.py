@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.benchmarks.bench_coverage import World, simulate
+from tests.benchmarks.bench_coverage import World, simulate, simulate_seeds
 
 pytestmark = pytest.mark.once
 
@@ -30,6 +30,11 @@ def test_intervals_hold_the_truth_as_often_as_they_say(world: World) -> None:
     for share in (found.mean_reward, found.pass_at_k, found.pass_hat_k, found.difference):
         assert 0.92 <= share <= 1.0 + 1e-9
     assert found.false_alarms <= 0.07
+
+
+@pytest.mark.parametrize("world", [World(20, 1, 0.5, 0.3), World(20, 1, 0.8, 0.1), World(20, 2, 0.8, 0.3)], ids=str)
+def test_interval_over_seeds_covers_the_mean(world: World) -> None:
+    assert 0.90 <= simulate_seeds(world, seeds=4, repetitions=500) <= 0.98
 
 
 def test_taking_attempts_for_independent_would_not() -> None:

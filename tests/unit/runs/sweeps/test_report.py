@@ -14,6 +14,7 @@ from ares_exp.config.hydra_setup import hydra_records
 from ares_exp.errors import ConfigError
 from ares_exp.records.results import Outcome
 from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.statistics.estimate import mean_over_attempts
 from ares_exp.records.statistics.metric_estimates import check_objective, known_metrics, objective
 from ares_exp.runs.sweeps.job_folder import FailureNote, JobFolder, JobState, job_folders
 from ares_exp.runs.sweeps.plan import SweepPlan, varied
@@ -76,6 +77,55 @@ def test_less_may_be_better(tmp_path: Path) -> None:
     assert [row.objective for row in report.rows] == [10.0, 10.0]
     assert report.rows[1].state is JobState.INCOMPLETE
     assert report.best is report.rows[0]
+
+
+@pytest.fixture
+def repeated(tmp_path: Path) -> Path:
+    """Two settings with two seeds each: seed 2 of the second setting has not started."""
+    jobs = [(f"limits.steps={steps}", "name=x", f"seed={seed}") for steps in (2, 8) for seed in (1, 2)]
+    SweepPlan(4, jobs=tuple(jobs)).write(tmp_path)
+    for number, rewards in enumerate([(1.0, 0.0), (1.0, 1.0), (None, 0.0)]):
+        results = [result(task, 0, reward) for task, reward in zip("ab", rewards, strict=True)]
+        record(tmp_path / str(number), results, overrides=jobs[number])
+    return tmp_path
+
+
+def test_sweep_report_averages_settings_over_seeds(repeated: Path) -> None:
+    first, second = (settings := SweepReport.read(repeated).settings)
+    assert [dict(one.overrides) for one in settings] == [{"limits.steps": "2"}, {"limits.steps": "8"}]
+    assert (first.jobs, first.started, first.finished, first.planned) == (("0", "1"), 2, 4, 4)
+    expected = mean_over_attempts([[1.0, 1.0], [0.0, 1.0]])
+    assert expected is not None
+    assert (first.objective, first.low, first.high) == (0.75, expected.low, expected.high)
+    assert (first.lowest, first.highest) == (0.5, 1.0)
+    assert (second.started, second.objective, second.lowest) == (1, 0.0, 0.0), "an error counts as zero"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        ((), 0, "2/2 4/4 0.75"),
+        (("--over", "seed"), 0, "2 settings over `seed`"),
+        (("--over", "limits.steps"), 0, "2 settings over `limits.steps`"),
+        (("--over", "sed"), 2, "Did you mean `seed`? The overridden keys are: limits.steps, name, seed."),
+        (("--over", "name"), 2, "differ only in `name`, so that no setting is repeated"),
+        (("--over", "seed", "--all-pairs"), 2, "Expected one sweep for `--over`"),
+    ],
+)
+def test_compare_over_reports_settings(
+    repeated: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, text: str
+) -> None:
+    assert main([str(repeated), *arguments]) == code
+    out, err = capsys.readouterr()
+    assert text in " ".join((out + err).split())
+    assert ("job " in out) == (not arguments), "with --over only the settings"
+
+
+def test_compare_over_json_has_settings(repeated: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(repeated), "--over", "limits.steps", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["over"] == "limits.steps"
+    assert [one["jobs"] for one in document["settings"]] == [["0", "2"], ["1", "3"]]
 
 
 def test_jobs_in_folders_of_other_names_are_found(tmp_path: Path) -> None:
