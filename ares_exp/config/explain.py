@@ -106,6 +106,11 @@ def _explain_option(text: str) -> str:
     group, _, option = (found[1] if found else _first_quoted(text)).rpartition("/")
     listed = re.findall(r"^\t(\S+)$", text, re.MULTILINE)
     options = listed or [option.name for option in options_of(group)]
+    return no_option(option, group, options)
+
+
+def no_option(option: str, group: str, options: Sequence[str]) -> str:
+    """Reports that a group lacks an option, and lists the others."""
     known = f"{close_matches(option, options)} Options: {', '.join(options)}."
     return f"There is no option `{option}` in the group `{group}`.{known}"
 

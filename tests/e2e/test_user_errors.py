@@ -116,10 +116,12 @@ def test_the_version_is_ours(cli: Any) -> None:
 
 def test_help_on_a_group_and_an_option(cli: Any) -> None:
     assert "  policy.model=null\n      Name of the model" in cli("--help", "policy=openai").stdout
-    for asked in ("policy", "policy=gpt"):
-        shown = cli("--help", asked).stdout
-        assert "    scripted " in shown
-        assert "    docker " not in shown
+    shown = cli("--help", "policy").stdout
+    assert "    scripted " in shown
+    assert "    docker " not in shown
+    wrong = cli("--help", "policy=gpt")
+    assert wrong.returncode == 2
+    assert "scripted" in wrong.stderr
 
 
 def test_an_endpoint_that_refuses(cli: Any) -> None:

@@ -48,8 +48,7 @@ def execute() -> int:
     if HELP & set(sys.argv[1:]):
         from ares_exp.commands.cli.help import print_help
 
-        print_help(sys.argv[1:], program())
-        return exit_codes.COMPLETE
+        return print_help(sys.argv[1:], program())
     if len(sys.argv) == 3 and sys.argv[1] in COMPLETION and sys.argv[2].startswith("query="):
         return _complete()
     exit_code = _run()
@@ -63,8 +62,8 @@ def run_word(argv: Sequence[str], program: str) -> int | None:
 
     `--help COMMAND` is `COMMAND --help`.
     """
-    if len(argv) == 2 and argv[0] in HELP and argv[1] in COMMANDS:
-        argv = [*reversed(argv)]
+    if argv and argv[0] in HELP and set(argv[1:2]) & COMMANDS.keys():
+        argv = [*argv[1:], argv[0]]
     if not argv or "=" in argv[0] or argv[0].startswith(("-", "+", "~")):  # an override, or a flag
         return None
     if argv[0] in COMMANDS:
