@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 
 _SHOWN_KEYS = 4
 _SHOWN_OPTIONS = 2
+EXTRAS = {
+    **dict.fromkeys([f"hydra/launcher={name}" for name in ("joblib", "submitit_local", "submitit_slurm")], "sweep"),
+    "hydra/sweeper=optuna": "optuna",
+}
+"""The extra of each option that a package of Hydra adds."""
+NO_PACKAGE = (
+    "Expected `# @package _global_` as the first line of {name}.yaml: without it, the file sets keys below "
+    "`experiment` instead of top-level keys. Add this line."
+)
 QUOTED = re.compile(r"['\"`]([^'\"`]+)['\"`]")
 
 
@@ -48,6 +57,8 @@ def explain(error: Exception, argv: Sequence[str], root_config: str = ROOT_CONFI
         return f"There is no group or key `{word}`.{suggest_key(word)} Groups: {', '.join(GROUPS)}."
     if re.search(r"not in struct|Key '.*' not in '\w+'", f"{text}\n{cause}"):
         word = key or _first_quoted(text)
+        if word.startswith("experiment/"):
+            return NO_PACKAGE.format(name=word)
         meant = suggest_key(word, argv, root_config)
         return f"There is no key `{word}`.{meant} `--cfg job` shows every key; `--help` says what they mean."
     if is_below_a_list(error):
@@ -110,7 +121,9 @@ def _explain_option(text: str) -> str:
 
 
 def no_option(option: str, group: str, options: Sequence[str]) -> str:
-    """Reports that a group lacks an option, and lists the others."""
+    """Reports that a group lacks an option: names the extra that has it, or lists the others."""
+    if extra := EXTRAS.get(f"{group}={option}"):
+        return f"`{group}={option}` needs a package that is not installed: pip install 'ares-exp[{extra}]'."
     known = f"{close_matches(option, options)} Options: {', '.join(options)}."
     return f"There is no option `{option}` in the group `{group}`.{known}"
 
