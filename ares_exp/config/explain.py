@@ -50,6 +50,8 @@ def explain(error: Exception, argv: Sequence[str], root_config: str = ROOT_CONFI
         return _explain_syntax(error.override, text)
     if isinstance(error, MissingConfigException) or "Could not find" in text:
         return _explain_option(text)
+    if found := re.match("Ambiguous value for argument '(.*)'$", text, re.MULTILINE):
+        return _explain_several_values(found[1])
     if "Config group override must be" in text:
         return _explain_no_option(argv)
     if "No match in the defaults list" in text:
@@ -112,9 +114,18 @@ def _explain_syntax(override: str, text: str) -> str:
     )
 
 
+def _explain_several_values(override: str) -> str:
+    key, _, values = override.partition("=")
+    is_numeric = re.fullmatch(r"[-+.\d_e,\s]+", values) is not None
+    listed = "" if is_numeric else f", or write one list: '{key}=[{values}]'"
+    return f"Expected one value of `{key}`, got `{values}`. Add `-m` for a sweep, with one run per value{listed}."
+
+
 def _explain_option(text: str) -> str:
     found = re.search(r"[Cc]ould not (?:find|load) '([^']+)'", text)
     group, _, option = (found[1] if found else _first_quoted(text)).rpartition("/")
+    if not group:
+        return f"There is no root config `{option}`. Remove `--config-name`: `experiment=NAME` chooses your settings."
     listed = re.findall(r"^\t(\S+)$", text, re.MULTILINE)
     options = listed or [option.name for option in options_of(group)]
     return no_option(option, group, options)
