@@ -11,11 +11,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from ares_exp.commands.cli.run_command import EXIT_OK
 from ares_exp.errors import UserError
 from ares_exp.records.latest_run import run_path
+from ares_exp.records.results import Outcome
+from ares_exp.records.run_dir import RUN_FOLDERS
 from ares_exp.records.terminal_text import columns_that_fit, count_of, make_console, make_table, one_line, printable
 from ares_exp.trajectories.episode_printer import EpisodePrinter, moment, number, seconds
 from ares_exp.trajectories.stored_episodes import HELP, StoredEpisode, StoredEpisodes, chosen_episodes, path_of_one
@@ -24,18 +27,23 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SHOWN_PROBLEMS = 5
+SUCCESS = 1.0
+"""Rewards below it are those of failed episodes."""
+VERIFIER_OUTPUT = "verifier/test-stdout.txt"
 LEFT_OUT_WHERE_NARROW = ("started", "task", "seconds", "steps")
 """Columns that a terminal too narrow for all goes without, one after the other: an id starts with the task mostly."""
 
 DESCRIPTION = """\
 Prints an episode: of each step the reply of the policy, the commands that ran, and what was added to the conversation
-(+), or removed from it (-). The middle of long texts is left out. Where there are several episodes they are listed.
+(+), or removed from it (-). The middle of long texts is left out. The end is the reward and the output of the verifier.
+If there are several episodes, the command lists them.
 On a terminal an episode is shown page by page, with `less` or what PAGER says (PAGER= for none).
 """
 EPILOG = """\
 Examples:
   %(prog)s outputs/first
-  %(prog)s outputs/first/3f2a --fold
+  %(prog)s outputs/first --failed --task 'fix-*'
+  %(prog)s outputs/first/fix-bug__1 --fold
   %(prog)s outputs/first/3f2a --steps 5:8 --full
   %(prog)s outputs/first/trajectories/3f2a….json --step -1
 """
@@ -53,11 +61,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-pager", action="store_true", help="on a terminal, too, print all at once")
     parser.add_argument("--full", action="store_true", help="leave nothing out of long texts")
     parser.add_argument("--list", action="store_true", help="list the episodes, even if it is one")
+    chosen = parser.add_argument_group("which episodes of a run", "All conditions must hold.")
+    chosen.add_argument("--failed", action="store_true", help=f"without a reward, or with one below {SUCCESS:g}")
+    chosen.add_argument("--outcome", action="append", choices=[*Outcome], metavar="OUTCOME",
+                        help=f"{', '.join(Outcome)}; repeatable")  # fmt: skip
+    chosen.add_argument("--task", action="append", metavar="PATTERN", help="a task's name, or e.g. 'fix-*'; repeatable")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
-    episodes = chosen_episodes(arguments.episode)
+    found = chosen_episodes(arguments.episode)
+    episodes = found.filter(outcome=arguments.outcome, where=lambda episode: _is_wanted(episode, arguments))
     if len(episodes) == 1 and not arguments.list:
         _show(episodes[0], arguments)
     elif arguments.step is not None or arguments.steps is not None:
@@ -66,12 +80,19 @@ def run(arguments: argparse.Namespace) -> int:
             f"Expected one episode to show steps of, found {len(episodes)} in {arguments.episode}{example}."
         )
     else:
-        _list(episodes)
+        _list(episodes, count_of(len(found), "episode"))
     for problem in episodes.left_out[:SHOWN_PROBLEMS]:
         sys.stderr.write(f"left out: {printable(problem)}\n")
     if (more := len(episodes.left_out) - SHOWN_PROBLEMS) > 0:
         sys.stderr.write(f"left out: {more} more\n")
     return EXIT_OK
+
+
+def _is_wanted(episode: StoredEpisode, arguments: argparse.Namespace) -> bool:
+    if arguments.task and not any(fnmatchcase(episode.task_name, task) for task in arguments.task):
+        return False
+    reward = episode.total_reward
+    return not arguments.failed or (episode.outcome is not None and (reward is None or reward < SUCCESS))
 
 
 def _slice(text: str) -> slice:
@@ -90,6 +111,8 @@ def _show(stored: StoredEpisode, arguments: argparse.Namespace) -> None:
         positions = positions[arguments.step :][:1]
     elif arguments.steps is not None:
         positions = positions[arguments.steps]
+        if not positions:
+            raise UserError(f"Expected steps from 0 to {len(episode.steps) - 1}, got none with `--steps`.")
     with paged_console(is_wanted=not arguments.no_pager) as console:
         printer = EpisodePrinter(console, episode, full=arguments.full)
         printer.header(stored.path, stored.outcome)
@@ -97,14 +120,26 @@ def _show(stored: StoredEpisode, arguments: argparse.Namespace) -> None:
             (printer.folded_step if arguments.fold else printer.step)(position)
         if positions[-1:] == range(len(episode.steps))[-1:]:
             printer.unfinished_step()
+            if stored.outcome is not None:
+                printer.result(_verifier_output(stored))
 
 
-def _list(episodes: StoredEpisodes) -> None:
+def _verifier_output(stored: StoredEpisode) -> dict[str, str]:
+    """Returns the text of each file that has the output of a verifier, by the file's name."""
+    from ares_exp.reports.episode_files import episode_files
+
+    run = stored.path.parent.parent if stored.path.parent.name in RUN_FOLDERS else stored.path.parent
+    files = episode_files(run, stored.episode_id)
+    return {one["name"]: one["text"] for one in files if one["name"].endswith(VERIFIER_OUTPUT) and one.get("text")}
+
+
+def _list(episodes: StoredEpisodes, found: str) -> None:
     console = make_console()
     if episodes:
         fitting = columns_that_fit(list_columns(episodes), console.width, leave_out=LEFT_OUT_WHERE_NARROW)
         console.print(make_table(fitting, texts=_TEXTS))
-    console.print(count_of(len(episodes), "episode"))
+    listed = count_of(len(episodes), "episode")
+    console.print(listed if listed == found else f"{len(episodes)} of {found}")
 
 
 def list_columns(episodes: StoredEpisodes) -> dict[str, list[str]]:

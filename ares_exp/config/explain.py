@@ -19,6 +19,15 @@ if TYPE_CHECKING:
 
 _SHOWN_KEYS = 4
 _SHOWN_OPTIONS = 2
+EXTRAS = {
+    **dict.fromkeys([f"hydra/launcher={name}" for name in ("joblib", "submitit_local", "submitit_slurm")], "sweep"),
+    "hydra/sweeper=optuna": "optuna",
+}
+"""The extra of each option that a package of Hydra adds."""
+NO_PACKAGE = (
+    "Expected `# @package _global_` as the first line of {name}.yaml: without it, the file sets keys below "
+    "`experiment` instead of top-level keys. Add this line."
+)
 QUOTED = re.compile(r"['\"`]([^'\"`]+)['\"`]")
 
 
@@ -45,6 +54,8 @@ def explain(error: Exception, argv: Sequence[str], root_config: str = ROOT_CONFI
         return _explain_syntax(error.override, text)
     if isinstance(error, MissingConfigException) or "Could not find" in text:
         return _explain_option(text)
+    if found := re.match("Ambiguous value for argument '(.*)'$", text, re.MULTILINE):
+        return _explain_several_values(found[1])
     if "Config group override must be" in text:
         return _explain_no_option(argv)
     if "No match in the defaults list" in text:
@@ -52,6 +63,8 @@ def explain(error: Exception, argv: Sequence[str], root_config: str = ROOT_CONFI
         return f"There is no group or key `{word}`.{suggest_key(word)} Groups: {', '.join(GROUPS)}."
     if re.search(r"not in struct|Key '.*' not in '\w+'", f"{text}\n{cause}"):
         word = key or _first_quoted(text)
+        if word.startswith("experiment/"):
+            return NO_PACKAGE.format(name=word)
         meant = suggest_key(word, argv, root_config)
         return f"There is no key `{word}`.{meant} `--cfg job` shows every key; `--help` says what they mean."
     if is_below_a_list(error):
@@ -105,11 +118,27 @@ def _explain_syntax(override: str, text: str) -> str:
     )
 
 
+def _explain_several_values(override: str) -> str:
+    key, _, values = override.partition("=")
+    is_numeric = re.fullmatch(r"[-+.\d_e,\s]+", values) is not None
+    listed = "" if is_numeric else f", or write one list: '{key}=[{values}]'"
+    return f"Expected one value of `{key}`, got `{values}`. Add `-m` for a sweep, with one run per value{listed}."
+
+
 def _explain_option(text: str) -> str:
     found = re.search(r"[Cc]ould not (?:find|load) '([^']+)'", text)
     group, _, option = (found[1] if found else _first_quoted(text)).rpartition("/")
+    if not group:
+        return f"There is no root config `{option}`. Remove `--config-name`: `experiment=NAME` chooses your settings."
     listed = re.findall(r"^\t(\S+)$", text, re.MULTILINE)
     options = listed or [option.name for option in options_of(group)]
+    return no_option(option, group, options)
+
+
+def no_option(option: str, group: str, options: Sequence[str]) -> str:
+    """Reports that a group lacks an option: names the extra that has it, or lists the others."""
+    if extra := EXTRAS.get(f"{group}={option}"):
+        return f"`{group}={option}` needs a package that is not installed: pip install 'ares-exp[{extra}]'."
     known = f"{close_matches(option, options)} Options: {', '.join(options)}."
     return f"There is no option `{option}` in the group `{group}`.{known}"
 

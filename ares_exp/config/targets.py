@@ -365,6 +365,10 @@ def _unknown_argument(group: str, node: DictConfig) -> str | None:
     return f"`{group}` has no argument `{unknown[0]}`: {known}.{close_matches(unknown[0], takes)}"
 
 
+_TYPE = re.compile(r"[\[(]|^(str|int|float|bool|dict|list)$")
+"""Parts of the place of an error that name a type of a union, not a key."""
+
+
 def _explain(group: str, cause: BaseException) -> str:
     from pydantic import ValidationError
 
@@ -372,10 +376,13 @@ def _explain(group: str, cause: BaseException) -> str:
         return str(cause)
     if not isinstance(cause, ValidationError):
         return f"`{group}` cannot be made: {' '.join(str(cause).split())}"
-    problems = []
+    problems: dict[str, str] = {}
     for item in cause.errors(include_url=False):
-        key = ".".join([group, *map(str, item["loc"])])
+        key = ".".join([group, *(str(part) for part in item["loc"] if not _TYPE.search(str(part)))])
         shown = scrub({key: item["input"]})[key]
         message = item["msg"].removeprefix("Value error, ")
-        problems.append(f"`{key}`: {message}" + ("" if "got " in message else f" (got {shown!r:.80})"))
-    return f"{'; '.join(problems)}. `ares-exp --cfg job -p {group}` shows what is in force."
+        if key in problems:  # of another type of a union
+            message = f"{problems[key].partition(' (got ')[0]} or {message.removeprefix('Input should be ')}"
+        problems[key] = message + ("" if "got " in message else f" (got {shown!r:.80})")
+    said = "; ".join(f"`{key}`: {message}" for key, message in problems.items())
+    return f"{said}. `ares-exp --cfg job -p {group}` shows what is in force."

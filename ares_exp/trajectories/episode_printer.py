@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.records.results import Outcome
-from ares_exp.records.terminal_text import collapsed, count_of, one_line, printable
+from ares_exp.records.terminal_text import HEAD_LINES, TAIL_LINES, collapsed, count_of, one_line, printable
 from ares_exp.trajectories.records import BackgroundRecord, EpisodeTrajectory, StepRecord, conversation_of, is_number
 from ares_exp.trajectories.request_diff import RequestChange, is_request, request_change
 
@@ -127,6 +127,15 @@ class EpisodePrinter:
         """Prints the step that raised, if one did."""
         if (step := self._trajectory.unfinished_step) is not None:
             self._done(step, "not finished")
+
+    def result(self, verifier_output: Mapping[str, str]) -> None:
+        """Prints the reward, and the output of the verifier by the name of its file."""
+        episode = self._trajectory
+        self._line("")
+        self._line(f"reward {number(episode.total_reward)}{by_name(episode.rewards)}", style="bold cyan")
+        for name, text in verifier_output.items():
+            self._line(name, 2, style="bold")
+            self._wrapped(collapsed(text.rstrip("\n"), full=self._full, head=TAIL_LINES, tail=HEAD_LINES), 4)
 
     def _done(self, step: StepRecord, kind: str) -> None:
         parts = [f"step {step.step_index}", kind]

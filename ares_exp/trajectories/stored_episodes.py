@@ -369,7 +369,10 @@ def _in_order(files: list[Path]) -> list[Path]:
     return sorted(files, key=lambda path: (is_shared(path), path.suffix != ZSTD, path))
 
 
-HELP = f"a file, a run directory, or either followed by /ID, where the start of the id is enough; {MEANING}"
+HELP = (
+    "a file, a run directory, or either followed by /ID, where the start of the id is enough (TASK__1: attempt 1); "
+    f"{MEANING}"
+)
 
 
 def chosen_episodes(path: Path) -> StoredEpisodes:
@@ -386,6 +389,8 @@ def chosen_episodes(path: Path) -> StoredEpisodes:
     found = episodes.filter(where=lambda episode: episode.episode_id.startswith(prefix))
     if len(exact := found.filter(where=lambda episode: episode.episode_id == prefix)) == 1:
         return exact
+    if whole := found.filter(where=lambda episode: episode.episode_id.startswith(f"{prefix}__")):
+        return whole  # TASK__1 is attempt 1, not also 10
     if not found:
         broken = next((problem for problem in episodes.left_out if f"/{prefix}" in problem), None)
         raise UserError(

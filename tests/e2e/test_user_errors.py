@@ -81,6 +81,14 @@ REPEATED: list[tuple[list[str], str]] = [
         (["--config-dir", "broken", "collector=[json,plain]"], "# @package collector.NAME"),
         (["--config-dir", "broken", "policy=yaml"], "broken/policy/yaml.yaml"),
         (["--config-dir", "broken", "policy=targetless"], "_target_"),
+        (
+            ["--config-dir", "broken", "experiment=mine"],
+            "`# @package _global_` as the first line of experiment/mine.yaml",
+        ),
+        (["seed=1,2"], "got `1,2`. Add `-m` for a sweep, with one run per value."),
+        (["env.tasks=a,b"], "one run per value, or write one list: 'env.tasks=[a,b]'."),
+        (["--config-name", "other"], "There is no root config `other`."),
+        (["policy=scripted", "policy.replies=hello"], "`policy.replies`: Input should be a valid list or a valid dict"),
         (["--config-dir", "no/such/folder"], "no/such/folder"),
         *(pytest.param(*one, marks=pytest.mark.nightly) for one in REPEATED),
     ],
@@ -91,6 +99,8 @@ def test_a_mistake(cli: Any, tmp_path: Path, arguments: list[str], expected: str
     (tmp_path / "broken" / "policy" / "latin.yaml").write_bytes(b"foo: caf\xe9\n")
     (tmp_path / "broken" / "policy" / "targetless.yaml").write_text("foo: 1\n")
     (tmp_path / "broken" / "collector").mkdir()
+    (tmp_path / "broken" / "experiment").mkdir()
+    (tmp_path / "broken" / "experiment" / "mine.yaml").write_text("attempts: 2\n")
     plain = "_target_: ares_exp.trajectories.collectors.null_collector.NullTrajectoryCollector\n"
     (tmp_path / "broken" / "collector" / "plain.yaml").write_text(plain)
     done = cli("tracker=none", *arguments)
@@ -110,16 +120,30 @@ def test_what_is_missing_is_told_at_once(tmp_path: Path) -> None:
     assert [text in done.stderr for text in told] == [True] * 4, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("option", "extra"), [("hydra/launcher=joblib", "sweep"), ("hydra/sweeper=optuna_maximize", "optuna")]
+)
+def test_missing_extra_of_hydra_is_named(tmp_path: Path, option: str, extra: str) -> None:
+    (tmp_path / "hydra_plugins").mkdir()
+    (tmp_path / "hydra_plugins" / "__init__.py").touch()  # hides the packages that are installed
+    words = ("tracker=none", "-m", option, "seed=1,2")
+    done = run_command((sys.executable, "-m", "ares_exp", *words), tmp_path, env={"PYTHONPATH": "."})
+    assert done.returncode == 2
+    assert f"pip install 'ares-exp[{extra}]'" in done.stderr
+
+
 def test_the_version_is_ours(cli: Any) -> None:
     assert cli("--version").stdout == f"ares_exp {__version__}\n"
 
 
 def test_help_on_a_group_and_an_option(cli: Any) -> None:
     assert "  policy.model=null\n      Name of the model" in cli("--help", "policy=openai").stdout
-    for asked in ("policy", "policy=gpt"):
-        shown = cli("--help", asked).stdout
-        assert "    scripted " in shown
-        assert "    docker " not in shown
+    shown = cli("--help", "policy").stdout
+    assert "    scripted " in shown
+    assert "    docker " not in shown
+    wrong = cli("--help", "policy=gpt")
+    assert wrong.returncode == 2
+    assert "scripted" in wrong.stderr
 
 
 def test_an_endpoint_that_refuses(cli: Any) -> None:

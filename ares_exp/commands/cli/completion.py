@@ -1,4 +1,4 @@
-"""Completion of commands, their words and flags at a press of Tab; Hydra completes options and keys.
+"""Completion of commands, flags, paths, runs and tasks at a press of Tab; Hydra completes options and keys.
 
 A shell runs the program with `-sc query=SHELL`, and what was typed in `COMP_LINE`; what is printed are the candidates,
 of which it takes those that start as the last word does. Where there are none it completes names of files.
@@ -7,9 +7,19 @@ of which it takes those that start as the last word does. Where there are none i
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
 
 from ares_exp.commands.cli.commands import COMMANDS
 from ares_exp.commands.cli.flags import FLAGS
+from ares_exp.commands.cli.run_command import paths
+
+WITH_PATH = re.compile(r"(resume|replay|branch_from|--config-dir|\S*(path|dir|trajectory))=")
+"""Keys and flags whose value is a path."""
+WITHOUT_BLANK = 'COMPREPLY=($( compgen -o nospace -o default -W "$choices" -- "$word" ));'
+WITH_BLANK = f'{WITHOUT_BLANK}\n        [[ ${{#COMPREPLY[@]}} == 1 && $COMPREPLY != *[=./] ]] && COMPREPLY[0]+=" "'
+"""Hydra's script for bash and zsh adds no blank to a whole word, because keys end with `=`."""
 
 
 def candidates() -> tuple[list[str], bool]:
@@ -20,9 +30,23 @@ def candidates() -> tuple[list[str], bool]:
     last = with_program[-1] if len(with_program) > 1 else ""
     if typed and typed[0] in COMMANDS:
         return [*COMMANDS[typed[0]].candidates(typed[1:], last)], False
+    if typed[-1:] == ["--config-dir"]:
+        return paths(last), False
+    if (key := WITH_PATH.match(last)) and (found := paths(last[key.end() :])):
+        return [f"{key[0]}{path}" for path in found], False
+    if listed := re.match(r"env\.tasks=(.*[\[,])?", last):
+        return [f"{listed[0]}{name}" for name in _tasks(typed) if name.startswith(last[listed.end() :])], False
     if last.startswith("-"):
         return [flag for flag in FLAGS if flag.startswith(last)], False
     return ([] if typed else [name for name in COMMANDS if name.startswith(last)]), True
+
+
+def _tasks(typed: Sequence[str]) -> list[str]:
+    """Returns the names of the tasks in the folder that was typed as `env.path=`, or of the bundled tasks."""
+    from ares_exp.tasks.task_set import SAMPLES
+
+    folders = [Path(word.partition("=")[2]).expanduser() for word in typed if word.startswith("env.path=")]
+    return sorted(file.parent.name for file in (folders or [SAMPLES])[-1].glob("*/task.toml"))
 
 
 def _point(line: str) -> int:

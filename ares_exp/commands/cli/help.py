@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import Field, fields
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from ares_exp.commands.cli.commands import COMMANDS
+from ares_exp.config.explain import no_option
 from ares_exp.config.option_arguments import Argument, arguments_of, arguments_of_node, as_yaml
 from ares_exp.config.options import (
     BUILT_IN,
@@ -20,8 +24,13 @@ from ares_exp.config.options import (
     print_problems,
 )
 from ares_exp.config.schema import KEYS, MADE_NODES, ExperimentConfig, keys
+from ares_exp.errors import close_matches
+from ares_exp.records import exit_codes
 from ares_exp.records.latest_run import MEANING
+from ares_exp.records.terminal_text import print_error
 
+WITHOUT_VALUE = ("--help", "-h", "--multirun", "-m", "--resolve")
+"""Flags that take no value: the word after another flag is the flag's."""
 HEADER = """\
 ares_exp: LLM code agents as reproducible RL experiments.
 
@@ -114,7 +123,26 @@ def _render_arguments(arguments: Iterable[Argument]) -> Iterator[str]:
             yield textwrap.fill(item.prose, 118, initial_indent=" " * 6, subsequent_indent=" " * 6)
 
 
-def print_help(argv: Sequence[str], program: str) -> None:
-    """Writes the help text to stdout."""
-    print_problems(config_dirs_of(argv))
+def print_help(argv: Sequence[str], program: str) -> int:
+    """Writes the help text to stdout, or the first word that has no help to stderr; returns the exit code."""
+    folders = config_dirs_of(argv)
+    print_problems(folders)
+    words = [word for before, word in pairwise(["", *argv]) if not before.startswith("-") or before in WITHOUT_VALUE]
+    for word in words:
+        if problem := _problem_of(word, folders):
+            print_error(f"{problem} `{program} --help` lists commands, groups and keys.")
+            return exit_codes.USAGE
     sys.stdout.write(render_help(argv, program))
+    return exit_codes.COMPLETE
+
+
+def _problem_of(word: str, folders: Sequence[Path]) -> str | None:
+    """Explains a word that names no group, option or key; `None` for a word that does, and for a flag."""
+    known = (*OPTION_FOLDERS, *KEYS, *COMMANDS)
+    key, _, value = word.partition("=")
+    if key in OPTION_FOLDERS and re.fullmatch(r"[\w-]+", value):
+        options = [option.name for option in find_options(key, folders)]
+        return None if value in options else no_option(value, key, options)
+    if word.startswith(("-", "+", "~")) or re.split("[.@/]", key)[0] in (*known, "hydra"):
+        return None
+    return f"There is no command, group or key `{key}`.{close_matches(key, known)}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import redirect_stderr, suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
 from ares_exp import __version__
@@ -48,10 +49,16 @@ def execute() -> int:
     if HELP & set(sys.argv[1:]):
         from ares_exp.commands.cli.help import print_help
 
-        print_help(sys.argv[1:], program())
-        return exit_codes.COMPLETE
+        return print_help(sys.argv[1:], program())
     if len(sys.argv) == 3 and sys.argv[1] in COMPLETION and sys.argv[2].startswith("query="):
         return _complete()
+    if len(sys.argv) == 3 and sys.argv[1] in COMPLETION and sys.argv[2] in ("install=bash", "install=zsh"):
+        from ares_exp.commands.cli.completion import WITH_BLANK, WITHOUT_BLANK
+
+        with redirect_stdout(io.StringIO()) as script:
+            exit_code = _run()
+        sys.stdout.write(script.getvalue().replace(WITHOUT_BLANK, WITH_BLANK))
+        return exit_code
     exit_code = _run()
     from ares_exp.commands.cli.hydra_callback import end_sweep
 
@@ -63,8 +70,8 @@ def run_word(argv: Sequence[str], program: str) -> int | None:
 
     `--help COMMAND` is `COMMAND --help`.
     """
-    if len(argv) == 2 and argv[0] in HELP and argv[1] in COMMANDS:
-        argv = [*reversed(argv)]
+    if argv and argv[0] in HELP and set(argv[1:2]) & COMMANDS.keys():
+        argv = [*argv[1:], argv[0]]
     if not argv or "=" in argv[0] or argv[0].startswith(("-", "+", "~")):  # an override, or a flag
         return None
     if argv[0] in COMMANDS:
@@ -111,7 +118,7 @@ def _complete() -> int:
 
     found, is_hydra_asked = candidates()
     if found:
-        sys.stdout.write(" ".join(found) + "\n")
+        sys.stdout.write("\n".join(found) + "\n")
         sys.stdout.flush()
     if is_hydra_asked:
         with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):

@@ -16,13 +16,18 @@ import argparse
 import io
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Self
 
 from ares_exp.errors import SnapshotError, TrajectoryFormatError, UntrainableError, UserError, close_matches
+from ares_exp.records.latest_run import run_path
+from ares_exp.records.run_dir import EPISODES
 from ares_exp.records.terminal_text import printable
 
 EXIT_OK, EXIT_USAGE, EXIT_INTERRUPTED = 0, 2, 130
@@ -182,7 +187,7 @@ class _Declared:
 
 
 def _expected(declared: _Declared, typed: Sequence[str], last: str) -> Sequence[str]:
-    """Returns the words that a command knows of for the place of `last`; none for paths, names and numbers."""
+    """Returns the words that a command knows of for the place of `last`; none for names and numbers."""
     place, asks = 0, None
     for word in typed:
         if asks is None and word not in declared.options:
@@ -193,5 +198,21 @@ def _expected(declared: _Declared, typed: Sequence[str], last: str) -> Sequence[
     if asks is None and last.startswith("-"):
         return [*declared.options]
     if asks is None:
-        asks = declared.positionals[place] if place < len(declared.positionals) else {}
+        asks = {}
+        if declared.positionals and (place < len(declared.positionals) or "nargs" in declared.positionals[-1]):
+            asks = declared.positionals[min(place, len(declared.positionals) - 1)]
+    if asks.get("type") in (Path, run_path) or asks.get("metavar") in ("PATH", "TASK"):
+        return paths(last)
     return [*map(str, asks.get("choices") or ())]
+
+
+def paths(typed: str) -> list[str]:
+    """Returns the paths that start with what was typed; in a run, also its episodes, as `RUN/TASK__1`."""
+    above = typed[: typed.rfind("/") + 1]
+    found: list[str] = []
+    with suppress(OSError, UserError), redirect_stderr(io.StringIO()):  # `latest` reports its run
+        folder = run_path(above or ".").expanduser()
+        found += [f"{one.name}/" if one.is_dir() else one.name for one in folder.iterdir() if one.name[0] != "."]
+        rows = (folder / EPISODES).read_text(errors="replace")
+        found += {episode.rpartition("__")[0] for episode in re.findall(r'"episode_id": ?"([^"/]+)"', rows)}
+    return sorted(f"{above}{name}" for name in found if f"{above}{name}".startswith(typed) and " " not in name)

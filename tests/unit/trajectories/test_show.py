@@ -84,7 +84,37 @@ def test_a_whole_episode(tmp_path: Path) -> None:
         "    I do 3.",
         "  $ run 3",
         "    exit 0  0.5 s",
+        "",
+        "reward 1",
     ]
+
+
+@pytest.mark.parametrize("name", ["trajectories/a1.json", "trajectories.jsonl"])
+def test_show_ends_with_output_of_verifier(tmp_path: Path, name: str) -> None:
+    write(tmp_path / name, chat("a1", reward=0.0))
+    (tmp_path / "files" / "a1" / "verifier").mkdir(parents=True)
+    (tmp_path / "files" / "a1" / "verifier" / "test-stdout.txt").write_text("expected 12, found oops\x1b\n")
+    end = "\nreward 0\n  verifier/test-stdout.txt\n    expected 12, found oops\\x1b\n"
+    assert shown(tmp_path).endswith(end)
+    assert shown(tmp_path, "--fold", "--step", "-1").endswith(end)
+    assert "oops" not in shown(tmp_path, "--step", "1")
+
+
+@pytest.mark.parametrize(
+    ("conditions", "ids"),
+    [
+        (["--failed"], ["b__0__x", "b__1__x"]),
+        (["--outcome", "errored", "--outcome", "policy_error"], ["b__1__x"]),
+        (["--task", "b*", "--list"], ["b__0__x", "b__1__x"]),
+        (["--task", "a", "--failed"], []),
+    ],
+)
+def test_show_lists_episodes_that_meet_conditions(tmp_path: Path, conditions: list[str], ids: list[str]) -> None:
+    failed = [chat("b__0__x", "b", reward=0.5), chat("b__1__x", "b", reward=None, outcome=Outcome.POLICY_ERROR)]
+    write(tmp_path / "trajectories.jsonl", chat("a__0__x", "a"), *failed)
+    text = shown(tmp_path, "--list", *conditions)
+    assert re.findall(r"^ (\S+__x)", text, re.MULTILINE) == ids
+    assert text.endswith(f"{len(ids)} of 3 episodes\n")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +145,6 @@ def test_steps_of_several_episodes_are_a_mistake(tmp_path: Path, capsys: pytest.
         (["--steps", "2:"], [2, 3]),
         (["--steps=-2:"], [2, 3]),
         (["--steps", ":1"], [0]),
-        (["--steps", "9:"], []),
         ([], [0, 1, 2, 3]),
     ],
 )
@@ -302,6 +331,9 @@ def test_an_id_that_starts_others(tmp_path: Path) -> None:
     assert shown(tmp_path / "a").startswith("Episode a\n")
     assert shown(tmp_path / "ab").startswith("Episode ab\n")
     assert "3 episodes" in shown(tmp_path)
+    write(tmp_path / "trajectories.jsonl", *(chat(f"fix__{number}__3f2a") for number in (1, 10, 11)))
+    assert shown(tmp_path / "fix__1").startswith("Episode fix__1__3f2a\n")
+    assert "3 episodes" in shown(tmp_path / "fix")
 
 
 @pytest.mark.parametrize(
@@ -313,6 +345,7 @@ def test_an_id_that_starts_others(tmp_path: Path) -> None:
         (["run", "--step", "1"], "Expected one episode to show steps of, found 2"),
         (["run/a1", "--step", "4"], "Expected a step below 4, got 4"),
         (["run/a1", "--step", "-5"], "Expected a step below 4, got -5"),
+        (["run/a1", "--steps", "50:60"], "Expected steps from 0 to 3, got none with `--steps`"),
         (["broken.json"], "broken.json at byte 0"),
     ],
 )
@@ -354,7 +387,7 @@ def test_folded_steps_have_a_line_each_and_one_for_a_command(
 ) -> None:
     assert main(["show", str(write(tmp_path / "a.json", chat(length=3))), "--fold"]) == 0
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    assert lines[-5:] == [
+    assert lines[-7:-2] == [
         "0 FIRST", "1 I do 1.", "$ run 1  exit 0", "2 reward 1 I do 2.", "$ run 2  exit 0",
     ]  # fmt: skip
 

@@ -107,6 +107,8 @@ def test_help_may_stand_before_the_command() -> None:
         (["run", "seed=1"], "A run needs no word: `ares-exp seed=1`."),
         (["logs", "run"], "It is `ares-exp show` here."),
         (["resum"], "Did you mean `resume`?"),
+        (["--help", "polcy"], "There is no command, group or key `polcy`. Did you mean `policy`?"),
+        (["--help", "limits", "env=nope"], "There is no option `nope` in the group `env`. Options: ares, "),
         (["xyzzy"], f"Expected one of {', '.join(COMMANDS)}."),
     ],
 )

@@ -20,7 +20,7 @@ from tests.conftest import ROOT
         ("ares-exp ", [*COMMANDS], True),
         ("ares-exp sh", ["show"], True),
         ("ares-exp show", ["show"], True),
-        ("ares-exp show ", [], False),
+        ("ares-exp show ", ["runs/", "tasks/"], False),
         ("ares-exp show outputs/po", [], False),
         ("ares-exp ctl outputs", [], False),
         ("ares-exp ctl latest s", ["status", "set", "stop"], False),
@@ -36,9 +36,27 @@ from tests.conftest import ROOT
         ("ares-exp --conf", ["--config-path", "--config-name", "--config-dir"], False),
         ("ares-exp attempts=2 --ver", ["--version"], False),
         ("ares-exp", [*COMMANDS], True),
+        ("ares-exp show r", ["runs/"], False),
+        ("ares-exp compare runs/a runs/", ["runs/a/"], False),
+        ("ares-exp show runs/a/f", ["runs/a/fix__0", "runs/a/fix__1"], False),
+        ("ares-exp resume=ru", ["resume=runs/"], False),
+        ("ares-exp replay=runs/a/fix__1", ["replay=runs/a/fix__1"], False),
+        ("ares-exp env.path=t", ["env.path=tasks/"], False),
+        ("ares-exp env.path=tasks env.tasks=g", ["env.tasks=greet"], False),
+        ("ares-exp env.tasks=[write-greeting,count", ["env.tasks=[write-greeting,count-records"], False),
+        ("ares-exp --config-dir t", ["tasks/"], False),
+        ("ares-exp task check t", ["tasks/"], False),
     ],
 )
-def test_commands_and_flags(monkeypatch: pytest.MonkeyPatch, line: str, found: list[str], is_hydra_asked: bool) -> None:
+def test_commands_flags_paths_and_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, found: list[str], is_hydra_asked: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tasks" / "greet").mkdir(parents=True)
+    (tmp_path / "tasks" / "greet" / "task.toml").touch()
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    rows = [f'{{"episode_id": "fix__{number}__3f2a91bc", "reward": 1}}\n' for number in (0, 1)]
+    (tmp_path / "runs" / "a" / "episodes.jsonl").write_text("".join(rows))
     monkeypatch.setenv("COMP_LINE", line)
     monkeypatch.delenv("COMP_POINT", raising=False)
     assert candidates() == (found, is_hydra_asked)
@@ -67,16 +85,17 @@ def test_bash_completes_commands_options_and_files(tmp_path: Path) -> None:
     program.chmod(0o755)
     script = """
     eval "$(ares-exp -sc install=bash)"
+    mkdir outputs
     for line in "ares-exp comp" "ares-exp policy=or" "ares-exp show o" "ares-exp 'no"; do
         COMP_LINE=$line COMP_POINT=${#line}; words=($line); COMP_CWORD=$((${#words[@]} - 1))
         hydra_bash_completion
-        echo "${COMPREPLY[*]}|"
+        printf "%s|\\n" "${COMPREPLY[*]}"
     done
     """
     environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         ["bash", "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
     )
-    assert done.stdout.split("|\n")[:2] == ["compare", "policy=oracle"], done.stderr
+    assert done.stdout.split("|\n")[:3] == ["compare ", "policy=oracle ", "outputs/"], done.stderr
     assert done.stdout.count("|") == 4
     assert done.stderr == "", "nothing comes between the user and the prompt"
