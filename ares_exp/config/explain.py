@@ -41,6 +41,8 @@ def explain(error: Exception, argv: Sequence[str], root_config: str = ROOT_CONFI
         return _explain_syntax(error.override, text)
     if isinstance(error, MissingConfigException) or "Could not find" in text:
         return _explain_option(text)
+    if ambiguous := re.match(r"Ambiguous value for argument '([^=]+)=(.*)'\n", text):
+        return _explain_several(ambiguous[1], ambiguous[2])
     if "Config group override must be" in text:
         return _explain_no_option(argv)
     if "No match in the defaults list" in text:
@@ -99,6 +101,14 @@ def _explain_syntax(override: str, text: str) -> str:
         f"Cannot read `{override}`: {text.splitlines()[0].rstrip('.')}. "
         f"Overrides are `key=value`; quote special characters twice: '{name}=\"…\"'."
     )
+
+
+def _explain_several(key: str, values: str) -> str:
+    """Explains several values where one is expected. Numbers are hardly ever meant as a list."""
+    text = f"Expected one value for `{key}`, got `{values}`. Use `-m {key}={values}` to run a sweep"
+    if re.fullmatch(r"[-+\d.,e_]+", values):
+        return f"{text}."
+    return f"{text}, `'{key}=[{values}]'` for a list, or `'{key}=\"{values}\"'` for a text with commas."
 
 
 def _explain_option(text: str) -> str:

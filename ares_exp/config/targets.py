@@ -370,7 +370,8 @@ def _explain(group: str, cause: BaseException) -> str:
         return f"`{group}` cannot be made: {' '.join(str(cause).split())}"
     problems = []
     for item in cause.errors(include_url=False):
-        key = ".".join([group, *map(str, item["loc"])])
+        # Pydantic adds the type of each alternative: `list[str]`.
+        key = ".".join([group, *(str(one) for one in item["loc"] if "[" not in str(one))])
         shown = scrub({key: item["input"]})[key]
         message = item["msg"].removeprefix("Value error, ")
         problems.append(f"`{key}`: {message}" + ("" if "got " in message else f" (got {shown!r:.80})"))
