@@ -19,8 +19,8 @@ HEAD_LINES, TAIL_LINES = 12, 4
 HEAD_CHARS, TAIL_CHARS = 400, 100
 JOINERS = "\u200c\u200d"
 """Invisible, but harmless, and parts of words and pictures."""
-_UNBROKEN = re.compile(r" (?=[·|] )|(?<=\d) (?=\[)|(?<=,) (?=[-\d.e+]+\])")
-"""Blanks at which no line ends: before a separator, and before or in an interval."""
+_UNBROKEN = re.compile(r" (?=[·|] )|(?<=ares-exp) |(?<=\d) (?=\[)|(?<=,) (?=[-\d.e+]+\])")
+"""Blanks at which no line ends: before a separator, after the name of our command, and before or in an interval."""
 _BYTES = ("B", "kB", "MB", "GB", "TB")
 
 
