@@ -139,10 +139,10 @@ def _width(columns: Sequence[int], widths: Sequence[int]) -> int:
     return sum(widths[column] + _FRAME for column in columns) + 1
 
 
-def _success(attempts: Sequence[EpisodeResult]) -> tuple[bool, float]:
-    """Sorts tasks without a reward first, then tasks by their mean reward."""
+def _success(attempts: Sequence[EpisodeResult]) -> tuple[float, int]:
+    """Sorts tasks by their mean reward, errors as zero, and tasks with errors before others."""
     rewards = [result.reward for result in attempts if result.reward is not None]
-    return bool(rewards), _mean(rewards) if rewards else 0.0
+    return sum(rewards) / len(attempts), len(rewards) - len(attempts)
 
 
 def _row(attempts: Sequence[EpisodeResult], named: Sequence[str]) -> tuple[str, ...]:
