@@ -103,8 +103,9 @@ def _table(results: Sequence[EpisodeResult], width: int) -> Table:
     tasks = [list(attempts) for _, attempts in groupby(sorted(results, key=_task_name), key=_task_name)]
     shown = tasks if len(tasks) <= _MAX_TASKS else sorted(tasks, key=_success)[:_MAX_TASKS]
     named = reward_names(results)
-    usual = [name for name in named if 2 * sum(name in result.rewards for result in results) >= len(results)]
-    usual = usual[:_MAX_REWARDS]
+    usual = [one for one in named if 2 * sum(one in result.rewards for result in results) >= len(results)][
+        :_MAX_REWARDS
+    ]
     by_name = [_VERIFIER if name == "reward" else name for name in usual]
     titles = ["task", "attempts", "reward", *by_name, "outcome", "steps", "seconds"]
     rows = [_row(attempts, usual) for attempts in shown]
@@ -208,8 +209,7 @@ def _pass_rates(statistics: RunStatistics, width: int) -> Iterator[str]:
     ks = ["k", *(str(rate.k) for rate in views[0].pass_rates)]
     lines = list(ks)
     for column in zip(titles, *rows, strict=True):
-        longest = max(map(len, column))
-        if max(map(len, lines)) + COLUMN_GAP + longest > width and lines != ks:
+        if lines != ks and max(map(len, lines)) + COLUMN_GAP + max(map(len, column)) > width:
             yield from ("", *lines)
             lines = list(ks)
         before = max(map(len, lines)) + COLUMN_GAP
@@ -235,8 +235,10 @@ def _variation(summary: RunSummary, statistics: RunStatistics) -> Iterator[str]:
         more = f" and {len(flaky) - _MAX_FLAKY} more" if len(flaky) > _MAX_FLAKY else ""
         yield f"{len(flaky)} of {len(statistics.tasks)} tasks flaky: {', '.join(flaky[:_MAX_FLAKY])}{more}"
     if statistics.retried:
-        attempts = f"{statistics.retried} of {count_of(statistics.attempts, 'attempt')}"
-        yield f"{attempts} ran again; earlier tries: {_counts(statistics.retried_errors)}"
+        yield (
+            f"{statistics.retried} of {count_of(statistics.attempts, 'attempt')} ran again; "
+            f"earlier tries: {_counts(statistics.retried_errors)}"
+        )
     if sum(statistics.errors.values()) > 1:
         yield f"errors: {_counts(statistics.errors)}"
     limits = Counter(result.limit for result in summary.final if result.limit is not None)
@@ -289,11 +291,8 @@ def _places(summary: RunSummary, run_dir: Path, stream: TextIO) -> Iterator[str]
     if len(summary.finished) < summary.planned and RunDir(run_dir).sessions.is_file():
         parts.append(f"go on: ares-exp resume={_quoted(shown)}")
     yield ""
-    line = "; ".join(parts)
-    if stream.isatty() and len(line) > width_of(stream):
-        yield from parts
-    else:
-        yield line
+    is_narrow = stream.isatty() and len("; ".join(parts)) > width_of(stream)
+    yield ("\n" if is_narrow else "; ").join(parts)
 
 
 def _quoted(path: Path) -> str:
