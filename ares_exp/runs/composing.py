@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ares_exp.runs.run import Run
 
 
-_HYDRAS_SWEEP = "To sweep over it, add --multirun to your command line"
+_SWEEP = re.compile("Use `-m .*?` to run a sweep")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def _compose(overrides: Sequence[str], config_dirs: Sequence[Path], make_run: Ca
         return _run_hydra(root_config, lines, make_run)
     except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
         taken = f" (The overrides that {source} recorded are in force, too.)" if source is not None else ""
-        said = explain(error, overrides, root_config).replace(_HYDRAS_SWEEP, "To run each of them, loop over runs")
+        said = _SWEEP.sub("Loop over runs for a sweep", explain(error, overrides, root_config))
         raise ConfigError(f"{said}{taken}") from error
 
 

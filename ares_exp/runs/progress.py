@@ -156,8 +156,9 @@ class Progress:
         room = width - len(line) - 1
         if room >= _LEAST_COLUMNS:
             columns = min(room, _BAR_COLUMNS)
-            total, done = max(status.expected, 1), status.ended - status.cut_short
-            cells.insert(0, ProgressBar(total=total, completed=done, width=columns))
+            cells.insert(
+                0, ProgressBar(max(status.expected, 1), completed=status.ended - status.cut_short, width=columns)
+            )
             room -= columns + 1
         if room >= _LEAST_COLUMNS:
             names = ", ".join(dict.fromkeys(one.task_name for one in status.episodes))
