@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import textwrap
 import unicodedata
@@ -18,6 +19,8 @@ HEAD_LINES, TAIL_LINES = 12, 4
 HEAD_CHARS, TAIL_CHARS = 400, 100
 JOINERS = "\u200c\u200d"
 """Invisible, but harmless, and parts of words and pictures."""
+_UNBROKEN = re.compile(r" (?=[·|] )|(?<=ares-exp) |(?<=\d) (?=\[)|(?<=,) (?=[-\d.e+]+\])")
+"""Blanks at which no line ends: before a separator, after the name of our command, and before or in an interval."""
 _BYTES = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -97,8 +100,10 @@ def format_duration(seconds: float) -> str:
 
 
 def format_number(value: float) -> str:
-    """Formats a number with two decimals where they suffice, else three significant digits."""
-    return f"{value:.2f}" if value == 0 or 0.01 <= abs(value) < 10_000 else f"{value:.3g}"
+    """Formats a number with two decimals, a small one with four, and a large one with three significant digits."""
+    if abs(value) >= 10_000:
+        return f"{value:.3g}"
+    return f"{value:.2f}" if value == 0 or abs(value) >= 0.01 else f"{value:.4f}"
 
 
 def format_size(count: int) -> str:
@@ -123,6 +128,35 @@ def draw(table: Table, stream: TextIO, *, width: int | None = None) -> str:
     with console.capture() as capture:
         console.print(table)
     return capture.get()
+
+
+def width_of(stream: TextIO) -> int:
+    """Returns the width in which `draw` draws for `stream`: of the terminal, or COLUMNS, or 80."""
+    from rich.console import Console
+
+    return Console(file=stream).width
+
+
+def wrapped(text: str, stream: TextIO) -> str:
+    """Wraps lines at blanks if `stream` is a terminal. A word that is too long, such as a path, stays in one piece."""
+    return "\n".join(wrap(text, width_of(stream))) if stream.isatty() else text
+
+
+def wrap(text: str, width: int, *, max_lines: int | None = None) -> list[str]:
+    """Wraps each line of `text` at blanks. The rest of a line is indented by two more characters."""
+    parts = []
+    for line in text.split("\n"):
+        indent = line[: len(line) - len(line.lstrip(" "))] + "  "
+        parts += textwrap.wrap(
+            _UNBROKEN.sub("\xa0", line),
+            max(width, 20),
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+            max_lines=max_lines,
+            placeholder=" …",
+        ) or [""]
+    return [part.replace("\xa0", " ") for part in parts]
 
 
 def write(stream: TextIO, text: str) -> None:

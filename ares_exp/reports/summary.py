@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO
 
 from ares_exp.records.results import HOST_IMAGE, UNFINISHED, EpisodeResult, count_outcomes, reward_names
 from ares_exp.records.run_dir import RUN_FILES, RUN_FOLDERS, RunDir
@@ -16,22 +16,42 @@ from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.statistics.estimate import Estimate
 from ares_exp.records.statistics.run_statistics import RunStatistics
 from ares_exp.records.statistics.task_statistics import PassRate
-from ares_exp.records.terminal_text import count_of, draw, encodable, format_duration, format_number, write
+from ares_exp.records.terminal_text import (
+    COLUMN_GAP,
+    count_of,
+    draw,
+    encodable,
+    format_duration,
+    format_number,
+    one_line,
+    printable,
+    width_of,
+    wrapped,
+    write,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-_MAX_TASKS = 200
+_MAX_TASKS = 40
+"""Rows of the table. Of more tasks, those with the lowest rewards are shown."""
 _MAX_UNSCORED = 10
 _MAX_ALIKE = 3
 """Attempts that are named for one reason."""
 _MAX_REWARDS = 4
 """Columns of rewards by name. One that fewer than half of the attempts have is not worth its width."""
+_TASK_COLUMNS = 24
+"""A longer name of a task is folded where the terminal is narrow."""
+_FRAME = 3
+"""Width of a column's frame and padding."""
 _VERIFIER = "verifier"
 """The column of the verifier's own reward, where scorers have one beside it."""
 _MAX_FLAKY = 8
 _MAX_MESSAGE = 1_000
-"""Characters of an error; those after them are left out, never those in its middle."""
+"""Characters of the first line of an error; the rest is left out, never the middle."""
+_MAX_LINE = 200
+_LAST_LINES = 8
+"""Lines of an error after its first one. They are the output of a program, whose end says why it failed."""
 
 
 def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None = None) -> None:
@@ -45,9 +65,9 @@ def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None 
     stream = stream if stream is not None else sys.stdout
     separator = " · " if encodable("·", stream) else " | "
     if summary.results:
-        write(stream, draw(_table(summary.final), stream))
+        write(stream, draw(_table(summary.final, width_of(stream)), stream))
     statistics = RunStatistics.of(summary.results, planned=summary.planned, threshold=summary.threshold)
-    rates, variation = list(_pass_rates(statistics)), list(_variation(summary, statistics))
+    rates, variation = list(_pass_rates(statistics, width_of(stream))), list(_variation(summary, statistics))
     lines = [
         separator.join(_totals(summary, statistics)),
         *rates,
@@ -61,8 +81,7 @@ def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None 
             "",
             f"Not everything was recorded (failures: {summary.recording_failures}), see the warnings in run.log.",
         ]
-    lines += _places(summary, run_dir)
-    write(stream, "\n".join(lines) + "\n")
+    write(stream, "\n".join([*(wrapped(line, stream) for line in lines), *_places(summary, run_dir, stream)]) + "\n")
     stream.flush()
 
 
@@ -73,44 +92,66 @@ def render_job(summary: RunSummary, *, name: str, run_dir: Path, stream: TextIO 
     statistics = RunStatistics.of(summary.results, planned=summary.planned, threshold=summary.threshold)
     errors = [f"errors: {_counts(statistics.errors)}"] if statistics.errors else []
     told = separator.join([*_totals(summary, statistics), *errors, str(_shown(run_dir))])
-    write(stream, f"{name}: {told}\n")
+    write(stream, wrapped(f"{name}: {told}", stream) + "\n")
     stream.flush()
 
 
-def _table(results: Sequence[EpisodeResult]) -> Table:
+def _table(results: Sequence[EpisodeResult], width: int) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(header_style="bold")
-    table.add_column("task", overflow="fold")
+    tasks = [list(attempts) for _, attempts in groupby(sorted(results, key=_task_name), key=_task_name)]
+    shown = tasks if len(tasks) <= _MAX_TASKS else sorted(tasks, key=_success)[:_MAX_TASKS]
     named = reward_names(results)
-    shown = [name for name in named if 2 * sum(name in result.rewards for result in results) >= len(results)]
-    shown = shown[:_MAX_REWARDS]
-    for name in ("attempts", "reward", *(_VERIFIER if name == "reward" else name for name in shown)):
-        table.add_column(Text(name), justify="right", overflow="fold")
-    longest = max((len(word) for result in results for word in result.outcome.value.split()), default=0)
-    table.add_column("outcome", overflow="fold", min_width=longest)
-    for name in ("steps", "seconds"):
-        table.add_column(name, justify="right")
-    tasks = groupby(sorted(results, key=_task_name), key=_task_name)
-    rows = [_row(name, list(attempts), shown) for name, attempts in tasks]
-    for row in rows[:_MAX_TASKS]:
-        table.add_row(*map(Text, row))
-    if len(rows) > _MAX_TASKS:
-        table.caption = f"and {len(rows) - _MAX_TASKS} more tasks, in episodes.jsonl"
-    elif len(named) > len(shown):
-        table.caption = f"and {len(named) - len(shown)} more rewards, in episodes.jsonl"
-    elif len(results) > len(rows):
-        table.caption = "rewards, steps and seconds: means over the attempts"
+    usual = [one for one in named if 2 * sum(one in result.rewards for result in results) >= len(results)][
+        :_MAX_REWARDS
+    ]
+    by_name = [_VERIFIER if name == "reward" else name for name in usual]
+    titles = ["task", "attempts", "reward", *by_name, "outcome", "steps", "seconds"]
+    rows = [_row(attempts, usual) for attempts in shown]
+    *others, outcome, steps, seconds = range(len(titles))
+    natural = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    widths = [min(natural[0], _TASK_COLUMNS), *natural[1:]]
+    widths[outcome] = max(len(word) for row in (titles, *rows) for word in row[outcome].split())
+    kept = list(range(len(titles)))
+    for column in (seconds, steps, 1, *reversed(others[3:])):
+        if _width(kept, widths) > width:
+            kept.remove(column)
+    for column in (0, outcome):
+        widths[column] = min(natural[column], widths[column] + max(width - _width(kept, widths), 0))
+    table = Table(header_style="bold")
+    for column in kept:
+        justify: Literal["left", "right"] = "left" if column in (0, outcome) else "right"
+        table.add_column(Text(titles[column]), justify=justify, overflow="fold", width=widths[column])
+    for row in rows:
+        table.add_row(*(Text(row[column]) for column in kept))
+    notes = []
+    if len(tasks) > len(shown):
+        notes.append(f"{len(shown)} of {len(tasks)} tasks, those with the lowest rewards; all are in episodes.jsonl")
+    if hidden := len(named) - sum(column in others[3:] for column in kept):
+        notes.append(f"and {count_of(hidden, 'more reward')}, in episodes.jsonl")
+    if not notes and len(results) > len(rows):
+        notes.append("rewards, steps and seconds: means over the attempts")
+    table.caption = "; ".join(notes) or None
     return table
 
 
-def _row(name: str, attempts: Sequence[EpisodeResult], named: Sequence[str]) -> tuple[str, ...]:
+def _width(columns: Sequence[int], widths: Sequence[int]) -> int:
+    return sum(widths[column] + _FRAME for column in columns) + 1
+
+
+def _success(attempts: Sequence[EpisodeResult]) -> tuple[float, int]:
+    """Sorts tasks by their mean reward, errors as zero, and tasks with errors before others."""
+    rewards = [result.reward for result in attempts if result.reward is not None]
+    return sum(rewards) / len(attempts), len(rewards) - len(attempts)
+
+
+def _row(attempts: Sequence[EpisodeResult], named: Sequence[str]) -> tuple[str, ...]:
     rewards = [[result.reward for result in attempts if result.reward is not None]]
     rewards += [[result.rewards[one] for result in attempts if one in result.rewards] for one in named]
     steps = _mean([result.num_steps for result in attempts])
     return (
-        name,
+        attempts[0].task_name,
         str(len(attempts)),
         *(format_number(_mean(values)) if values else "-" for values in rewards),
         _outcomes(attempts),
@@ -150,21 +191,30 @@ def _totals(summary: RunSummary, statistics: RunStatistics) -> Iterator[str]:
         yield summary.ended_by
 
 
-def _pass_rates(statistics: RunStatistics) -> Iterator[str]:
-    """Formats a line for each k above one attempt per task: scored attempts, then errors counted as zero."""
+def _pass_rates(statistics: RunStatistics, width: int) -> Iterator[str]:
+    """Formats a line for each k above one attempt per task: scored attempts, then errors counted as zero.
+
+    Columns that do not fit next to the others follow as another table.
+    """
     views = [statistics.scored_only]
     if statistics.errors_as_zero.attempts > statistics.scored_only.attempts:
         views.append(statistics.errors_as_zero)
     if len(views[-1].pass_rates) < 2:
         return
-    rows = [["k", "pass@k", "pass^k", "pass@k, errors as zero", "pass^k, likewise"][: 1 + 2 * len(views)]]
-    for rates in zip(*(view.pass_rates for view in views), strict=True):
-        cells = [cell for rate, view in zip(rates, views, strict=True) for cell in _cells(rate, view.tasks)]
-        rows.append([str(rates[0].k), *cells])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    yield ""
-    for row in rows:
-        yield "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    titles = ["pass@k", "pass^k", "pass@k, errors as zero", "pass^k, errors as zero"][: 2 * len(views)]
+    rows = [
+        [cell for rate, view in zip(rates, views, strict=True) for cell in _cells(rate, view.tasks)]
+        for rates in zip(*(view.pass_rates for view in views), strict=True)
+    ]
+    ks = ["k", *(str(rate.k) for rate in views[0].pass_rates)]
+    lines = list(ks)
+    for column in zip(titles, *rows, strict=True):
+        if lines != ks and max(map(len, lines)) + COLUMN_GAP + max(map(len, column)) > width:
+            yield from ("", *lines)
+            lines = list(ks)
+        before = max(map(len, lines)) + COLUMN_GAP
+        lines = [line.ljust(before) + cell for line, cell in zip(lines, column, strict=True)]
+    yield from ("", *lines)
     if any(reward not in (0.0, 1.0) for task in statistics.tasks for reward in task.scored_rewards):
         yield f"pass: a reward of {format_number(statistics.threshold)} or more"
 
@@ -185,7 +235,10 @@ def _variation(summary: RunSummary, statistics: RunStatistics) -> Iterator[str]:
         more = f" and {len(flaky) - _MAX_FLAKY} more" if len(flaky) > _MAX_FLAKY else ""
         yield f"{len(flaky)} of {len(statistics.tasks)} tasks flaky: {', '.join(flaky[:_MAX_FLAKY])}{more}"
     if statistics.retried:
-        yield f"{statistics.retried} retried ({statistics.tries} tries): {_counts(statistics.retried_errors)}"
+        yield (
+            f"{statistics.retried} of {count_of(statistics.attempts, 'attempt')} ran again; "
+            f"earlier tries: {_counts(statistics.retried_errors)}"
+        )
     if sum(statistics.errors.values()) > 1:
         yield f"errors: {_counts(statistics.errors)}"
     limits = Counter(result.limit for result in summary.final if result.limit is not None)
@@ -228,16 +281,18 @@ def _shown(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def _places(summary: RunSummary, run_dir: Path) -> Iterator[str]:
+def _places(summary: RunSummary, run_dir: Path, stream: TextIO) -> Iterator[str]:
     if not run_dir.is_dir():
         return
-    shown, commands = _shown(run_dir), []
+    shown = _shown(run_dir)
+    parts = [f"Written to {shown}"]
     if any((run_dir / name).exists() for name in (*RUN_FOLDERS, *RUN_FILES)):
-        commands.append(f"show: ares-exp show {_quoted(shown)}")
+        parts.append(f"show: ares-exp show {_quoted(shown)}")
     if len(summary.finished) < summary.planned and RunDir(run_dir).sessions.is_file():
-        commands.append(f"go on: ares-exp resume={_quoted(shown)}")
+        parts.append(f"go on: ares-exp resume={_quoted(shown)}")
     yield ""
-    yield "; ".join([f"Written to {shown}", *commands])
+    is_narrow = stream.isatty() and len("; ".join(parts)) > width_of(stream)
+    yield ("\n" if is_narrow else "; ").join(parts)
 
 
 def _quoted(path: Path) -> str:
@@ -257,7 +312,7 @@ def _unscored(summary: RunSummary) -> Iterator[str]:
         reasons.setdefault(_why(result), []).append(f"{result.task_name} (attempt {result.attempt})")
     for why, attempts in list(reasons.items())[:_MAX_UNSCORED]:
         more = f" and {len(attempts) - _MAX_ALIKE} more" if len(attempts) > _MAX_ALIKE else ""
-        yield f"  {', '.join(attempts[:_MAX_ALIKE])}{more}: {why}"
+        yield from f"  {', '.join(attempts[:_MAX_ALIKE])}{more}: {why}".splitlines()
     if hidden := sum(map(len, list(reasons.values())[_MAX_UNSCORED:])):
         yield f"  and {hidden} more, in episodes.jsonl"
     if cut_short := len(results) - len(failed):
@@ -267,18 +322,20 @@ def _unscored(summary: RunSummary) -> Iterator[str]:
 
 
 def _why(result: EpisodeResult) -> str:
-    why = _error(result)
-    return why if result.note is None else f"{why}; {result.note}"
+    first, *others = _error(result)
+    note = "" if result.note is None else f"; {result.note}"
+    hidden = [f"[… {count_of(len(others) - _LAST_LINES, 'line')} …]"] if len(others) > _LAST_LINES else []
+    return f"\n{4 * ' '}".join([first + note, *hidden, *others[-_LAST_LINES:]])
 
 
-def _error(result: EpisodeResult) -> str:
+def _error(result: EpisodeResult) -> list[str]:
     if result.error is None:
-        return result.outcome.value
-    text = " ".join(result.error.message.split())
-    if text == result.error.type:
-        return f"{result.outcome.value}: {text}"
-    shown = text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}… (whole in episodes.jsonl)"
-    return f"{result.outcome.value}: {result.error.type}: {shown}"
+        return [result.outcome.value]
+    first, *others = [line.rstrip() for line in printable(result.error.message).splitlines() if line.strip()] or [""]
+    if first == result.error.type:
+        return [f"{result.outcome.value}: {first}", *others]
+    shown = first if len(first) <= _MAX_MESSAGE else f"{first[:_MAX_MESSAGE]}… (whole in episodes.jsonl)"
+    return [f"{result.outcome.value}: {result.error.type}: {shown}", *(one_line(line, _MAX_LINE) for line in others)]
 
 
 def _task_name(result: EpisodeResult) -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ares_exp.runs.run import Run
 
 
-_HYDRAS_SWEEP = "To sweep over it, add --multirun to your command line"
+_SWEEP = "Add `-m` for a sweep, with one run per value"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def _compose(overrides: Sequence[str], config_dirs: Sequence[Path], make_run: Ca
         return _run_hydra(root_config, lines, make_run)
     except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
         taken = f" (The overrides that {source} recorded are in force, too.)" if source is not None else ""
-        said = explain(error, overrides, root_config).replace(_HYDRAS_SWEEP, "To run each of them, loop over runs")
+        said = explain(error, overrides, root_config).replace(_SWEEP, "Loop over runs for a sweep")
         raise ConfigError(f"{said}{taken}") from None
 
 

@@ -169,6 +169,10 @@ class Experiment:
         self._progress = Progress(self._live.read, is_kept=self._settings.sweep_dir is None)
         self._live.planned, self._live.budget = len(planned), self.spending.budget
         self._live.expected, self._live.done_before = len(owed), len(planned) - len(owed)
+        due = {one.slot for one in owed}
+        for result in final_results(self._recorder.results):
+            if (result.task_name, result.attempt) not in due:
+                self._live.add_reward(result)
         self._live.spent = lambda: self.spending.spent
         self.spending.check()
         self._recorder.start_tracker(info, earlier)

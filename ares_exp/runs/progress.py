@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Self, TextIO
 
-from ares_exp.records.terminal_text import encodable, format_duration, format_number, one_line
+from ares_exp.records.terminal_text import encodable, format_duration, format_number, one_line, wrap
 from ares_exp.runs.control.status import RunStatus
 
 if TYPE_CHECKING:
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 _REDRAW_SEC = 0.2
 _INDENT = "  "
+_BAR_COLUMNS = 20
+_LEAST_COLUMNS = 8
+"""A narrower bar, or fewer names of tasks, are not shown."""
+_MAX_LINES = 2
+"""Lines of the terminal for one line of the panel."""
 _STOP_TIMEOUT_SEC = 2.0
 
 
@@ -96,7 +101,7 @@ class Progress:
             parts.append("paused")
         if status.reward[0] is not None:
             parts.append(f"reward {format_number(status.reward[0])}")
-        if 0 < done < status.expected and not status.cut_short:
+        if 0 < done < status.expected and not status.cut_short and status.held is None:
             parts.append(f"ETA {format_duration(elapsed / done * (status.expected - done))}")
         else:
             parts.append(format_duration(elapsed))
@@ -146,18 +151,27 @@ class Progress:
         from rich.text import Text
 
         status = self._status()
-        grid = Table.grid(padding=(0, 1))
-        grid.add_column()
-        grid.add_column(no_wrap=True)
-        grid.add_column(no_wrap=True, overflow="ellipsis")
-        bar = ProgressBar(total=max(status.expected, 1), completed=status.ended - status.cut_short, width=20)
-        names = ", ".join(dict.fromkeys(one.task_name for one in status.episodes))
-        grid.add_row(bar, Text(self.line(status)), Text(names, style="dim"))
+        line = self.line(status)
+        cells: list[RenderableType] = [Text(line)]
+        room = width - len(line) - 1
+        if room >= _LEAST_COLUMNS:
+            columns = min(room, _BAR_COLUMNS)
+            cells.insert(
+                0, ProgressBar(max(status.expected, 1), completed=status.ended - status.cut_short, width=columns)
+            )
+            room -= columns + 1
+        if room >= _LEAST_COLUMNS:
+            names = ", ".join(dict.fromkeys(one.task_name for one in status.episodes))
+            cells.append(Text(one_line(names, room), style="dim", no_wrap=True, overflow="ellipsis"))
+        grid = Table.grid(*[""] * len(cells), padding=(0, 1))
+        grid.add_row(*cells)
         if self._stopped.is_set():
             return grid
-        lines = [one_line(line, width - len(_INDENT)) for line in status.lines()]
-        styles = ["red" if line.startswith("error: ") else "dim" for line in lines]
-        below = (Text(_INDENT + line, style, no_wrap=True) for line, style in zip(lines, styles, strict=True))
+        below = []
+        for text in status.lines():
+            style = "red" if text.startswith("error: ") else "dim"
+            parts = wrap(_INDENT + one_line(text, _MAX_LINES * width), width, max_lines=_MAX_LINES)
+            below += [Text(part, style, no_wrap=True, overflow="ellipsis") for part in parts]
         return Group(grid, *below)
 
 

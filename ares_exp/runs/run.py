@@ -19,13 +19,14 @@ from ares_exp.errors import ConfigError
 from ares_exp.policies.replay_report import ReplayReport
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_summary import RunSummary
-from ares_exp.records.secrets import RepeatedWarnings, SecretFilter, scrub, scrub_argv, typed_secrets
+from ares_exp.records.secrets import RepeatedWarnings, SecretFilter, scrub, typed_secrets
 from ares_exp.records.terminal_text import print_error
 from ares_exp.reports.summary import render_job, render_summary
 from ares_exp.runs.components import Components, Settings
 from ares_exp.runs.experiment import Experiment
 from ares_exp.runs.provenance import collect_provenance
 from ares_exp.runs.resume.session import Session, close_session, open_session
+from ares_exp.runs.sweeps.plan import job_label
 from ares_exp.trackers.tracker import RunInfo
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Run:
         validate(values)
         sweep_dir = Path(hydra.sweep.dir) if sweeps else None
         self._group = f"{values['name']}/{sweep_dir.name}" if sweep_dir is not None else None
-        self._job = f"#{hydra.job.num} {' '.join(scrub_argv(overrides))}".rstrip() if sweeps else None
+        self._job = job_label(sweep_dir, hydra.job.num, overrides) if sweep_dir is not None else None
         self._choices = {one: str(option) for one, option in hydra.runtime.choices.items() if "/" not in one}
         self._components = Components.of(config, given or {})
         self._experiment = Experiment(

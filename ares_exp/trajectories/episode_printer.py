@@ -332,8 +332,8 @@ def by_name(rewards: Mapping[str, float]) -> str:
 
 
 def seconds(value: float) -> str:
-    """Seconds, to three digits or so."""
-    return f"{value:.0f} s" if abs(value) >= 100 else f"{value:.2g} s" if abs(value) < 1 else f"{value:.1f} s"
+    """Formats seconds to three digits or so, and at most two decimals."""
+    return f"{value:.0f} s" if abs(value) >= 100 else f"{round(value, 2):g} s" if abs(value) < 1 else f"{value:.1f} s"
 
 
 def spent(source: StepRecord | EpisodeTotals) -> list[str]:

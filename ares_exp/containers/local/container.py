@@ -248,8 +248,9 @@ class LocalContainer(Container):
             remedy = "container.network=build gives it the host's, and agents none."
             if self._build_network:
                 remedy = f"its container has none, and it cannot be applied in another. {UNREADABLE}"
-            note = "" if with_network else f"\n(The Dockerfile was applied without a network: {remedy})"
-            raise ContainerStartError(f"{error}{note}") from error
+            note = "" if with_network else f" The Dockerfile was applied without a network: {remedy}"
+            cause, before, output = str(error).partition(" Last lines:")  # the remedy before what the program printed
+            raise ContainerStartError(f"{cause}{note}{before}{output}") from error
         finally:
             await channels.close()
             await in_thread(lambda: shutil.rmtree(stage, ignore_errors=True))

@@ -108,7 +108,8 @@ class RunStatus:
         cut_short: Number of these that have no result, because they were cancelled or lost.
         queued: Number of tries that wait for a slot, or for their time.
         waiting: Number of running episodes, by what they wait for.
-        reward: Mean reward of this session, and its interval: `[value, low, high]`, `None` if not known.
+        reward: Mean reward of the run, earlier sessions included, and its interval: `[value, low, high]`, `None` if not
+            known.
         tokens, cost: Usage of this session, running episodes included.
         tokens_per_sec: Mean since the session started.
         spent: Spending that counts towards the run's budget, over all its sessions.
@@ -255,12 +256,16 @@ class LiveStatus:
         self._usage.prompt_tokens += result.prompt_tokens
         self._usage.generated_tokens += result.generated_tokens
         self._usage.cost += result.cost
-        if result.reward is not None:
-            self._rewards.setdefault(result.task_name, []).append(result.reward)
-            self._reward = None
+        self.add_reward(result)
         if result.error is not None and result.reward is None and result.outcome not in UNFINISHED:
             sentence = f"{result.error.type} ({result.task_name}): {result.error.message}"
             self._errors.append(sentence[:MAX_ERROR_CHARS])
+
+    def add_reward(self, result: EpisodeResult) -> None:
+        """Counts the reward of an episode, if it has one. Earlier sessions may have run the episode."""
+        if result.reward is not None:
+            self._rewards.setdefault(result.task_name, []).append(result.reward)
+            self._reward = None
 
     def expect_another(self) -> None:
         """Counts one more planned attempt."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import product, zip_longest
@@ -113,6 +114,22 @@ def varied(jobs: Sequence[Sequence[str]]) -> list[str]:
         for key, seen in values.items():
             seen.add(given.get(key))
     return [key for key, seen in values.items() if len(seen) > 1]
+
+
+def job_label(sweep_dir: Path, number: int, overrides: Sequence[str]) -> str:
+    """Returns the number of a job and the overrides in which it differs from the others of its sweep.
+
+    Raises:
+        ConfigError: The plan of the sweep cannot be read.
+    """
+    jobs = SweepPlan.read(sweep_dir).jobs
+    keys = varied(jobs) if jobs else [override.partition("=")[0] for override in overrides]
+    return " ".join([f"#{number}", *(unescaped(one) for one in scrub_argv(overrides) if one.partition("=")[0] in keys)])
+
+
+def unescaped(override: str) -> str:
+    """Returns an override without the backslashes in which Hydra's sweeper puts it."""
+    return re.sub(r"\\([\\(){}\[\]:=, \t])", r"\1", override)
 
 
 def _chosen(job: Sequence[str], keys: set[str]) -> list[str]:

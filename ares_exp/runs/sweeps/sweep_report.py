@@ -24,11 +24,12 @@ from ares_exp.records.terminal_text import (
     format_number,
     make_table,
     one_line,
+    wrapped,
     write,
 )
 from ares_exp.runs.resume.session import RESUME_KEYS
 from ares_exp.runs.sweeps.job_folder import JobFolder, JobState, job_folders
-from ares_exp.runs.sweeps.plan import SweepPlan, varied
+from ares_exp.runs.sweeps.plan import SweepPlan, unescaped, varied
 
 SWEEP_JSON = "sweep.json"
 SCHEMA_VERSION = 1
@@ -164,10 +165,20 @@ class SweepReport:
     @property
     def best(self) -> Row | None:
         """The complete job with the best objective; if none is complete, the best of all; `None` without any."""
-        rated = [row for row in self.rows if row.objective is not None]
-        complete = [row for row in rated if row.state is JobState.COMPLETE]
         sign = -1 if self.plan.minimize else 1
-        return max(complete or rated, key=lambda row: sign * (row.objective or 0.0), default=None)
+        return max(self._rated, key=lambda row: sign * (row.objective or 0.0), default=None)
+
+    @property
+    def equals(self) -> list[Row]:
+        """The best job and those with the same objective; empty if all jobs have it, which makes none the best."""
+        best, rated = self.best, self._rated
+        equals = [row for row in rated if best is not None and row.objective == best.objective]
+        return equals if len(equals) < len(rated) or len(rated) == 1 else []
+
+    @property
+    def _rated(self) -> list[Row]:
+        rated = [row for row in self.rows if row.objective is not None]
+        return [row for row in rated if row.state is JobState.COMPLETE] or rated
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON-ready form."""
@@ -256,11 +267,11 @@ def render_report(report: SweepReport, stream: TextIO) -> None:
     """Writes the summary of a sweep."""
     width = shutil.get_terminal_size().columns if stream.isatty() else PIPE_COLUMNS
     rows = report.rows[:MAX_ROWS]
-    best = report.best
+    best = report.equals
     keys = dict.fromkeys(key for row in rows for key in row.overrides)
     columns = {
-        "job": [row.job + ("*" if row is best else "") for row in rows],
-        **{one_line(key): [one_line(row.overrides.get(key, "-"), 40) for row in rows] for key in keys},
+        "job": [row.job + ("*" if row in best else "") for row in rows],
+        **{one_line(key): [one_line(unescaped(row.overrides.get(key, "-")), 40) for row in rows] for key in keys},
         "state": [row.state.value for row in rows],
         "episodes": [f"{row.finished}/{row.planned}" if row.planned else "-" for row in rows],
         "outcomes": [", ".join(f"{n} {outcome}" for outcome, n in (row.outcomes or {}).items()) or "-" for row in rows],
@@ -277,7 +288,7 @@ def render_report(report: SweepReport, stream: TextIO) -> None:
         del columns["cost"]
     fitting = columns_that_fit(columns, width, leave_out=[name for name in LEFT_OUT_WHERE_NARROW if name in columns])
     write(stream, "\n" + draw(make_table(fitting, texts={"outcomes", *map(one_line, keys)}), stream, width=width))
-    write(stream, "\n".join(_lines(report)) + "\n")
+    write(stream, wrapped("\n".join(_lines(report)), stream) + "\n")
     if report.settings:
         render_settings(report, stream)
     stream.flush()
@@ -312,8 +323,13 @@ def _lines(report: SweepReport) -> Iterator[str]:
     states = ", ".join(f"{counts[state]} {state.value}" for state in JobState if counts[state])
     jobs = "1 job" if len(report.rows) == 1 else f"{len(report.rows)} jobs"
     yield f"{jobs}: {states}; {report.plan.objective} with 95 % intervals, errors as zero"
-    best = report.best
-    if best is not None and len(report.rows) > 1:
+    best, equals = report.best, report.equals
+    if best is not None and not equals:
+        yield f"No job is the best: all have {report.plan.objective} {_number(best.objective)}"
+    elif len(equals) > 1:
+        named = one_line(", ".join(row.job for row in equals), 200)
+        yield f"* best: jobs {named}, all with {report.plan.objective} {_number(equals[0].objective)}"
+    elif best is not None and len(report.rows) > 1:
         yield f"* best: {_named(best)}, {report.plan.objective} {_objective(best)}"
         if rivals := sum(_may_equal(best, row) for row in report.rows if row is not best):
             others = f"{rivals} other" if rivals == 1 else f"{rivals} others"
@@ -335,7 +351,7 @@ def _shown(path: Path) -> str:
 
 
 def _named(row: Row) -> str:
-    chosen = " ".join(f"{key}={value}" for key, value in row.overrides.items())
+    chosen = " ".join(f"{key}={unescaped(value)}" for key, value in row.overrides.items())
     return one_line(f"job {row.job} ({chosen})" if chosen else f"job {row.job}", 200)
 
 

@@ -38,6 +38,13 @@ def _result(
     )
 
 
+class ColourTerminal(io.StringIO):
+    encoding = "utf-8"  # type: ignore[assignment]
+
+    def isatty(self) -> bool:
+        return True
+
+
 def _render(summary: RunSummary, run_dir: Path, encoding: str = "utf-8") -> str:
     buffer = io.BytesIO()
     with io.TextIOWrapper(buffer, encoding=encoding) as stream:
@@ -115,8 +122,9 @@ def test_pass_rates_of_tasks_with_errors_say_how_many_tasks_they_are_of(tmp_path
     )
     text = _render(RunSummary(4, results), tmp_path)
     assert "\n\n\n" not in text
-    assert "errors as zero   pass^k, likewise\n" in text
-    assert next(line for line in text.splitlines() if line.startswith("2 ")).count("(of 1 task)") == 2
+    lines = text.splitlines()
+    assert "k   pass@k, errors as zero   pass^k, errors as zero" in lines, "another table: four columns are too wide"
+    assert next(line for line in lines if line.startswith("2 ")).count("(of 1 task)") == 2
     assert "pass: a reward of 1.00 or more\n" in text
 
 
@@ -132,7 +140,7 @@ def test_the_last_try_of_an_attempt_is_its_result(tmp_path: Path) -> None:
     text = _render(RunSummary(1, (first, last)), tmp_path)
     assert _cells(text)[1:] == [["a", "1", "1.00", "completed", "2", "1.5"]]
     assert "over 1 scored · 1 of 1 episodes finished" in text
-    assert "\n1 retried (2 tries): 1 AgentError\n" in text
+    assert "\n1 of 1 attempt ran again; earlier tries: 1 AgentError\n" in text
     assert "Without a reward" not in text
 
 
@@ -273,8 +281,8 @@ def test_episodes_without_a_reward_are_listed_one_line_each_and_bounded(tmp_path
     results = tuple(_result(f"task-{i:02}", None, attempt=i, message=f"line one\nline {i}") for i in range(12))
     lines = _render(RunSummary(12, results), tmp_path).splitlines()
     listed = lines[lines.index("Without a reward:") + 1 : -2]
-    assert listed[0] == "  task-00 (attempt 0): agent_error: AgentError: line one line 0"
-    assert len(listed) == 11
+    assert listed[:2] == ["  task-00 (attempt 0): agent_error: AgentError: line one", "    line 0"]
+    assert len(listed) == 21
     assert listed[-1] == "  and 2 more, in episodes.jsonl"
 
 
@@ -296,10 +304,47 @@ def test_a_long_error_is_cut_at_its_end(tmp_path: Path) -> None:
     assert len(line) < 1100
 
 
-def test_many_tasks_are_cut_with_a_note(tmp_path: Path) -> None:
-    text = _render(RunSummary(250, tuple(_result(f"t{i:03}", 1.0) for i in range(250))), tmp_path)
-    assert len(_cells(text)) == 1 + 200
-    assert "and 50 more tasks, in episodes.jsonl" in text
+def test_summary_shows_worst_of_many_tasks(tmp_path: Path) -> None:
+    rewards = [1.0] * 47 + [0.5, 0.0, None]
+    text = _render(RunSummary(50, tuple(_result(f"t{i:03}", reward) for i, reward in enumerate(rewards))), tmp_path)
+    assert [row[0] for row in _cells(text)[1:]] == ["t049", "t048", "t047", *(f"t{i:03}" for i in range(37))]
+    assert "40 of 50 tasks, those with the lowest rewards" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_summary_fits_the_terminal(columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    message = f"Dockerfile, line 2: {'words ' * 30}\n{'printed ' * 30}"
+    results = tuple(
+        replace(_result(f"access-log-report-{task}", reward, attempt=attempt, message=message), rewards=rewards)
+        for task in range(12)
+        for attempt, reward in enumerate((1.0, 0.0, 1.0, None))
+        if (rewards := {"reward": 1.0, "style": 0.5, "judge": 0.5} if reward is not None else {}) is not None
+    )
+    stream = ColourTerminal()
+    render_summary(RunSummary(48, results), run_dir=tmp_path / "run", stream=stream)
+    lines = stream.getvalue().splitlines()
+    assert max(map(len, lines)) <= columns
+    table = [line for line in lines if line.startswith(("┏", "┃", "┡", "│", "└"))]
+    assert len({len(line) for line in table}) == 1
+    assert all(line.endswith(("┓", "┃", "┩", "│", "┘")) for line in table)
+    shown = _cells(stream.getvalue())[0]
+    assert shown[-1] == {60: "outcome", 80: "outcome", 120: "seconds"}[columns]
+    assert {"verifier", "style", "judge"} <= {*shown} or columns == 60
+    broken = [word for line in lines for word in line.split() if "[" in word and "]" not in word and "…" not in word]
+    assert all(word.endswith(",") for word in broken), "an interval is on one line"
+
+
+def test_summary_shows_cause_then_last_lines(tmp_path: Path) -> None:
+    printed = "\n".join(f"printed {number}" for number in range(20))
+    text = _render(RunSummary(1, (_result("a", None, message=f"It failed. Set x.\n{printed}\x1b[2J"),)), tmp_path)
+    lines = text.splitlines()
+    at = lines.index("  a (attempt 0): agent_error: AgentError: It failed. Set x.")
+    assert lines[at + 1 : at + 3] == ["    [… 12 lines …]", "    printed 12"]
+    assert lines[at + 9] == "    printed 19\\x1b[2J"
 
 
 def test_a_wide_task_name_folds_and_loses_nothing() -> None:
@@ -317,13 +362,6 @@ def test_another_encoding_gets_what_it_can_show(tmp_path: Path) -> None:
     text = _render(RunSummary(1, (_result("tâche", None, message="étape"),)), tmp_path, encoding="ascii")
     assert "t?che" in text
     assert "no reward | 1 of 1 episodes finished" in text
-
-
-class ColourTerminal(io.StringIO):
-    encoding = "utf-8"  # type: ignore[assignment]
-
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.mark.parametrize(("no_color", "escapes"), [("", True), ("1", False)])

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 import pytest
+from rich.console import Console
 
 from ares_exp.records.results import EpisodeResult, EpisodeUsage, ErrorInfo, Outcome
 from ares_exp.records.terminal_text import format_duration, format_number
@@ -103,6 +104,9 @@ def test_the_line_has_the_known_values_only() -> None:
     clock.now += 6.0
     state.end(None)
     assert progress.line(state.read()) == "1/4 done · 2 running · ETA 18 s"
+    state.live.held = Held(0.0, now=False, until=None, by="me", reason=None)
+    assert progress.line(state.read()) == "1/4 done · 2 running · paused · 6.0 s"
+    state.live.held = None
     state.end(1.0)
     state.end(0.5)
     assert progress.line(state.read()) == "3/4 done · reward 0.75 · ETA 2.0 s"
@@ -267,6 +271,29 @@ def test_a_terminal_shows_the_panel_below_the_bar_and_not_at_the_end(terminal: T
     assert "1/2 done" in terminal.plain().splitlines()[-1]
 
 
+@pytest.mark.parametrize("columns", [60, 80, 120, 180])
+@pytest.mark.parametrize("running", [8, 40])
+def test_bar_fits_line_before_names(columns: int, running: int) -> None:
+    clock, stream = Clock(), io.StringIO()
+    state = State(240, *(f"access-log-report-{number}" for number in range(running)), clock=clock)
+    for _ in range(2):
+        state.end(0.5)
+    clock.now += 100.0
+    state.running += [State.episode("slow-task " * 9, waits_for="policy", since=1.0, started_at=1.0)] * 3
+    state.live.add(replace(_result("x", None), error=ErrorInfo("Trouble", "it broke " * 40)))
+    console = Console(file=stream, width=columns)
+    progress = Progress(state.read, stream=stream, clock=clock)
+    clock.now += 50.0
+    console.print(progress._bar(columns))
+    first, *panel = stream.getvalue().splitlines()
+    assert f"3/240 done | {running + 1} running | reward 0.50 | ETA 1 h 05 min" in progress.line(state.read())
+    assert progress.line(state.read()) in first
+    assert ("access-log-report-2" in first) == (columns >= 120)
+    assert max(map(len, (first, *panel))) <= columns
+    assert {word for line in panel for word in line.split() if "tas" in word} <= {"slow-task", "(attempt"}
+    assert sum("it broke" in line for line in panel) == 2, "an error has two lines"
+
+
 def test_log_lines_appear_above_the_bar_and_the_handler_is_given_back(terminal: Terminal) -> None:
     handler = logging.StreamHandler(terminal.stream)
     logging.getLogger().addHandler(handler)
@@ -339,7 +366,14 @@ def test_durations(seconds: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "0.00"), (0.666, "0.67"), (-1.5, "-1.50"), (0.00123, "0.00123"), (123456.0, "1.23e+05")],
+    [
+        (0.0, "0.00"),
+        (0.666, "0.67"),
+        (-1.5, "-1.50"),
+        (0.00123, "0.0012"),
+        (5.31e-07, "0.0000"),
+        (123456.0, "1.23e+05"),
+    ],
 )
 def test_numbers(value: float, text: str) -> None:
     assert format_number(value) == text

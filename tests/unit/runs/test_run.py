@@ -113,7 +113,7 @@ def test_options_of_ones_own(here: Path) -> None:
     [
         ("env=harbor", r"Expected a list of overrides, got 'env=harbor'"),
         (["-m", "seed=0,1"], r"A sweep .* loop over runs"),
-        (["seed=0,1"], "To run each of them, loop over runs"),
+        (["seed=0,1"], "got `0,1`. Loop over runs for a sweep"),
         (["--help"], "got `--help`"),
         (["show"], "got `show`"),
         (["polcy=oracle"], "Did you mean `policy`"),

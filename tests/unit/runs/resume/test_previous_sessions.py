@@ -28,7 +28,7 @@ from ares_exp.trajectories.records import serialize_llm_request
 from ares_exp.trajectories.response_log import LoggedEpisode, logged_episodes
 from tests.leaks import wait_until
 from tests.unit.runs.resume.logs import log_in
-from tests.unit.runs.test_experiment import REQUEST, Responses, execute, experiment, rows
+from tests.unit.runs.test_experiment import REQUEST, Responses, RunInfo, execute, experiment, rows
 from tests.unit.trajectories.chats import chat, write
 
 RESPONSE = LLMResponse.from_text("ls", cost=0.5, usage=Usage(prompt_tokens=10, generated_tokens=2))
@@ -394,3 +394,16 @@ async def test_what_an_episode_came_to_is_logged_before_its_trajectory_is_ended(
     assert replace(ended, finished_at=logged.finished_at, phase_sec=logged.phase_sec) == logged
     assert logged.reward == 1.0
     assert logged_episodes(run_dir.responses) == []
+
+
+async def test_live_reward_counts_earlier_sessions(tmp_path: Path) -> None:
+    made = experiment(tmp_path, count=3)
+    names = await made.prepare()
+    done, failed, *_ = (
+        row(name, outcome, task=name) for name, outcome in zip(names, ("completed", "lost"), strict=False)
+    )
+    earlier = PreviousSessions((replace(done, reward=0.25), replace(failed, reward=None)))
+    summary = await made.run(names, RunInfo(run_dir=tmp_path, name="n", run_id="i"), earlier=earlier)
+    await made.close(summary)
+    assert made._live.read().reward[0] == summary.mean_reward
+    assert len(summary.scored) == 3

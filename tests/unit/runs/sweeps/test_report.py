@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.statistics.estimate import mean_over_attempts
 from ares_exp.records.statistics.metric_estimates import check_objective, known_metrics, objective
 from ares_exp.runs.sweeps.job_folder import FailureNote, JobFolder, JobState, job_folders
-from ares_exp.runs.sweeps.plan import SweepPlan, varied
+from ares_exp.runs.sweeps.plan import SweepPlan, job_label, varied
 from ares_exp.runs.sweeps.sweep_report import SweepReport, render_report
 from tests.unit.runs.sweeps.recorded_job import record, result
 
@@ -126,6 +128,33 @@ def test_compare_over_json_has_settings(repeated: Path, capsys: pytest.CaptureFi
     document = json.loads(capsys.readouterr().out)
     assert document["over"] == "limits.steps"
     assert [one["jobs"] for one in document["settings"]] == [["0", "2"], ["1", "3"]]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "said", "stars"),
+    [
+        ((0.0, 0.0, 0.0), "No job is the best: all have mean_reward 0.00", ""),
+        ((1.0, 0.0, 1.0), "* best: jobs 0, 2, all with mean_reward 1.00", "0*2*"),
+        ((0.0, 0.5, 0.0), "* best: job 1 (policy.base_url=http://host:1), mean_reward 0.50", "1*"),
+    ],
+)
+def test_report_names_equally_good_jobs(
+    rewards: Sequence[float], said: str, stars: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = tuple((rf"policy.base_url=http\://host\:{number}", "name=x") for number in range(3))
+    SweepPlan(3, jobs=jobs).write(tmp_path)
+    for number, reward in enumerate(rewards):
+        record(tmp_path / str(number), [result("a", 0, reward)], tasks=["a"])
+    monkeypatch.setenv("COLUMNS", "60")
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    render_report(SweepReport.read(tmp_path), stream)
+    text = re.sub(r"\x1b\[[\d;]*m", "", stream.getvalue())
+    assert said in " ".join(text.split())
+    assert "".join(re.findall(r"\d\*", text)) == stars
+    assert max(len(line) for line in text.splitlines() if str(tmp_path) not in line) <= 60
+    assert job_label(tmp_path, 1, jobs[1]) == "#1 policy.base_url=http://host:1"
+    assert job_label(tmp_path / "unplanned", 1, jobs[1]) == "#1 policy.base_url=http://host:1 name=x"
 
 
 def test_jobs_in_folders_of_other_names_are_found(tmp_path: Path) -> None:
