@@ -17,6 +17,7 @@ from ares_exp.records.statistics.estimate import Estimate
 from ares_exp.records.statistics.run_statistics import RunStatistics
 from ares_exp.records.statistics.task_statistics import PassRate
 from ares_exp.records.terminal_text import count_of, draw, encodable, format_duration, format_number, write
+from ares_exp.reports.run_facts import run_facts
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -237,6 +238,7 @@ def _places(summary: RunSummary, run_dir: Path) -> Iterator[str]:
     if len(summary.finished) < summary.planned and RunDir(run_dir).sessions.is_file():
         commands.append(f"go on: ares-exp resume={_quoted(shown)}")
     yield ""
+    yield from filter(None, [" ".join(f"{key}={value}" for key, value in run_facts(RunDir(run_dir)).items())])
     yield "; ".join([f"Written to {shown}", *commands])
 
 
