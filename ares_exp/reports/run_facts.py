@@ -13,7 +13,7 @@ from ares_exp.records.recorded_results import read_object
 from ares_exp.records.run_dir import RunDir
 
 GROUPS = ("env", "agent", "container", "policy")
-PROGRAMS = ("ares-exp", "__main__.py")
+PROGRAM = "ares-exp"
 
 
 def run_facts(run: RunDir) -> dict[str, str]:
@@ -40,7 +40,8 @@ def command_line(run: RunDir) -> str | None:
     if not isinstance(words, list) or not words:
         return None
     program, *arguments = map(str, words)
-    return shlex.join([PROGRAMS[0] if Path(program).name in PROGRAMS else program, *arguments])
+    is_own = Path(program).name == PROGRAM or Path(program).parts[-2:] == ("ares_exp", "__main__.py")
+    return shlex.join([PROGRAM if is_own else program, *arguments])
 
 
 def _provenance(run: RunDir) -> dict[str, Any]:

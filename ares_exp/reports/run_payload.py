@@ -119,7 +119,8 @@ class ShownRun:
     @property
     def elapsed_sec(self) -> float | None:
         """Seconds of all sessions so far; `None` if not recorded, as for a killed run."""
-        started = [one["started"] for one in _lines(self.dir.sessions) if isinstance(one.get("started"), int | float)]
+        times = (one.get("started") for one in _lines(self.dir.sessions))
+        started = [float(time_) for time_ in times if isinstance(time_, int | float)]
         if self.state.name == "running" and started:
             return self.summary.wall_sec + max(time.time() - started[-1], 0.0)
         return self.summary.wall_sec or None

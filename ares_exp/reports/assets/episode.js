@@ -24,7 +24,7 @@ function stepNode(episode, position, address) {
 }
 
 function replyNodes(reply) {
-  const usage = reply.usage || {}, told = [reply.finish_reason, usage.prompt_tokens !== undefined ? `${number(usage.prompt_tokens)} + ${number(usage.generated_tokens)} tokens` : null,
+  const usage = reply.usage || {}, told = [reply.finish_reason, usage.prompt_tokens || usage.generated_tokens ? `${number(usage.prompt_tokens)} + ${number(usage.generated_tokens)} tokens` : null,
     usage.reasoning_tokens ? `${number(usage.reasoning_tokens)} of reasoning` : null, reply.cost ? dollars(reply.cost) : null, reply.model].filter((one) => one);
   return [el("h4", { class: "kind reply" }, "reply ", el("span", { class: "dim" }, told.join(" · "))), reply.pieces.map((piece) => {
     if (piece.kind === "reasoning") return el("div", { class: "kind reasoning" }, fold(`reasoning, ${number(piece.text.length)} characters`, () => block(piece.text, "reasoning"), piece.text.length < 600));

@@ -55,9 +55,14 @@ function episodesTable(index, run, query) {
     onchange: (now) => { if (route().view === "episodes") remember(filtered(index, now.query)); } });
 }
 
+// Columns without those of tokens, costs and messages that no row has.
+function spent(columns, rows) {
+  return columns.filter((column) => !["tokens", "cost", "message", "model", "sweep"].includes(column.key) || rows.some(column.get));
+}
+
 function tasksTable(index, run) {
   const interval_ = (row) => run.intervals[row.task_name] || [null, null];
-  return table("tasks", [
+  const columns = [
     { key: "task", name: "task", get: (row) => row.task_name, show: (row) => el("a", { href: filtered(index, `task="${row.task_name}"`) }, oneLine(row.task_name, 80)) },
     { key: "attempts", name: "attempts", isNumber: true, get: (row) => row.attempts },
     { key: "passed", name: "passed", isNumber: true, get: (row) => row.passed },
@@ -69,7 +74,8 @@ function tasksTable(index, run) {
     { key: "tokens", name: "tokens", isNumber: true, get: (row) => row.tokens },
     { key: "cost", name: "cost", isNumber: true, get: (row) => row.cost, show: (row) => figure(row.cost, dollars) },
     { key: "seconds", name: "seconds", isNumber: true, get: (row) => row.seconds },
-  ], run.results.tasks, { state: stateOf(runName(index) + "/tasks"), thing: "task", example: "flaky:flaky reward<1" });
+  ];
+  return table("tasks", spent(columns, run.results.tasks), run.results.tasks, { state: stateOf(runName(index) + "/tasks"), thing: "task", example: "flaky:flaky reward<1" });
 }
 
 function card(name, value, note) {
@@ -209,7 +215,7 @@ function sweepView(sweep) {
   const best = sweep.jobs.find((one) => one.job === sweep.best);
   return el("div", null, el("h2", null, `Sweep of ${count(sweep.jobs.length, "job")}`), el("p", { class: "dim" }, sweep.path),
     best ? el("p", { class: "verdict" }, `Best ${sweep.objective} (${sweep.minimize ? "least" : "greatest"}): job ${best.job}, `, interval({ value: best.objective, low: best.low, high: best.high }), `, ${Object.entries(best.overrides).map(([key, value]) => `${key}=${value}`).join(" ")}`) : null,
-    el("div", { class: "pictures" }, sweepMap(sweep)), table("jobs", columns, sweep.jobs, { state: stateOf("sweep"), thing: "job", example: "state:complete", sort: { key: "objective", down: !sweep.minimize }, rowClass: (row) => (row.job === sweep.best ? "best" : null) }));
+    el("div", { class: "pictures" }, sweepMap(sweep)), table("jobs", spent(columns, sweep.jobs), sweep.jobs, { state: stateOf("sweep"), thing: "job", example: "state:complete", sort: { key: "objective", down: !sweep.minimize }, rowClass: (row) => (row.job === sweep.best ? "best" : null) }));
 }
 
 function runsView(runs) {
@@ -226,8 +232,8 @@ function runsView(runs) {
     { key: "seconds", name: "time", isNumber: true, get: (row) => of(row, "elapsed_sec"), show: (row) => figure(of(row, "elapsed_sec"), seconds) },
     { key: "started", name: "started", isNumber: true, get: (row) => of(row, "started"), show: (row) => (of(row, "started") ? moment(of(row, "started")) : none) },
   ];
-  const optional = ["sweep", "model", "cost"], rows = runs.map((run, index) => ({ ...run, index }));
-  return el("div", null, el("h2", null, "Runs"), table("runs", columns.filter((column) => !optional.includes(column.key) || rows.some(column.get)), rows, { state: stateOf("runs"), thing: "run", example: "state:running", sort: { key: "started", down: true } }));
+  const rows = runs.map((run, index) => ({ ...run, index }));
+  return el("div", null, el("h2", null, "Runs"), table("runs", spent(columns, rows), rows, { state: stateOf("runs"), thing: "run", example: "state:running", sort: { key: "started", down: true } }));
 }
 
 // Every episode that is at hand is searched for some words; hits are shown as they are found.
