@@ -129,7 +129,7 @@ function cause(row, threshold) {
 
 function reason(row, threshold) {
   if (row.error) return row.error.type === "limit" ? row.error.message : `${row.error.type}: ${row.error.message}`;
-  return row.outcome === "completed" ? `reward ${row.reward > 0 ? "above zero, below " + threshold : "zero or less"}` : row.outcome;
+  return row.outcome === "completed" ? `reward ${row.reward > 0 ? "above 0, below " + threshold : row.reward < 0 ? "below 0" : "0"}` : row.outcome;
 }
 
 const MOST_CAUSES = 12, BY_URGENCY = ["broken", "failed", "partly", "cut"];
