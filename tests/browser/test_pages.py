@@ -141,7 +141,7 @@ def test_keys_links_filters_and_themes(page: Page, runs: Path, tmp_path: Path) -
     out = tmp_path / "report.html"
     opened(page, out, runs / "solved")
     page.press("e")
-    page.until("return location.hash === '#/0/episodes'")
+    page.until("return location.hash === '#/0/episodes' && document.querySelector('.cards') === null")
     page.press("/")
     page.press("task:greeting attempt=1")
     page.until("return document.querySelectorAll('[data-table=episodes] tbody tr').length === 1")
@@ -232,7 +232,7 @@ def test_a_live_page_shows_a_step_when_it_is_written(page: Page, tmp_path: Path)
         page.go("#/runs")
         page.until("return document.querySelectorAll('[data-table=runs] tbody tr').length === 2")
         page.go("#/run/overview")  # it is the second one in the list now
-        assert page.run("return document.querySelector('h2').firstChild.data") == "run"
+        page.until("return document.querySelector('h2').firstChild.data === 'run'")
         hosts = {urlsplit(one).netloc for one in page.take_requests() if not one.startswith(("blob:", "data:"))}
         assert hosts == {urlsplit(first).netloc}
         assert page.take_console() == []
