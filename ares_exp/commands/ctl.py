@@ -306,8 +306,8 @@ def _lines(run: Path, state: str, status: RunStatus | None) -> Iterator[str]:
     for one in shown:
         waited = format_duration(status.written_at - one.since)
         yield (
-            f"  {one_line(one.episode_id)}  step {one.num_steps}, {one.tokens:,} tokens, ${one.cost:.4f}, "
-            f"waits {PLACES[one.waits_for]} for {waited}"
+            f"  {one_line(one.episode_id)}  step {one.num_steps}, {f'{one.tokens:,} tokens, ' if one.tokens else ''}"
+            f"{f'${one.cost:.4f}, ' if one.cost else ''}waits {PLACES[one.waits_for]} for {waited}"
         )
     if status.running > len(shown):
         yield f"  and {status.running - len(shown):,} more (--json lists them)"

@@ -28,10 +28,12 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from ares_exp.commands.cli.run_command import EXIT_OK
+from ares_exp.commands.report import is_sweep
 from ares_exp.errors import ConfigError, TrajectoryFormatError
 from ares_exp.records.latest_run import MEANING, OUTPUTS, run_path
 from ares_exp.records.run_dir import RUN_FILES, RUN_FOLDERS, RunDir, is_run
 from ares_exp.reports.page import json_text, page_foot, page_head, policy
+from ares_exp.reports.run_facts import run_facts
 from ares_exp.reports.run_payload import ShownRun, payload_of
 from ares_exp.runs.control.status import read_status
 from ares_exp.trajectories.stored_episodes import HeaderCache, runs_below
@@ -341,8 +343,10 @@ def _summary(path: Path) -> dict[str, Any]:
         totals, state = shown.summary.to_dict(), shown.state
     except (ConfigError, OSError) as error:
         return {"state": f"unreadable: {error}"}
-    kept = {name: totals[name] for name in ("planned", "finished", "mean_reward", "cost", "wall_sec")}
-    return {**kept, "state": state.name, "started": state.started}
+    kept = {name: totals[name] for name in ("planned", "finished", "scored", "mean_reward", "cost")}
+    own = {"state": state.name, "started": state.started, "elapsed_sec": shown.elapsed_sec}
+    sweep = path.parent.name if is_sweep(path.parent) else None
+    return {**kept, **own, "sweep": sweep, "facts": run_facts(shown.dir)}
 
 
 def _signature(path: Path, *, steps: bool) -> Signature:

@@ -118,7 +118,7 @@ class _Steps:
             data["kept"] = change.kept
         if change.base is not None and not change.is_previous:
             data["base"] = change.base
-        settings = [one for one in change.settings if one[0] not in NOT_SHOWN]
+        settings = [one for one in change.settings if one[0] not in NOT_SHOWN and any(one[1:])]
         if settings:
             data["settings"] = [
                 [name, *(None if value is None else as_text(value) for value in values)] for name, *values in settings

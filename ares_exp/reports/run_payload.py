@@ -26,6 +26,7 @@ from ares_exp.records.statistics.estimate import mean_over_attempts
 from ares_exp.records.statistics.run_statistics import json_ready, results_document
 from ares_exp.reports.episode_files import episode_files, file_changes
 from ares_exp.reports.episode_payload import episode_payload
+from ares_exp.reports.run_facts import command_line, run_facts
 from ares_exp.trajectories.files.line_file import has_writer
 from ares_exp.trajectories.stored_episodes import HeaderCache, StoredEpisode, StoredEpisodes, load
 
@@ -116,6 +117,15 @@ class ShownRun:
         return RunState(name, min(started, default=None), ends[-1]["ended"] if has_end else None, len(started))
 
     @property
+    def elapsed_sec(self) -> float | None:
+        """Seconds of all sessions so far; `None` if not recorded, as for a killed run."""
+        times = (one.get("started") for one in _lines(self.dir.sessions))
+        started = [float(time_) for time_ in times if isinstance(time_, int | float)]
+        if self.state.name == "running" and started:
+            return self.summary.wall_sec + max(time.time() - started[-1], 0.0)
+        return self.summary.wall_sec or None
+
+    @property
     def is_written(self) -> bool:
         """Whether a process runs the run: it holds a lock; on another machine it wrote something lately."""
         try:
@@ -141,6 +151,9 @@ class ShownRun:
             "name": name or str(self.path),
             "path": str(self.path),
             "state": asdict(self.state),
+            "facts": [f"{key}={value}" for key, value in run_facts(self.dir).items()],
+            "argv": command_line(self.dir),
+            "elapsed_sec": self.elapsed_sec,
             "about": self._about(config := self._config(), replay := self._replay()),
             "results": results,
             "intervals": self._intervals(),

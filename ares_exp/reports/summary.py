@@ -29,6 +29,7 @@ from ares_exp.records.terminal_text import (
     wrapped,
     write,
 )
+from ares_exp.reports.run_facts import run_facts
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -291,6 +292,7 @@ def _places(summary: RunSummary, run_dir: Path, stream: TextIO) -> Iterator[str]
     if len(summary.finished) < summary.planned and RunDir(run_dir).sessions.is_file():
         parts.append(f"go on: ares-exp resume={_quoted(shown)}")
     yield ""
+    yield from filter(None, [" ".join(f"{key}={value}" for key, value in run_facts(RunDir(run_dir)).items())])
     is_narrow = stream.isatty() and len("; ".join(parts)) > width_of(stream)
     yield ("\n" if is_narrow else "; ").join(parts)
 

@@ -171,7 +171,7 @@ class EpisodePrinter:
             *price(action.get("cost")),
         ]
         self._line(f"reply  {one_line(' · '.join(notes))}", 2, style="bold")
-        model = {name: action[name] for name in MODEL_FIELDS if action.get(name) is not None}
+        model = {name: action[name] for name in MODEL_FIELDS if action.get(name) not in (None, {})}
         for name, value in model.items():
             if self._model.get(name) != value:
                 self._line(f"{name} {one_line(as_text(value))}", 4, style="magenta")

@@ -31,7 +31,7 @@ def execute(folder: Path, name: str, *overrides: str) -> None:
     options = folder / "options" / "policy" / "improviser.yaml"
     options.parent.mkdir(parents=True, exist_ok=True)
     options.write_text(OPTION)
-    command = [sys.executable, "-m", "ares_exp", "--config-dir", str(folder / "options"), "policy=improviser"]
+    command = [sys.executable, "-m", "ares_exp", "--config-dir", "options", "policy=improviser"]
     where = f"hydra.{'sweep' if '-m' in overrides else 'run'}.dir=outputs/{name}"
     settings = ["tracker=none", where]
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(folder)}

@@ -17,6 +17,7 @@ import pytest
 
 import ares_exp
 from ares_exp.commands.cli.commands import COMMANDS
+from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.reports import page as page_of
 from ares_exp.reports.written_report import episode_page
 from ares_exp.runs.control.orders import Order, write_order
@@ -140,7 +141,7 @@ def test_keys_links_filters_and_themes(page: Page, runs: Path, tmp_path: Path) -
     out = tmp_path / "report.html"
     opened(page, out, runs / "solved")
     page.press("e")
-    page.until("return location.hash === '#/0/episodes'")
+    page.until("return location.hash === '#/0/episodes' && document.querySelector('.cards') === null")
     page.press("/")
     page.press("task:greeting attempt=1")
     page.until("return document.querySelectorAll('[data-table=episodes] tbody tr').length === 1")
@@ -163,6 +164,37 @@ def test_keys_links_filters_and_themes(page: Page, runs: Path, tmp_path: Path) -
         page.size(width)
         assert page.run("return document.documentElement.scrollWidth <= innerWidth + 1"), width
     page.size(1280)
+    assert_quiet(page, out)
+
+
+def test_causes_link_to_the_filtered_table(page: Page, tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    refused = [ErrorInfo("PolicyError", f'The endpoint said "{number}".') for number in (500, 503)]
+    limit = {"outcome": Outcome.TRUNCATED, "error": ErrorInfo.of_limit("steps")}
+    rows = [row(f"task-{n}", attempt, 0.0, **limit) for n in range(500) for attempt in range(4)]
+    rows += [row("a", n, None, outcome=Outcome.POLICY_ERROR, error=error) for n, error in enumerate(refused)]
+    run = run_of(tmp_path / "run", [*rows, row("z", 0, 1.0)], chat("z-0", "z"))
+    (run / "provenance.json").write_text(json.dumps({"argv": ["ares-exp", "seed=3"], "choices": {"env": "harbor"}}))
+    opened(page, out, run)
+    lines = page.run("return [...document.querySelectorAll('.causes li a')].map(one => one.innerText)")
+    assert lines == ['2 × PolicyError: The endpoint said "500".', "2,000 × limit reached: steps"]
+    assert page.run("return document.querySelector('.what').innerText.split(/\\s+/)")[:4] == [
+        "env=harbor", "·", "attempts=1", "ares-exp",
+    ]  # fmt: skip
+    assert page.run("return document.querySelector('figure:nth-of-type(2) .name').textContent") == "z"  # the best first
+    for width in (1280, 390):
+        page.size(width)
+        assert page.run("return document.documentElement.scrollWidth <= innerWidth + 1"), width
+        page.until(
+            "return [...document.querySelectorAll('svg')].every(one => one.clientWidth >= +one.getAttribute('width'))"
+        )
+    page.size(1280)
+    page.run("document.querySelector('.causes a').click()")
+    page.until("return document.querySelector('.told').textContent === '2 of 2,003 episodes'")
+    page.run(
+        "const one = document.querySelector('.filter'); one.value = 'nonsense'; one.dispatchEvent(new Event('input'))"
+    )
+    assert "No episode matches this filter." in page.text
     assert_quiet(page, out)
 
 
@@ -191,14 +223,16 @@ def test_a_live_page_shows_a_step_when_it_is_written(page: Page, tmp_path: Path)
     with served(tmp_path) as first:
         page.open(first)
         page.until("return location.search === '' && document.body.innerText.includes('run')")
-        page.go("#/0/e/live-0")
+        page.go("#/run/e/live-0")
         page.until("return document.querySelectorAll('.step').length === 2")
+        run_of(tmp_path / "another", [row("done", 0, 1.0)])
         with partial.open("a") as file:
             file.write(lines[3])
         page.until("return document.querySelectorAll('.step').length === 3")
-        run_of(tmp_path / "another", [row("done", 0, 1.0)])
         page.go("#/runs")
         page.until("return document.querySelectorAll('[data-table=runs] tbody tr').length === 2")
+        page.go("#/run/overview")  # it is the second one in the list now
+        page.until("return document.querySelector('h2').firstChild.data === 'run'")
         hosts = {urlsplit(one).netloc for one in page.take_requests() if not one.startswith(("blob:", "data:"))}
         assert hosts == {urlsplit(first).netloc}
         assert page.take_console() == []
@@ -229,12 +263,13 @@ def test_the_page_follows_the_orders_to_a_run(page: Page, tmp_path: Path) -> Non
         with served(tmp_path / "runs") as first:
             page.open(first)
             page.until("return document.querySelector('[data-live=running]')")
+            page.until("return /time\\s+[1-9][\\s\\S]*\\sETA/.test(document.querySelector('.cards').innerText)")
             assert page.run("return document.querySelector('.live button, .live input')") is None
             write_order(run / "control", Order.new("pause", now=True, reason="<b>lunch</b>"))
             page.until("return document.querySelector('.live').innerText.includes('wait: <b>lunch</b>')")
             write_order(run / "control", Order.new("resume"))
             write_order(run / "control", Order.new("set", values={"concurrency": 5}))
-            page.until("return document.body.innerText.includes('of at most 5 running')")
+            page.until("return document.body.innerText.includes('of at most 5 episodes')")
             write_order(run / "control", Order.new("cancel", what=status.episodes[0].episode_id))
             page.until(
                 "return ![...document.querySelectorAll('.live li a')].some(one => one.hash.includes(arguments[0]))",

@@ -17,7 +17,7 @@ from tests.docs_reference.markdown import GENERATED, documented_fields, plain, t
 NAMED: Mapping[str, str] = {
     "config": "the resolved config",
     "provenance": "git commit and dirty flag of the project and of the task set, versions, platform, command line, "
-    "warnings, tasks with their digests, commits that tasks came from",
+    "chosen options, warnings, tasks with their digests, commits that tasks came from",
     "episodes": "a line per episode, written when it ends ([fields](#fields-of-episodesjsonl))",
     "summary": "totals of outcomes, rewards, tokens, cost",
     "results": "totals, statistics with their intervals, and a row per task",

@@ -13,23 +13,23 @@ const HELP = [["j, k", "next, previous step"], ["n, p", "next, previous episode"
 function route() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?"), parts = path.split("/");
   const asked = new URLSearchParams(query || ""), decode = (text) => { try { return decodeURIComponent(text || ""); } catch { return text || ""; } };
-  if (parts[0] === "diff") return { view: "diff", a: [Number(parts[1]), decode(parts[2])], b: [Number(parts[3]), decode(parts[4])] };
-  if (["compare", "sweep", "runs", "branches"].includes(parts[0])) return { view: parts[0], index: 0 };
+  if (parts[0] === "diff" && parts.length === 5) return { view: "diff", a: [runIndex(decode(parts[1])), decode(parts[2])], b: [runIndex(decode(parts[3])), decode(parts[4])] };
+  if (["compare", "sweep", "runs", "branches"].includes(parts[0]) && parts.length === 1) return { view: parts[0] };
   if (parts[0] === "" && payload.only) return { view: "episode", index: 0, id: payload.only, step: null };
-  if (parts[0] === "" || isNaN(parts[0])) return { view: payload.pair ? "compare" : payload.sweep ? "sweep" : payload.live && payload.runs.length !== 1 ? "runs" : "overview", index: 0, q: undefined };
-  const index = Math.min(Number(parts[0]), Math.max(payload.runs.length - 1, 0));
+  if (parts[0] === "") return { view: payload.pair ? "compare" : payload.sweep ? "sweep" : payload.live && payload.runs.length !== 1 ? "runs" : "overview", index: payload.pair || payload.sweep || payload.runs.length !== 1 ? undefined : 0, q: undefined };
+  const index = runIndex(decode(parts[0]));
   if (parts[1] !== "e") return { view: parts[1] || "overview", index, q: asked.has("q") ? asked.get("q") : undefined };
   const whole = decode(parts.slice(2).join("/")), known = payload.runs[index] && (payload.runs[index].episodes || []).some((row) => row.episode_id === whole), found = known ? null : /^(.*)@(\d+)$/s.exec(whole);
   return { view: "episode", index, id: found ? found[1] : whole, step: found ? Number(found[2]) : null };
 }
 
 function tabs(now) {
-  const run = payload.runs[now.index ?? 0], index = now.index ?? 0, link = (view, name, address) => el("a", { href: address || `#/${index}/${view}`, "aria-current": now.view === view ? "page" : null }, name);
-  const many = payload.runs.length > 1 ? el("select", { "aria-label": "run", value: String(index), onchange: (event) => { location.hash = `#/${event.target.value}/overview`; } }, payload.runs.map((one, n) => el("option", { value: String(n) }, oneLine(one.name, 70)))) : null;
-  if (many) many.value = String(index);
+  const index = now.index ?? -1, run = payload.runs[index], link = (view, name, address) => el("a", { href: address || runAddress(index, view), "aria-current": now.view === view ? "page" : null }, name);
+  const many = payload.runs.length > 1 ? el("select", { "aria-label": "run", onchange: (event) => { location.hash = runAddress(Number(event.target.value), "overview"); } }, run ? null : el("option", { value: "-1" }, "choose a run"), payload.runs.map((one, n) => el("option", { value: String(n) }, oneLine(one.name, 70)))) : null;
+  if (many) many.value = String(run ? index : -1);
   const hasTree = payload.runs.some((one) => (one.episodes || []).some((row) => row.lineage));
   replace(bar, el("b", { class: "mark-name" }, "ares-exp"), payload.live ? link("runs", "Runs", "#/runs") : null, payload.pair ? link("compare", "Compare", "#/compare") : null, payload.sweep ? link("sweep", "Sweep", "#/sweep") : null, many,
-    run && !payload.only ? [link("overview", "Overview"), link("episodes", "Episodes"), link("tasks", "Tasks"), link("charts", "Charts"), link("timeline", "Timeline"), hasTree ? link("branches", "Branches", "#/branches") : null, link("search", "Search"), link("config", "Config")] : null,
+    run && !payload.only ? [link("overview", "Overview"), link("episodes", "Episodes"), link("tasks", "Tasks"), link("charts", "Charts"), link("timeline", "Timeline"), hasTree ? link("branches", "Branches") : null, link("search", "Search"), link("config", "Config")] : hasTree && !payload.only ? link("branches", "Branches", "#/branches") : null,
     el("button", { type: "button", class: "quiet", onclick: toggleTheme, title: "dark or light (d)" }, "◐"), el("button", { type: "button", class: "quiet", onclick: () => help.showModal(), title: "keys (?)" }, "?"));
 }
 
@@ -44,10 +44,11 @@ async function view(now) {
   if (now.view === "sweep" && payload.sweep) return { node: sweepView(payload.sweep) };
   if (now.view === "runs") return { node: runsView(payload.runs) };
   if (now.view === "diff") return diffOf(now);
+  if (now.view === "branches" && payload.runs[now.index]) await source.load(now.index);
+  if (now.view === "branches") return { node: branchTree(payload.runs) || el("p", null, "No episode was branched off another.") };
   if (!payload.runs.length) return { node: el("p", null, "There is no run here yet.") };
   if (!payload.runs[now.index]) return { node: el("p", null, "There is no such run.") };
   const run = await source.load(now.index);
-  if (now.view === "branches") return { node: branchTree(payload.runs.filter((one) => one.episodes)) || el("p", null, "No episode was branched off another.") };
   if (now.view === "episode") return episodeOf(now, run);
   if (now.view === "episodes") return { node: el("div", null, el("h2", null, "Episodes"), episodesTable(now.index, run, now.q)) };
   if (now.view === "tasks") return { node: el("div", null, el("h2", null, "Tasks"), tasksTable(now.index, run)) };
@@ -84,16 +85,17 @@ async function diffOf(now) {
 }
 
 async function draw(options = {}) {
-  const turn = ++drawing, folds = options.isRefresh ? openFolds() : null, now = route(), scroll = window.scrollY, focus = document.activeElement, kept = options.isRefresh && current.search && focus === current.search ? [focus.value, focus.selectionStart] : null;
+  const turn = ++drawing, folds = options.isRefresh ? openFolds() : null, slides = [...main.querySelectorAll(".scroll")].map((one) => one.scrollLeft), now = route(), scroll = window.scrollY, focus = document.activeElement, kept = options.isRefresh && current.search && focus === current.search ? [focus.value, focus.selectionStart] : null;
   let made;
   try { made = await view(now); } catch (error) { made = { node: el("p", { class: "problem" }, String(error && error.message || error)) }; }
   if (turn !== drawing) return;
   tabs(now);
   current = { keys: {}, ...made };
   replace(main, made.node);
-  document.title = oneLine(["ares-exp", payload.runs[now.index ?? 0] && payload.runs[now.index ?? 0].name, now.view === "episode" ? now.id : now.view].filter((one) => one).join(" · "), 200);
+  document.title = oneLine(["ares-exp", payload.runs[now.index] && payload.runs[now.index].name, now.view === "episode" ? now.id : now.view].filter((one) => one).join(" · "), 200);
   if (options.isRefresh) {
     for (const fold of main.querySelectorAll("details")) if (folds.has(foldName(fold))) fold.open = folds.get(foldName(fold));
+    main.querySelectorAll(".scroll").forEach((one, at) => { one.scrollLeft = slides[at] || 0; });
     window.scrollTo(0, scroll);
     if (kept && current.search) { current.search.value = kept[0]; current.search.focus(); current.search.setSelectionRange(kept[1], kept[1]); }
   } else {
@@ -124,7 +126,7 @@ document.addEventListener("keydown", (event) => {
   const isTyping = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName);
   if (event.key === "Escape" && isTyping) { event.target.blur(); return; }
   if (isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
-  const now = route(), act = (event.key in current.keys && current.keys[event.key]) || (Object.hasOwn(VIEWS, event.key) && (() => { location.hash = `#/${now.index ?? 0}/${VIEWS[event.key]}`; }));
+  const now = route(), act = (event.key in current.keys && current.keys[event.key]) || (Object.hasOwn(VIEWS, event.key) && payload.runs[now.index] && (() => { location.hash = runAddress(now.index, VIEWS[event.key]); }));
   if (event.key === "?") help.showModal();
   else if (event.key === "d") toggleTheme();
   else if (event.key === "/") { const input = current.search || main.querySelector("input.filter"); if (input) { event.preventDefault(); input.focus(); input.select(); } }
@@ -137,11 +139,11 @@ async function poll() {
     const now = route();
     try {
       const before = JSON.stringify([...source.tags]);
-      if (now.view === "runs" || !payload.runs.length) {
+      if (!payload.runs[now.index]) {
         const { isNew, data } = await source.list();
         if (isNew) payload.runs = data.runs.map((one) => ({ ...payload.runs.find((old) => old.key === one.key), ...one }));
       } else {
-        if (payload.runs[now.index]) await source.load(now.index);
+        await source.load(now.index);
         if (now.view === "episode") await source.episode(now.index, now.id).catch(() => null);
       }
       if (JSON.stringify([...source.tags]) !== before && !["search", "diff"].includes(now.view)) await refresh(now);
@@ -163,6 +165,7 @@ function start() {
   put(help, [el("h2", null, "Keys"), el("dl", { class: "facts" }, HELP.map(([key, words]) => el("div", null, el("dt", null, key), el("dd", null, words)))), el("form", { method: "dialog" }, el("button", null, "close"))]);
   replace(page, bar, main, el("footer", null, `ares_exp ${payload.ares_exp} · ${payload.live ? "live" : "made " + moment(payload.made)}${payload.redacted && payload.redacted.length ? " · redacted: " + payload.redacted.join(", ") : ""}`), help);
   window.addEventListener("hashchange", () => draw());
+  PHONE.addEventListener("change", () => draw({ isRefresh: true }));
   draw().then(() => { if (source.isLive) poll(); });
 }
 

@@ -42,18 +42,27 @@ function grid(at, from, to, values, format, isVertical) {
 
 function go(address) { return { class: "link", onclick: () => { location.hash = address; } }; }
 
+// Widths that fit a phone, where labels keep their size.
+function wide(most) { return PHONE.matches ? Math.min(most, Math.max(300, innerWidth - 24)) : most; }
+function names() { return PHONE.matches ? { left: 120, chars: 15 } : { left: 190, chars: 26 }; }
+
+// Tasks from the best to the worst, so that the rows of two pictures are the same.
+function byResult(tasks) {
+  return [...tasks].sort((a, b) => (b.mean_reward ?? -Infinity) - (a.mean_reward ?? -Infinity) || a.task_name.localeCompare(b.task_name));
+}
+
 // Mean reward of each task with its interval, sorted; a tick for every attempt; flaky tasks marked.
 function rewardByTask(run, index) {
-  const tasks = run.results.tasks.filter((one) => one.mean_reward !== null).sort((a, b) => b.mean_reward - a.mean_reward || a.task_name.localeCompare(b.task_name));
+  const tasks = byResult(run.results.tasks).filter((one) => one.mean_reward !== null);
   if (!tasks.length) return null;
-  const left = 190, width = 640, rows = tasks.slice(0, MOST_TASKS), height = 30 + rows.length * 18;
+  const { left, chars } = names(), width = wide(640), rows = tasks.slice(0, MOST_TASKS), height = 40 + rows.length * 18;
   const rewards = tasks.flatMap((one) => one.rewards).filter((one) => one !== null);
   const at = scale(Math.min(0, ...rewards), Math.max(1, ...rewards), left, width - 20);
   const parts = [grid(at, 4, height - 22, ticks(Math.min(0, ...rewards), Math.max(1, ...rewards)), number, true)];
   rows.forEach((task, row) => {
-    const y = 14 + row * 18, [low, high] = run.intervals[task.task_name] || [null, null];
-    parts.push(el("g", go(`#/${index}/episodes?q=${encodeURIComponent('task="' + task.task_name + '"')}`),
-      label(left - 10, y + 4, oneLine(task.task_name, 26) + (task.flaky ? " ≈" : ""), { class: "name", "text-anchor": "end" }),
+    const y = 24 + row * 18, [low, high] = run.intervals[task.task_name] || [null, null];
+    parts.push(el("g", go(filtered(index, `task="${task.task_name}"`)),
+      label(left - 10, y + 4, oneLine(task.task_name, chars) + (task.flaky ? " ≈" : ""), { class: "name", "text-anchor": "end" }),
       low === null ? null : el("line", { x1: at(low), x2: at(high), y1: y, y2: y, class: "interval" }),
       task.rewards.map((one) => one === null ? null : el("line", { x1: at(one), x2: at(one), y1: y - 5, y2: y + 5, class: "tick" })),
       dot(at(task.mean_reward), y, task.flaky ? "partly" : task.mean_reward >= run.results.statistics.threshold ? "passed" : task.mean_reward > 0 ? "partly" : "failed",
@@ -66,28 +75,30 @@ function rewardByTask(run, index) {
 
 // Attempts × tasks; a click opens the episode.
 function heatMap(run, index) {
-  const rows = run.episodes.filter((one) => one.is_last), tasks = [...new Set(rows.map((one) => one.task_name))].sort();
+  const rows = run.episodes.filter((one) => one.is_last), ordered = byResult(run.results.tasks).map((one) => one.task_name);
+  const tasks = [...new Set([...ordered, ...rows.map((one) => one.task_name)])];
   const attempts = Math.max(...rows.map((one) => one.attempt)) + 1;
   if (!rows.length || !isFinite(attempts)) return null;
-  const across = Math.min(attempts, 200), size = across > 40 ? 10 : 16, left = 190, down = tasks.slice(0, 300);
+  const { left, chars } = names(), across = Math.min(attempts, 200), size = across > 40 ? 10 : 18, down = tasks.slice(0, 300), top = 16;
   const place = new Map(down.map((task, row) => [task, row]));
-  const parts = down.map((task, row) => label(left - 10, 12 + row * size + size / 2, oneLine(task, 26), { class: "name", "text-anchor": "end" }));
+  const parts = [label(left - 10, 11, "task ↓", { class: "axis", "text-anchor": "end" }), label(left, 11, across > 2 ? `attempt 0 to ${across - 1} →` : "attempt →", { class: "axis" }),
+    down.map((task, row) => label(left - 10, top + 3 + row * size + size / 2, oneLine(task, chars), { class: "name", "text-anchor": "end" }))];
   for (const row of rows) {
     if (!place.has(row.task_name) || row.attempt >= across) continue;
-    parts.push(el("rect", { x: left + row.attempt * size, y: 8 + place.get(row.task_name) * size, width: size - 2, height: size - 2, rx: 2,
+    parts.push(el("rect", { x: left + row.attempt * size, y: top + place.get(row.task_name) * size, width: size - 2, height: size - 2, rx: 2,
       ...go(episodeAddress(index, row.episode_id)), class: "link mark " + verdict(row, run.results.statistics.threshold),
       style: row.reward > 0 && row.reward < 1 ? { "fill-opacity": String(0.35 + 0.6 * row.reward) } : {} },
       el("title", null, `${row.task_name}, attempt ${row.attempt}: ${row.outcome}, reward ${row.reward ?? none}`)));
   }
-  return picture("Attempts", Math.max(left + across * size + 10, 320), 16 + down.length * size, parts,
-    "A row is a task, a column an attempt; click to read it." + (tasks.length > down.length || attempts > across ? " The rest is in the table." : ""));
+  return put(picture("Attempts", Math.max(left + across * size + 10, 300), top + 8 + down.length * size, parts,
+    "Best tasks first; click an attempt to read it." + (tasks.length > down.length || attempts > across ? " The rest is in the table." : "")), [legend()]);
 }
 
 // pass@k and pass^k with their intervals.
 function passRates(run) {
   const rates = run.results.statistics.scored_only.pass_rates.filter((one) => one.pass_at_k);
   if (rates.length < 2) return null;
-  const width = 420, height = 230, x = scale(0, rates.length - 1, 50, width - 60), y = scale(0, 1, height - 30, 14);
+  const width = wide(420), height = 230, x = scale(0, rates.length - 1, 50, width - 60), y = scale(0, 1, height - 30, 14);
   const parts = [grid(y, 44, width - 20, [0, 0.25, 0.5, 0.75, 1], number, false),
     rates.map((one, at) => label(x(at), height - 10, `k=${one.k}`, { class: "axis", "text-anchor": "middle" }))];
   for (const [key, name, style] of [["pass_at_k", "pass@k", "series1"], ["pass_hat_k", "pass^k", "series2"]]) {
@@ -111,12 +122,12 @@ function outcomeBars(run) {
     by.set(row.task_name, own);
   }
   const tasks = [["all", Object.fromEntries(Object.keys(VERDICTS).map((name) => [name, sum([...by.values()].map((one) => one[name]))]))],
-    ...[...by].sort(([a], [b]) => a.localeCompare(b)).slice(0, 40)];
-  const width = 420, left = 170, height = 26 + tasks.length * 18;
+    ...[...new Set([...byResult(run.results.tasks).map((one) => one.task_name), ...by.keys()])].filter((task) => by.has(task)).slice(0, 40).map((task) => [task, by.get(task)])];
+  const width = wide(420), { left, chars } = PHONE.matches ? names() : { left: 170, chars: 23 }, height = 26 + tasks.length * 18;
   const parts = tasks.map(([task, own], row) => {
     const whole = sum(Object.values(own)), y = 6 + row * 18;
     let at = left;
-    return [label(left - 8, y + 11, task === "all" && row === 0 ? "all tasks" : oneLine(task, 23), { class: "name", "text-anchor": "end" }),
+    return [label(left - 8, y + 11, task === "all" && row === 0 ? "all tasks" : oneLine(task, chars), { class: "name", "text-anchor": "end" }),
       Object.keys(VERDICTS).filter((name) => own[name]).map((name) => {
         const long = (own[name] / whole) * (width - left - 10), from = at;
         at += long;
@@ -136,7 +147,7 @@ function costAndReward(run, index) {
   const priced = rows.some((one) => one.cost > 0);
   const spent = (one) => (priced ? one.cost : (one.prompt_tokens || 0) + (one.generated_tokens || 0)) || 0;
   if (rows.length < 2 || !rows.some(spent)) return null;
-  const width = 420, height = 230, most = Math.max(...rows.map(spent)), rewards = rows.map((one) => one.reward);
+  const width = wide(420), height = 230, most = Math.max(...rows.map(spent)), rewards = rows.map((one) => one.reward);
   const x = scale(0, most, 50, width - 20), y = scale(Math.min(0, ...rewards), Math.max(1, ...rewards), height - 40, 14);
   return picture(priced ? "Cost and reward" : "Tokens and reward", width, height, [
     grid(x, 14, height - 34, ticks(0, most, 4), priced ? dollars : number, true),
@@ -171,7 +182,7 @@ function histograms(run) {
 function runTimeline(run, index) {
   const rows = [...run.episodes].filter((one) => typeof one.from === "number").sort((a, b) => a.from - b.from).slice(0, 3000);
   if (!rows.length) return null;
-  const end = Math.max(...rows.map((one) => one.from + one.seconds)), ends = [], width = 960, x = scale(0, end, 40, width - 20);
+  const end = Math.max(...rows.map((one) => one.from + one.seconds)), ends = [], width = wide(960), x = scale(0, end, 40, width - 20);
   const placed = rows.map((row) => {
     let lane = ends.findIndex((one) => one <= row.from + 1e-6);
     if (lane < 0) lane = ends.length;
@@ -180,7 +191,7 @@ function runTimeline(run, index) {
   });
   const high = ends.length > 40 ? 6 : 16, height = 30 + ends.length * high;
   return picture("Episodes over time", width, height, [
-    grid(x, 4, height - 22, ticks(0, end, 8), seconds, true),
+    grid(x, 4, height - 22, ticks(0, end, PHONE.matches ? 4 : 8), seconds, true),
     placed.map(([row, lane]) => el("rect", { x: x(row.from), y: 6 + lane * high, width: Math.max(x(row.from + row.seconds) - x(row.from) - 1, 2), height: high - 2, rx: 2,
       onclick: () => { location.hash = episodeAddress(index, row.episode_id); }, class: "link mark " + verdict(row, run.results.statistics.threshold) + (row.is_last ? "" : " retried") },
       el("title", null, `${row.task_name}, attempt ${row.attempt}${row.retry ? `, retry ${row.retry}` : ""}: ${row.outcome}, from ${seconds(row.from)}, ${seconds(row.seconds)}`)))],
@@ -189,7 +200,7 @@ function runTimeline(run, index) {
 
 // An episode over time: the start, the policy, the environment with its commands, verification.
 function episodeTimeline(episode, row, onstep) {
-  const steps = episode.steps, width = 960, lanes = ["policy", "environment", "commands"], total = Math.max(episode.seconds, steps.length ? steps[steps.length - 1].at : 0, 1e-3);
+  const steps = episode.steps, width = wide(960), lanes = ["policy", "environment", "commands"], total = Math.max(episode.seconds, steps.length ? steps[steps.length - 1].at : 0, 1e-3);
   if (!steps.length) return null;
   const x = scale(0, total, 90, width - 20), bars = [], spend = (row && row.phase_sec) || {};
   const bar = (lane, from, long, style, title, step) => {
@@ -208,14 +219,14 @@ function episodeTimeline(episode, row, onstep) {
   });
   if (spend.verify) bar(1, Math.min(total, steps[steps.length - 1].at) - spend.verify, spend.verify, "series4", `verifier ${seconds(spend.verify)}`, steps.length - 1);
   const told = Object.entries(spend).filter(([, long]) => long > 0).map(([name, long]) => `${name} ${seconds(long)}`).join(" · ");
-  return picture("Time", width, 92, [grid(x, 4, 68, ticks(0, total, 8), seconds, true), lanes.map((name, at) => label(84, 20 + at * 20, name, { class: "axis", "text-anchor": "end" })), bars],
+  return picture("Time", width, 92, [grid(x, 4, 68, ticks(0, total, PHONE.matches ? 4 : 8), seconds, true), lanes.map((name, at) => label(84, 20 + at * 20, name, { class: "axis", "text-anchor": "end" })), bars],
     (told ? `Seconds by phase: ${told}. ` : "") + "Commands are drawn one after the other: of each only its length is recorded.");
 }
 
 // Branches: each recorded episode under the one that it continues.
 function branchTree(runs) {
   const nodes = new Map();
-  runs.forEach((run, index) => run.episodes.forEach((row) => nodes.set(row.episode_id, { row, index, run, children: [] })));
+  runs.forEach((run, index) => (run.episodes || []).forEach((row) => nodes.set(row.episode_id, { row, index, run, children: [] })));
   const branched = [...nodes.values()].filter((one) => one.row.lineage && typeof one.row.lineage.parent === "string");
   if (!branched.length) return null;
   const roots = new Set();
@@ -248,12 +259,12 @@ function branchTree(runs) {
 function pairedDots(tasks) {
   const rows = [...tasks].sort((a, b) => b.difference - a.difference).slice(0, 120);
   if (!rows.length) return null;
-  const width = 640, left = 190, values = rows.flatMap((one) => [one.a, one.b]), low = Math.min(0, ...values), high = Math.max(1, ...values);
+  const width = wide(640), { left, chars } = names(), values = rows.flatMap((one) => [one.a, one.b]), low = Math.min(0, ...values), high = Math.max(1, ...values);
   const x = scale(low, high, left, width - 20), height = 30 + rows.length * 18;
   return picture("Each task in both runs", width, height, [grid(x, 4, height - 22, ticks(low, high), number, true),
     rows.map((task, at) => {
       const y = 14 + at * 18, name = task.difference > 0 ? "passed" : task.difference < 0 ? "failed" : "cut";
-      return [label(left - 10, y + 4, oneLine(task.task_name, 26), { class: "name", "text-anchor": "end" }),
+      return [label(left - 10, y + 4, oneLine(task.task_name, chars), { class: "name", "text-anchor": "end" }),
         el("line", { x1: x(task.a), x2: x(task.b), y1: y, y2: y, class: "pairing " + name }),
         el("circle", { cx: x(task.a), cy: y, r: 4, class: "hollow " + name }, el("title", null, `A: ${task.a}`)), dot(x(task.b), y, name, `B: ${task.b}`)];
     })], "The hollow dot is A, the full one B; means with attempts that have no reward as zero.");
@@ -264,18 +275,19 @@ function sweepMap(sweep) {
   const jobs = sweep.jobs.filter((one) => one.objective !== null), keys = sweep.keys;
   if (!jobs.length || !keys.length) return null;
   const low = Math.min(...jobs.map((one) => one.objective)), high = Math.max(...jobs.map((one) => one.objective));
-  const shade = (job) => String(0.15 + 0.85 * (high > low ? (job.objective - low) / (high - low) : 1));
+  const shade = (job, most = 0.85) => String(0.15 + most * (high > low ? (job.objective - low) / (high - low) : 1));
   const valuesOf = (key) => [...new Set(jobs.map((one) => one.overrides[key] ?? none))].sort((a, b) => compareValues(isNaN(a) ? a : Number(a), isNaN(b) ? b : Number(b)));
   const title = (job) => `${job.job}: ${Object.entries(job.overrides).map(([key, value]) => `${key}=${value}`).join(" ")}: ${job.objective}`;
-  const open = (job) => (job.run === undefined || job.run === null ? {} : go(`#/${job.run}/overview`));
+  const open = (job) => (job.run === undefined || job.run === null ? {} : go(runAddress(job.run, "overview")));
   if (keys.length === 2) {
     const [across, down] = keys.map(valuesOf), left = 150, cell = 64, rows = 30;
-    return picture(`${sweep.objective} by ${keys[0]} and ${keys[1]}`, left + across.length * cell + 20, 40 + down.length * rows, [
-      across.map((value, at) => label(left + at * cell + cell / 2, 16, oneLine(value, 10), { class: "axis", "text-anchor": "middle" })),
-      down.map((value, at) => label(left - 8, 44 + at * rows, oneLine(value, 18), { class: "axis", "text-anchor": "end" })),
+    return picture(`${sweep.objective} by ${keys[0]} and ${keys[1]}`, Math.max(left + across.length * cell + 20, 300), 60 + down.length * rows, [
+      label(left, 14, keys[0] + " →", { class: "name" }), label(left - 8, 34, oneLine(keys[1], 20) + " ↓", { class: "name", "text-anchor": "end" }),
+      across.map((value, at) => label(left + at * cell + cell / 2, 34, oneLine(value, 10), { class: "axis", "text-anchor": "middle" })),
+      down.map((value, at) => label(left - 8, 62 + at * rows, oneLine(value, 18), { class: "axis", "text-anchor": "end" })),
       jobs.map((job) => {
-        const x = left + across.indexOf(job.overrides[keys[0]] ?? none) * cell, y = 26 + down.indexOf(job.overrides[keys[1]] ?? none) * rows;
-        return el("g", open(job), el("rect", { x, y, width: cell - 3, height: rows - 3, rx: 3, class: "bar" + (job.job === sweep.best ? " best" : ""), style: { "fill-opacity": shade(job) } }, el("title", null, title(job))),
+        const x = left + across.indexOf(job.overrides[keys[0]] ?? none) * cell, y = 44 + down.indexOf(job.overrides[keys[1]] ?? none) * rows;
+        return el("g", open(job), el("rect", { x, y, width: cell - 3, height: rows - 3, rx: 3, class: "bar" + (job.job === sweep.best ? " best" : ""), style: { "fill-opacity": shade(job, 0.4) } }, el("title", null, title(job))),
           label(x + cell / 2, y + 18, number(job.objective), { class: "incell", "text-anchor": "middle" }));
       })]);
   }

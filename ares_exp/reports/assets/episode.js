@@ -24,7 +24,7 @@ function stepNode(episode, position, address) {
 }
 
 function replyNodes(reply) {
-  const usage = reply.usage || {}, told = [reply.finish_reason, usage.prompt_tokens !== undefined ? `${number(usage.prompt_tokens)} + ${number(usage.generated_tokens)} tokens` : null,
+  const usage = reply.usage || {}, told = [reply.finish_reason, usage.prompt_tokens || usage.generated_tokens ? `${number(usage.prompt_tokens)} + ${number(usage.generated_tokens)} tokens` : null,
     usage.reasoning_tokens ? `${number(usage.reasoning_tokens)} of reasoning` : null, reply.cost ? dollars(reply.cost) : null, reply.model].filter((one) => one);
   return [el("h4", { class: "kind reply" }, "reply ", el("span", { class: "dim" }, told.join(" · "))), reply.pieces.map((piece) => {
     if (piece.kind === "reasoning") return el("div", { class: "kind reasoning" }, fold(`reasoning, ${number(piece.text.length)} characters`, () => block(piece.text, "reasoning"), piece.text.length < 600));
@@ -69,8 +69,7 @@ function requestNodes(episode, step) {
   if (step.base !== undefined) nodes.push(el("p", { class: "dim" }, `continues the conversation of step ${step.base}`));
   for (const [sign, number_] of step.edits || []) {
     const message = episode.messages[number_];
-    if (sign === "=") nodes.push(el("p", { class: "dim" }, "+ assistant (the reply)"));
-    else if (sign === "-") nodes.push(el("div", { class: "removed" }, fold(`removed: ${message.role}, ${number(message.text.length)} characters`, () => block(message.text))));
+    if (sign === "-") nodes.push(el("div", { class: "removed" }, fold(`removed: ${message.role}, ${number(message.text.length)} characters`, () => block(message.text))));
     else if (sign === "+") nodes.push(el("div", { class: "message role-" + (["system", "user", "assistant", "tool"].includes(message.role) ? message.role : "other") },
       el("h5", null, message.role, el("span", { class: "dim" }, ` ${number(message.text.length)} characters`)), block(message.text)));
   }
@@ -127,11 +126,11 @@ function episodeView(index, run, row, episode, position) {
   }
   draw();
   const siblings = run.episodes.filter((one) => one.task_name === episode.task && one.episode_id !== episode.id && source.has(index, one.episode_id));
-  const compareTo = siblings.length ? el("select", { "aria-label": "compare with", onchange: (event) => { if (event.target.value) location.hash = `#/diff/${index}/${encodeURIComponent(episode.id)}/${index}/${encodeURIComponent(event.target.value)}`; } },
+  const compareTo = siblings.length ? el("select", { "aria-label": "compare with", onchange: (event) => { if (event.target.value) location.hash = `#/diff/${runName(index)}/${encodeURIComponent(episode.id)}/${runName(index)}/${encodeURIComponent(event.target.value)}`; } },
     el("option", { value: "" }, "side by side with …"), siblings.slice(0, 200).map((one) => el("option", { value: one.episode_id }, `attempt ${one.attempt}: ${one.outcome}, reward ${one.reward ?? none}`))) : null;
   const facts = [["reward", score(episode.reward)], ...Object.entries(episode.rewards || {}).filter(([name]) => name !== "reward").map(([name, value]) => [name, score(value)]),
     ["steps", number(Math.max(episode.steps.length - 1, 0))], ["seconds", seconds(episode.seconds)],
-    ...(row ? [["attempt", row.attempt], ["tokens", number((row.prompt_tokens || 0) + (row.generated_tokens || 0))], ["cost", dollars(row.cost)]] : []), ["started", moment(episode.started)],
+    ...(row ? [["attempt", row.attempt], ["tokens", number((row.prompt_tokens || 0) + (row.generated_tokens || 0) || null)], ["cost", row.cost ? dollars(row.cost) : null]] : []), ["started", moment(episode.started)],
     ...Object.entries(episode.metadata).filter(([name]) => ["agent", "policy", "model", "seed", "container_image"].includes(name))];
   const aside = asideOf(episode, row);
   const node = el("div", { class: "episode" },
@@ -156,7 +155,7 @@ function factList(facts) {
 
 function asideOf(episode, row) {
   const shownFiles = episode.files.filter((one) => one.text !== undefined), others = episode.files.filter((one) => one.text === undefined);
-  const nodes = shownFiles.map((one, n) => fold(`${one.name} (${bytes(one.size)})`, () => block(one.text || "(empty)"), n < 3));
+  const nodes = shownFiles.map((one, n) => fold(`${one.name} (${bytes(one.size)})`, () => block(one.text || "(empty)"), n < 3 && one.name.startsWith("verifier/")));
   if (others.length) nodes.push(fold(`${count(others.length, "more file")}`, () => el("ul", null, others.map((one) => el("li", null, `${one.name} (${bytes(one.size)})`)))));
   if (row && row.stages && row.stages.length) nodes.push(fold("stages", () => el("ul", null, row.stages.map((one) => el("li", null, `${one.name}: reward ${one.reward ?? none}, ${count(one.num_steps, "step")}`))), true));
   const more = Object.entries(episode.metadata);

@@ -1,6 +1,7 @@
 // Numbers and words.
 
 const none = "–";
+const PHONE = matchMedia("(max-width: 560px)");
 
 function number(value) {
   if (value === null || value === undefined) return none;

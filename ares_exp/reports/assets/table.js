@@ -45,7 +45,8 @@ function csvCell(value) {
   return /[",\n\r]/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text;
 }
 
-// A table. Its columns: `key`, `name`, `get` (the value that is sorted, filtered and saved), maybe `show` (a node).
+// A table. Its columns: `key`, `name`, `get` (the value that is sorted, filtered and saved), maybe `show` (a node);
+// one that `isHidden` is for filters and files only.
 function table(name, columns, rows, options = {}) {
   const state = options.state || {};
   state.sort ??= options.sort || null;
@@ -56,6 +57,7 @@ function table(name, columns, rows, options = {}) {
   const filter = el("input", { type: "search", class: "filter", value: state.query, "aria-label": `filter ${name}`,
     placeholder: `filter, e.g. ${options.example || "word outcome:error"}`,
     oninput: () => { state.query = filter.value; state.shown = ROWS_SHOWN; draw(); } });
+  const shown_ = columns.filter((one) => !one.isHidden);
   let chosen = [];
   function draw() {
     chosen = rows.filter(matcher(state.query, columns));
@@ -65,8 +67,8 @@ function table(name, columns, rows, options = {}) {
     }
     replace(told, chosen.length === rows.length ? count(rows.length, options.thing || "row")
       : `${number(chosen.length)} of ${count(rows.length, options.thing || "row")}`);
-    replace(head, columns.map(heading));
-    replace(body, chosen.slice(0, state.shown).map(line));
+    replace(head, shown_.map(heading));
+    replace(body, chosen.length ? chosen.slice(0, state.shown).map(line) : rows.length ? el("tr", null, el("td", { class: "dim", colspan: shown_.length }, `No ${options.thing || "row"} matches this filter.`)) : null);
     replace(more, `show ${number(Math.min(ROWS_SHOWN, chosen.length - state.shown))} more`);
     more.hidden = chosen.length <= state.shown;
     if (options.onchange) options.onchange(state, chosen);
@@ -80,7 +82,7 @@ function table(name, columns, rows, options = {}) {
   }
   function line(row) {
     return el("tr", { class: options.rowClass ? options.rowClass(row) : null },
-      columns.map((column) => el("td", { class: column.isNumber ? "number" : null },
+      shown_.map((column) => el("td", { class: column.isNumber ? "number" : null },
         column.show ? column.show(row) : column.isNumber ? number(column.get(row)) : oneLine(column.get(row) ?? none, 200))));
   }
   const plain = () => chosen.map((row) => Object.fromEntries(columns.map((one) => [one.key, one.get(row) ?? null])));

@@ -88,12 +88,14 @@ def test_redacted_paths_and_environment(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("TEAM_SERVER", "machine.example.org")
     text = f"see {tmp_path}/run/x and /home/someone/y and /home/other/z on machine.example.org\nSHELL_LEVEL=seventeen"
     run = run_of(tmp_path / "run", ROWS[:1], with_response(chat("easy-0", "easy"), LLMResponse.from_text(text)))
-    (run / "provenance.json").write_text(json.dumps({"hostname": "vm-17", "seed": 3}))
+    provenance = {"hostname": "vm-17", "seed": 3, "argv": ["ares-exp", "name=argued"], "choices": {"env": "harbor"}}
+    (run / "provenance.json").write_text(json.dumps(provenance))
     out = tmp_path / "out.html"
     assert main([str(run), "-o", str(out), "--redact", "paths,env"]) == 0
     told = json.dumps([*data_of(out)])
-    for hidden in (str(tmp_path / "run"), "someone", "/home/other", "machine.example", "seventeen", "vm-17"):
+    for hidden in (str(tmp_path / "run"), "someone", "/home/other", "machine.example", "seventeen", "vm-17", "argued"):
         assert hidden not in told, hidden
+    assert "env=harbor" in told
     assert "see RUN/x and ~/y and /home/***/z on ***" in told
 
 

@@ -74,6 +74,7 @@ async def test_the_runs_and_one_of_them(visitor: Visitor) -> None:
     listed = json.loads((await visitor.ask("/api/runs"))[1])["runs"]
     assert [one["key"] for one in listed] == ["deeper/second", "first", "linked"]
     assert listed[1]["summary"]["mean_reward"] == 1.0
+    assert listed[1]["summary"]["facts"] == {"attempts": "1"}
     status, text, headers = await visitor.ask("/api/run?run=first")
     assert status == 200
     assert [one["episode_id"] for one in json.loads(text)["episodes"]] == ["a-0", "b-0"]

@@ -237,6 +237,8 @@ def test_one_line_says_where_it_is_how_to_show_it_and_how_to_go_on(
     (run_dir / "trajectories").rmdir()
     (run_dir / "sessions.jsonl").unlink()  # merged runs have none
     assert _render(RunSummary(1, ()), run_dir).endswith("\n\nWritten to outputs/my run\n")
+    (run_dir / "provenance.json").write_text('{"choices": {"tracker": "none", "env": "harbor", "agent": "shell"}}')
+    assert _render(RunSummary(1, ()), run_dir).endswith("\n\nenv=harbor agent=shell\nWritten to outputs/my run\n")
     assert "Written" not in _render(RunSummary(0, ()), tmp_path / "missing")
 
 

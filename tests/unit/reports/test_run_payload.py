@@ -52,6 +52,27 @@ def test_states(tmp_path: Path, sessions: list[dict[str, Any]], planned: int, na
     (run / "sessions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in sessions))
     (run / "summary.json").write_text(json.dumps({"planned": planned}))
     assert ShownRun(run).state.name == name
+    assert (ShownRun(run).elapsed_sec is None) is (name != "running")
+
+
+@pytest.mark.parametrize(
+    ("argv", "shown"),
+    [
+        (["/venv/bin/ares-exp", "env.tasks=[a,b]"], "ares-exp 'env.tasks=[a,b]'"),
+        (["/src/ares_exp/__main__.py", "seed=3"], "ares-exp seed=3"),
+        (["script.py"], "script.py"),
+        (None, None),
+    ],
+)
+def test_payload_has_facts_and_command_line(tmp_path: Path, argv: list[str] | None, shown: str | None) -> None:
+    run = run_of(tmp_path / "run", ROWS)
+    assert ShownRun(run).payload()["facts"] == ["attempts=1"]
+    choices = {"tracker": "none", "policy": "openai", "env": "harbor"}
+    (run / "provenance.json").write_text(json.dumps({"argv": argv, "choices": choices}))
+    (run / "config.yaml").write_text("policy: {model: tiny}\nattempts: 2\nseed: 3\n")
+    payload = ShownRun(run).payload()
+    assert payload["facts"] == ["env=harbor", "policy=openai", "model=tiny", "attempts=2", "seed=3"]
+    assert payload["argv"] == shown
 
 
 def test_a_killed_run_shows_the_episode_that_was_in_progress(tmp_path: Path) -> None:
@@ -75,6 +96,8 @@ def test_pieces_of_a_reply_and_conversations(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert [step.get("conversation") for step in steps] == [None, "sub-agent", None, None]
     assert all("origin" not in name for step in steps for name, *_ in step.get("settings", ()))
+    empty = with_step(episode, 0, observation={**(episode.steps[0].observation or {}), "sampling": {}})
+    assert "settings" not in episode_payload(empty)["steps"][0]
 
 
 def test_calls_without_a_step_are_with_the_step_before_them() -> None:

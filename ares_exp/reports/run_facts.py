@@ -1,0 +1,51 @@
+"""The facts of a run: the chosen options, the model, the attempts, the seed, and the command line."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ares_exp.errors import ConfigError
+from ares_exp.records.record_files import read_yaml
+from ares_exp.records.recorded_results import read_object
+from ares_exp.records.run_dir import RunDir
+
+GROUPS = ("env", "agent", "container", "policy")
+PROGRAM = "ares-exp"
+
+
+def run_facts(run: RunDir) -> dict[str, str]:
+    """Returns the values of the keys that identify a run, as a user types them; unknown values are missing."""
+    choices = _provenance(run).get("choices")
+    try:
+        config = read_yaml(run.config)
+    except (OSError, ConfigError):
+        config = None
+    options = choices if isinstance(choices, Mapping) else {}
+    values = config if isinstance(config, Mapping) else {}
+    policy = values.get("policy")
+    found = {
+        **{group: options.get(group) for group in GROUPS},
+        "model": policy.get("model") if isinstance(policy, Mapping) else None,
+        **{key: values.get(key) for key in ("attempts", "seed")},
+    }
+    return {key: str(value) for key, value in found.items() if isinstance(value, str | int)}
+
+
+def command_line(run: RunDir) -> str | None:
+    """Returns the command line that started a run, quoted for a shell; `None` if it is not recorded."""
+    words = _provenance(run).get("argv")
+    if not isinstance(words, list) or not words:
+        return None
+    program, *arguments = map(str, words)
+    is_own = Path(program).name == PROGRAM or Path(program).parts[-2:] == ("ares_exp", "__main__.py")
+    return shlex.join([PROGRAM if is_own else program, *arguments])
+
+
+def _provenance(run: RunDir) -> dict[str, Any]:
+    try:
+        return read_object(run.provenance)
+    except ConfigError:
+        return {}
