@@ -26,7 +26,7 @@ GROUPS = {
 }
 SUBCOMMANDS = {
     "list": [],
-    "task": ["new", "check"],
+    "task": ["new", "check", "shell"],
     "agents": ["list", "install", "remove"],
     "show": [],
     "compare": [],
