@@ -169,6 +169,8 @@ class _AtifWriter:
         """Shows an action; returns its agent step, and the message that agents keep of it, if it is a reply."""
         commands = [asdict(command) for command in record.commands]
         ours: dict[str, Any] = {"record": {name: getattr(record, name) for name in (*_RECORD, *_SECONDS)}}
+        if record.background_requests:
+            ours["record"]["background_requests"] = [one.to_dict() for one in record.background_requests]
         if self._conversation != MAIN_CONVERSATION:
             ours["conversation"] = self._conversation
         reply = None
