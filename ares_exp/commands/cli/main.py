@@ -19,7 +19,7 @@ from ares_exp.records.terminal_text import print_error
 
 HELP = {"--help", "-h"}
 COMPLETION = {"-sc", "--shell-completion"}
-RUN_WORDS = ("run", "start", "execute", "eval", "evaluate", "rollout", "exec")
+RUN_WORDS = ("run", "start", "play", "execute", "eval", "evaluate", "rollout", "exec")
 """What a run is called elsewhere; here it has no name."""
 OTHERS_CALL_IT = {
     "help": "--help", "version": "--version", "ls": "list", "log": "show", "logs": "show",
