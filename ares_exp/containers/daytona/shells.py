@@ -53,6 +53,8 @@ while :; do
     sleep 0.05 || sleep 1
   fi
 done
+tries=100  # the service drops what it has not sent when the shell ends
+while [ -e "$1.$((n - 1))" ] && [ $tries -gt 0 ]; do tries=$((tries - 1)); sleep 0.05 || sleep 1; done
 rm -f "$1".*
 kill $$
 } 3>&1

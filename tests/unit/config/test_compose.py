@@ -117,5 +117,5 @@ def test_every_key_has_prose_and_a_default_of_its_type() -> None:
 
 def test_wrong_value_names_its_key_without_types() -> None:
     config = OmegaConf.merge({"policy": composed("policy", "scripted")}, {"policy": {"replies": "hello"}})
-    with pytest.raises(ConfigError, match=r"^`policy\.replies`: Input should be a valid list \(got 'hello'\); "):
+    with pytest.raises(ConfigError, match=r"^`policy\.replies`: Input should be a valid list or "):
         instantiate_group(config, "policy")

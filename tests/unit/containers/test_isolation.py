@@ -48,8 +48,8 @@ def test_evidence_of_a_container(
 def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A container without namespaces whose user is root."""
     monkeypatch.setattr(f"{_FACTORY}.find_isolation", lambda: Machine("none", "bwrap: no"))
-    monkeypatch.setattr(f"{_FACTORY}.container_evidence", lambda: "/.dockerenv exists")
-    monkeypatch.setattr("ares_exp.containers.local.host_factory.container_evidence", lambda: "/.dockerenv exists")
+    for module in (_FACTORY, "ares_exp.containers.local.host_factory", "ares_exp.containers.local.isolation"):
+        monkeypatch.setattr(f"{module}.container_evidence", lambda: "/.dockerenv exists")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     return monkeypatch
 
