@@ -175,18 +175,16 @@ class SnapshotStore:
             SnapshotNotFoundError: There is none of that id.
             SnapshotError: It cannot be removed.
         """
-        directory, background_request = (
-            self._directory(snapshot_id),
-            self.path / f"{garbage.TEMPORARY}{secrets.token_hex(8)}",
-        )
+        directory = self._directory(snapshot_id)
+        removed = self.path / f"{garbage.TEMPORARY}{secrets.token_hex(8)}"
         if not os.path.lexists(directory):
             raise SnapshotNotFoundError(self.not_found(snapshot_id))
         with _told(directory, "remove"), garbage.shared_lock(self.path):  # `gc` must not find it half gone
-            directory.rename(background_request)
-            if background_request.is_symlink():
-                background_request.unlink()
+            directory.rename(removed)
+            if removed.is_symlink():
+                removed.unlink()
             else:
-                shutil.rmtree(background_request)
+                shutil.rmtree(removed)
 
     def beyond(self, episode_id: str, keep: int) -> Sequence[str]:
         """Ids of an episode's snapshots, but for those of its last `keep` steps; the first step first."""
