@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -281,31 +280,29 @@ class HarborStage:
             env = self._verifier_env()
         except TaskError as error:
             raise VerifierError(str(error)) from None
-        async with AsyncExitStack() as stack:
-            try:
-                tests = [await stack.enter_async_context(uploadable(self.root, folder)) for folder in self._tests]
-            except (TransferError, TaskError) as error:
-                raise AddTestsDirError(f"The tests could not be copied: {error}") from error
-            return await verify(
-                container,
-                tests=tests,
-                env=env,
-                user=self.verifier_user,
-                output_dir=output_dir,
-                reward_key=self.reward_key,
-                secrets=self.secrets,
-            )
+        return await verify(
+            container,
+            upload=self.upload_tests,
+            env=env,
+            user=self.verifier_user,
+            output_dir=output_dir,
+            reward_key=self.reward_key,
+            secrets=self.secrets,
+        )
 
     async def upload_tests(self, container: Container) -> None:
         """Puts the tests into the container, as `/tests`.
 
         Raises:
-            TaskError, TransferError: They cannot be copied.
+            AddTestsDirError: They cannot be copied.
             ContainerError: The container failed.
         """
         for folder in self._tests:
-            async with uploadable(self.root, folder) as copy:
-                await container.upload(copy, TESTS_DIR)
+            try:
+                async with uploadable(self.root, folder) as copy:
+                    await container.upload(copy, TESTS_DIR)
+            except (TransferError, TaskError) as error:
+                raise AddTestsDirError(f"The tests in {folder} could not be copied to {TESTS_DIR}: {error}") from error
 
     @property
     def _tests(self) -> list[Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +12,6 @@ from ares_exp.cancellation import in_thread
 from ares_exp.containers.container import Container, ExecResult, User
 from ares_exp.containers.ownership import working_directory
 from ares_exp.errors import (
-    AddTestsDirError,
     DownloadVerifierDirError,
     RewardFileNotFoundError,
     TransferError,
@@ -29,13 +28,13 @@ TEST_OUTPUT = "test-stdout.txt"
 _OURS = (REWARD_TXT, REWARD_JSON, TEST_OUTPUT)
 _SHOWN_OUTPUT_BYTES = 2000
 
+Upload = Callable[[Container], Awaitable[None]]
+
 _logger = logging.getLogger(__name__)
 
 
-async def run_tests(
-    container: Container, tests: Sequence[Path], *, env: Mapping[str, str], user: User | None
-) -> ExecResult:
-    """Uploads the directories and runs `test.sh`. The exit code means nothing: the reward file counts.
+async def run_tests(container: Container, upload: Upload, *, env: Mapping[str, str], user: User | None) -> ExecResult:
+    """Uploads the tests and runs `test.sh`. The exit code means nothing: the reward file counts.
 
     Raises:
         AddTestsDirError: The tests could not be copied into the container.
@@ -44,11 +43,7 @@ async def run_tests(
     """
     # A command may have left a reward, or a directory in its place.
     await as_root(container, f"rm -rf {' '.join(map(_in_container, _OURS))}", failure=VerifierError)
-    for folder in tests:
-        try:
-            await container.upload(folder, TESTS_DIR)
-        except TransferError as error:
-            raise AddTestsDirError(f"The tests in {folder} could not be copied to {TESTS_DIR}: {error}") from error
+    await upload(container)
     await as_root(container, f"chmod a+rx {TESTS_DIR} && chmod +x {TESTS_DIR}/test.sh", failure=VerifierError)
     cwd = await usable_workdir(container, user=user)
     script = f"{TESTS_DIR}/test.sh > {_in_container(TEST_OUTPUT)} 2>&1"
@@ -116,7 +111,7 @@ def _end_of_output(folder: Path) -> str:
 async def verify(
     container: Container,
     *,
-    tests: Sequence[Path],
+    upload: Upload,
     env: Mapping[str, str],
     user: User | None,
     output_dir: Path | None,
@@ -127,7 +122,7 @@ async def verify(
 
     Args:
         container: Container of the tests.
-        tests: Directories on the host whose contents become `/tests`, one over the other; none: the image brings them.
+        upload: Puts the tests into the container, as `/tests`. Does nothing if the image brings them.
         env: Variables of the test script.
         user: User of the script; `None` is the image's user.
         output_dir: Directory on the host for the verifier's files; `None`: they are not kept.
@@ -138,7 +133,7 @@ async def verify(
         VerifierError: There is no usable reward; the class says why.
         ContainerError: The container failed.
     """
-    run = await run_tests(container, tests, env=env, user=user)
+    run = await run_tests(container, upload, env=env, user=user)
     if output_dir is not None:
         return await fetch_verdict(container, output_dir, reward_key=reward_key, secrets=secrets, run=run)
     async with working_directory("verifier") as folder:
