@@ -1,9 +1,10 @@
-"""The results that a run recorded: its `episodes.jsonl`, read. It may come from anywhere: every row is checked."""
+"""The results that a run recorded: `episodes.jsonl` and `scores/`, read. They are untrusted: every row is checked."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -11,7 +12,7 @@ from ares_exp.errors import ConfigError
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.records.record_files import read_json_object, read_yaml
 from ares_exp.records.results import EnvironmentUsage, EpisodeResult
-from ares_exp.records.run_dir import RunDir, open_regular
+from ares_exp.records.run_dir import SCORES_SUFFIX, RunDir, open_regular
 from ares_exp.records.run_summary import RunSummary
 
 MAX_ROWS = 2_000_000
@@ -38,12 +39,105 @@ class RecordedResults:
 
 
 def read_results(path: Path) -> RecordedResults:
-    """Reads an `episodes.jsonl`.
+    """Reads an `episodes.jsonl`. The scores of `ares-exp score` are added to the rewards of the episodes.
 
     Raises:
         ConfigError: It cannot be read, or a line that is not the torn last one is no result; with its number.
     """
     results: list[EpisodeResult] = []
+    whole_bytes, torn = _read_lines(path, "the result of an episode", lambda data: results.append(checked_result(data)))
+    added = added_rewards(RunDir(path.parent))
+    if added:
+        results = [replace(one, rewards=with_added(one.rewards, one.reward, added, one.episode_id)) for one in results]
+    return RecordedResults(tuple(results), torn, whole_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedScores:
+    """Content of one file of `scores/`: what a scorer returned after the end of the run.
+
+    Attributes:
+        name: Name of the scorer.
+        config: Its config, without secrets.
+        rewards: Its numbers, by episode and by the names that they are recorded under.
+        whole_bytes: Where the whole lines end.
+        torn: Whether the last line has no end.
+    """
+
+    name: str
+    config: Any
+    rewards: Mapping[str, Mapping[str, float]]
+    whole_bytes: int
+    torn: bool
+
+    @property
+    def reward_names(self) -> list[str]:
+        """The names of its numbers, as first met."""
+        return list(dict.fromkeys(name for numbers in self.rewards.values() for name in numbers))
+
+
+def read_scores(run_dir: RunDir) -> list[RecordedScores]:
+    """Reads the scores that were added to a run after its end, by name.
+
+    Raises:
+        ConfigError: A file cannot be read, or a line that is not the torn last one is no score; with its number.
+    """
+    return [_read_scores(path) for path in sorted(run_dir.scores.glob(f"*{SCORES_SUFFIX}"))]
+
+
+def added_rewards(run_dir: RunDir) -> dict[str, dict[str, float]]:
+    """Returns the rewards that were added to a run after its end, by episode and name. Raises as `read_scores` does."""
+    added: dict[str, dict[str, float]] = {}
+    for one in read_scores(run_dir):
+        for episode_id, rewards in one.rewards.items():
+            added.setdefault(episode_id, {}).update(rewards)
+    return added
+
+
+def with_added(
+    rewards: Mapping[str, float], reward: float | None, added: Mapping[str, Mapping[str, float]], episode_id: str
+) -> Mapping[str, float]:
+    """Returns the rewards of an episode by name, with those that were added; a name that it has keeps its value.
+
+    Args:
+        rewards: Its rewards by name.
+        reward: Its own reward, which has no name in an environment without a verifier.
+        added: From `added_rewards`.
+        episode_id: Its id.
+    """
+    if episode_id not in added:
+        return rewards
+    own = rewards or ({} if reward is None else {"reward": reward})
+    return {**own, **added[episode_id], **own}
+
+
+def _read_scores(path: Path) -> RecordedScores:
+    head: dict[str, Any] = {}
+    rewards: dict[str, dict[str, float]] = {}
+
+    def take(data: Any) -> None:
+        if not head:
+            head.update(config=data["config"])
+        elif data["error"] is None:
+            rewards[str(data["episode_id"])] = _checked_rewards(data["rewards"])
+
+    whole_bytes, torn = _read_lines(path, "the scores of an episode", take)
+    return RecordedScores(path.name.removesuffix(SCORES_SUFFIX), head.get("config"), rewards, whole_bytes, torn)
+
+
+def _checked_rewards(data: Any) -> dict[str, float]:
+    rewards = {str(name): float(value) for name, value in data.items()}
+    if not all(abs(number) < MAX_NUMBER for number in rewards.values()):
+        raise ValueError(f"a number is not finite, or beyond {MAX_NUMBER:g}")
+    return rewards
+
+
+def _read_lines(path: Path, what: str, take: Callable[[Any], None]) -> tuple[int, bool]:
+    """Passes the JSON of each whole line to `take`. Returns where the whole lines end, and whether a torn one follows.
+
+    Raises:
+        ConfigError: The file cannot be read, or a line is not `what`.
+    """
     whole_bytes, number = 0, 0
     try:
         with open_regular(path) as lines:
@@ -52,17 +146,17 @@ def read_results(path: Path) -> RecordedResults:
                 if len(line) > MAX_ROW_BYTES or number > MAX_ROWS:
                     raise ValueError(f"more than {MAX_ROW_BYTES:,} bytes in a line, or {MAX_ROWS:,} lines")
                 if not line.endswith(b"\n"):
-                    return RecordedResults(tuple(results), torn=True, whole_bytes=whole_bytes)
-                results.append(checked_result(json.loads(line, parse_constant=_refuse)))
+                    return whole_bytes, True
+                take(json.loads(line, parse_constant=_refuse))
                 whole_bytes += len(line)
     except OSError as error:
         raise ConfigError(f"Cannot read {path}: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
-            f"{path}, line {number}: expected the result of an episode, got something else: {error}. "
+            f"{path}, line {number}: expected {what}, got something else: {error}. "
             "Only a torn last line is left out; repair this one, or remove it to go without its episode."
         ) from None
-    return RecordedResults(tuple(results), torn=False, whole_bytes=whole_bytes)
+    return whole_bytes, False
 
 
 _COUNTS = tuple(field.name for field in fields(Usage))

@@ -36,7 +36,7 @@ class ScoredEpisode:
     """An episode that has reached LAST and was verified, as scorers get it.
 
     Attributes:
-        trajectory: Its steps, outcome and limit, as recorded, before any scorer.
+        trajectory: Its steps, outcome and limit, as recorded, before any scorer; after the run, as the run recorded it.
         task: The task as its environment shows it: a `Task` of Harbor's format or of SWE-bench, the object of another
             environment, or a name; `None` when the environment shows none.
         reward: The reward that the environment gave at LAST, which is the verifier's; `None` when it gave none.
@@ -74,7 +74,7 @@ class ScoredEpisode:
 
     @property
     def outcome(self) -> Outcome:
-        """`completed` or `truncated`."""
+        """`completed` or `truncated`; after the run also `verifier_error`."""
         return self.trajectory.outcome
 
     @property
@@ -117,7 +117,7 @@ class Scorer(Protocol):
         Args:
             episode: What happened.
             container: The container that the agent worked in, alive and with everything in its place; `None` in an
-                environment without one. It is removed after the last scorer.
+                environment without one, and after the run without a snapshot. It is removed after the last scorer.
 
         Returns:
             A finite number, or several by name.
@@ -139,6 +139,11 @@ class ScorerBase(Scorer):
     def asks_model(self) -> bool:
         """Whether it spends tokens of a model on a score, so that the summary names it. Default: no."""
         return False
+
+    @property
+    def uses_container(self) -> bool:
+        """Whether it uses the container, so that `ares-exp score` restores one. Default: yes."""
+        return True
 
     @property
     def own_models(self) -> Sequence[OwnModel]:

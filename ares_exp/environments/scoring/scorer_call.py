@@ -117,17 +117,24 @@ class ConfiguredScorer:
         part: What is called.
         weight: Its weight in the episode's reward; 0: recorded only.
         timeout_sec: Bound on one call in seconds.
+        config: What `part` was made from, as it is recorded: without secrets.
     """
 
     name: str
     part: Any
     weight: float = 1.0
     timeout_sec: float = 600.0
+    config: Any = None
 
     @property
     def scorer(self) -> ScorerBase:
         """The part, with the defaults for what it lacks."""
         return as_scorer(self.part)
+
+    @property
+    def uses_container(self) -> bool:
+        """Whether a call may use the container: a function that is not `async` cannot."""
+        return _is_async(self.part) and self.scorer.uses_container
 
     async def score(self, episode: ScoredEpisode, container: Container | None) -> Score:
         """Calls the scorer.
