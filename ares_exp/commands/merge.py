@@ -20,7 +20,7 @@ from ares_exp.errors import ConfigError
 from ares_exp.records.exit_codes import INCOMPLETE
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.record_files import read_json_object, read_yaml
-from ares_exp.records.recorded_results import MAX_NUMBER, read_results, read_scores
+from ares_exp.records.recorded_results import MAX_NUMBER, read_results
 from ares_exp.records.results import EpisodeResult
 from ares_exp.records.run_dir import RUN_FILES, RUN_FOLDERS, RunDir, appearing, open_regular, sync_to_disk
 from ares_exp.records.run_summary import RunSummary
@@ -239,7 +239,7 @@ def _warnings(shards: Sequence[Shard]) -> Iterator[str]:
     versions = {str(shard.provenance.get("ares_exp_version")) for shard in shards}
     if len(versions) > 1:
         yield f"The shards were run by different versions of ares_exp: {', '.join(sorted(versions))}."
-    if scored := [str(shard.run_dir.path) for shard in shards if read_scores(shard.run_dir)]:
+    if scored := [str(shard.run_dir.path) for shard in shards if shard.run_dir.scores.is_dir()]:
         yield f"The scores of `ares-exp score` are not merged: {', '.join(scored[:SHOWN])}. Score the merged run."
     for shard in shards:
         if not shard.totals:

@@ -12,10 +12,11 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -33,14 +34,14 @@ from ares_exp.environments.scoring.scorer_call import ConfiguredScorer
 from ares_exp.environments.source import make_source
 from ares_exp.errors import ConfigError, EpisodeError, SnapshotError, TrajectoryFormatError, UserError
 from ares_exp.records.latest_run import MEANING, run_path
-from ares_exp.records.recorded_results import read_object, read_results, read_scores, recorded_summary
-from ares_exp.records.results import EnvironmentUsage, EpisodeResult, ErrorInfo, Outcome, final_results
+from ares_exp.records.recorded_results import added_rewards, read_lines, read_object, read_results, recorded_summary
+from ares_exp.records.results import EnvironmentUsage, EpisodeResult, Outcome, final_results
 from ares_exp.records.run_dir import SCORES_SUFFIX, RunDir, append_lines
 from ares_exp.records.statistics.run_statistics import mean_scores
 from ares_exp.records.terminal_text import count_of, one_line, write
 from ares_exp.reports.summary import format_estimate, render_summary
 from ares_exp.runs.resume.recorded_run import RecordedRun
-from ares_exp.runs.resume.trusted_record import is_trusted, values_of
+from ares_exp.runs.resume.trusted_record import check_trust, values_of
 from ares_exp.snapshots.store import SnapshotStore
 from ares_exp.tasks.task_contract import Task
 from ares_exp.trajectories.records import EpisodeTrajectory, deserialize_llm_response
@@ -50,7 +51,7 @@ EXIT_NOT_ALL = 1
 SCORED = frozenset({Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.VERIFIER_ERROR})
 """Outcomes of episodes whose agents have finished."""
 SETTABLE = ("scorer", "env.scorers", "concurrency")
-MOST_CAUSES = 5
+SHOWN = 5
 RENAME = "Use another name: `scorer.name=NAME`, or `env.scorers={NAME: {_target_: …}}`."
 NO_CONTAINER = (
     "The container of the episode is gone, and no snapshot of its last step exists. Use `replay=RUN` with this scorer "
@@ -101,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             sys.stderr.write(f"interrupted: {scoring.progress}. Run the command again to continue.\n")
             return EXIT_INTERRUPTED
-    _print(run_dir, scoring)
+    scoring.show()
     return EXIT_NOT_ALL if scoring.failures else EXIT_OK
 
 
@@ -109,9 +110,7 @@ class _Scoring:
     """The scoring of the episodes that lack a score.
 
     Attributes:
-        left_out: Number of episodes that cannot be scored, by reason.
         failures: Episodes without a score, by the error of the scorer.
-        used: Spending of each scorer.
     """
 
     def __init__(self, run_dir: RunDir, scorers: Sequence[ConfiguredScorer]) -> None:
@@ -120,37 +119,30 @@ class _Scoring:
         Raises:
             ConfigError: A record is broken, a scorer's name is taken, or no episode needs a score.
         """
-        results = read_results(run_dir.episodes).results
-        known = {one.name: one for one in read_scores(run_dir)}
-        self._added = frozenset(name for one in known.values() for name in one.reward_names)
+        results, added = read_results(run_dir.episodes).results, added_rewards(run_dir)
         stored = {one.episode_id: one for one in load(run_dir.path, partial=True, skip_broken=True)}
-        ended = [row for row in final_results(results) if row.outcome in SCORED]
-        able = [row for row in ended if row.episode_id in stored]
-        left_out = Counter(row.outcome.value for row in final_results(results) if row.outcome not in SCORED)
+        final = final_results(results)
+        able = [row for row in final if row.outcome in SCORED and row.episode_id in stored]
+        left_out = Counter(row.outcome.value for row in final if row.outcome not in SCORED)
         left_out["lost"] += len(stored.keys() - {row.episode_id for row in results})
-        left_out["without a trajectory"] = len(ended) - len(able)
-        self.left_out = +left_out
+        left_out["without a trajectory"] = len(final) - len(able) - sum(row.outcome not in SCORED for row in final)
+        self._left_out = ", ".join(f"{count:,} {reason}" for reason, count in (+left_out).items())
         if not able:
-            found = _counts(self.left_out) or "no episodes"
-            raise ConfigError(f"Expected finished episodes with trajectories in {run_dir.path}, found {found}.")
-        of_the_run = {name.partition(".")[0] for row in results for name in row.rewards.keys() - self._added}
+            found = self._left_out or "no episodes"
+            raise ConfigError(
+                f"Expected finished episodes with trajectories in {run_dir.path}, found {found}. Use `collector=json` "
+                "in a run to score it later."
+            )
+        own = {name for row in results for name in row.rewards.keys() - added.get(row.episode_id, {}).keys()}
         for one in scorers:
-            if one.name in of_the_run:
-                raise ConfigError(f"The run has rewards named `{one.name}` from its own scorers or tests. {RENAME}")
-            if one.name in known and known[one.name].config not in (None, one.config):
-                raise ConfigError(f"The run has scores named `{one.name}` of a scorer with another config. {RENAME}")
-        done = {(one.name, episode_id) for one in known.values() for episode_id in one.rewards}
-        lacking = ((row, [one for one in scorers if (one.name, row.episode_id) not in done]) for row in able)
+            _check_name(one, _file(run_dir, one.name), own)
+        lacking = ((row, [one for one in scorers if not _has(added.get(row.episode_id, {}), one.name)]) for row in able)
         self._due = [(row, stored[row.episode_id], missing) for row, missing in lacking if missing]
         if not self._due:
             raise ConfigError(f"The run has scores named `{scorers[0].name}` of all its finished episodes. {RENAME}")
-        for name in known.keys() & {one.name for one in scorers}:
-            if known[name].torn:
-                os.truncate(_file(run_dir, name), known[name].whole_bytes)
-        self._run_dir, self._scorers, self._tasks, self._done = run_dir, scorers, _tasks(run_dir), 0
+        self._run_dir, self._scorers, self._tasks = run_dir, scorers, _tasks(run_dir)
+        self._done, self._used = 0, EnvironmentUsage()
         self.failures: dict[str, list[str]] = {}
-        self.used = {one.name: EnvironmentUsage() for one in scorers}
-        self._new = [one for one in scorers if one.name not in known or known[one.name].config is None]
 
     @property
     def progress(self) -> str:
@@ -168,19 +160,31 @@ class _Scoring:
         try:
             for one in self._scorers:
                 await one.scorer.preflight()
-            for one in self._new:
                 head = {"scorer": one.name, "config": one.config, "ares_exp_version": __version__}
                 append_lines(_file(self._run_dir, one.name), head)
-            workers = [asyncio.create_task(self._work(due)) for _ in range(min(concurrency, len(self._due)))]
-            try:
-                await asyncio.gather(*workers)
-            finally:
-                for worker in workers:
-                    worker.cancel()
-                await finish(asyncio.wait(workers))
+            await asyncio.gather(*(self._work(due) for _ in range(min(concurrency, len(self._due)))))
         finally:
             for one in self._scorers:
                 await finish(one.scorer.close())
+
+    def show(self) -> None:
+        """Prints the summary of the run with the added rewards, their means, and what was not scored."""
+        run_dir, lines = self._run_dir, []
+        if (summary := recorded_summary(run_dir)) is not None:
+            render_summary(summary, run_dir=run_dir.path)
+        for name, mean in mean_scores(read_results(run_dir.episodes).results, added_rewards(run_dir)):
+            if any(_has([name], one.name) for one in self._scorers):
+                lines.append(f"{name}: {format_estimate(mean)} over {mean.attempts} scored")
+        if self._used.tokens:
+            lines.append(f"Spent on scoring: {self._used.tokens:,} tokens, ${self._used.cost:,.4f}")
+        if self._left_out:
+            lines.append(f"Left out: {self._left_out}")
+        if (run_dir.path / "wandb").is_dir():
+            lines.append(f"W&B: upload the scores with `ares-exp wandb sync {run_dir.path}`")
+        write(sys.stdout, "".join(f"{line}\n" for line in lines))
+        for why, episodes in self.failures.items():
+            more = f" and {len(episodes) - SHOWN} more" if len(episodes) > SHOWN else ""
+            write(sys.stderr, f"not scored: {', '.join(episodes[:SHOWN])}{more}: {one_line(why, 1_000)}\n")
 
     async def _work(self, due: Iterator[tuple[EpisodeResult, StoredEpisode, Sequence[ConfiguredScorer]]]) -> None:
         for row, stored, scorers in due:
@@ -196,23 +200,24 @@ class _Scoring:
                 write(sys.stderr, f"{self.progress}\n")
 
     async def _score(self, scorer: ConfiguredScorer, episode: ScoredEpisode, container: Container | None) -> None:
-        """Calls a scorer, and records its numbers, or its error, with its spending."""
+        """Calls a scorer, and records its numbers and its spending."""
         spent: list[EnvironmentUsage] = []
-        rewards: Mapping[str, float] = {}
-        error = None
         try:
-            rewards = (await scorer.score(replace(episode, scorer=scorer.name, spend=spent.append), container)).rewards
-        except EpisodeError as raised:
-            error = ErrorInfo.of(raised).to_dict()
-            has_lost_it = (
-                container is None and scorer.uses_container and "container_image" in episode.trajectory.metadata
-            )
-            self._failed(episode, f"{raised}{NO_CONTAINER if has_lost_it else ''}")
-        used = sum(spent, EnvironmentUsage())
-        self.used[scorer.name] += used
-        outcome = {"rewards": dict(rewards), "error": error, "usage": asdict(used), "scored_at": time.time()}
-        line = {"episode_id": episode.trajectory.episode_id, **outcome}
-        await in_thread(lambda: append_lines(_file(self._run_dir, scorer.name), line))
+            score = await scorer.score(replace(episode, scorer=scorer.name, spend=spent.append), container)
+        except EpisodeError as error:
+            had_one = "container_image" in episode.trajectory.metadata
+            is_missed = had_one and container is None and scorer.uses_container
+            self._failed(episode, f"{str(error).rstrip('.')}. {NO_CONTAINER}" if is_missed else str(error))
+        else:
+            line = {
+                "episode_id": episode.trajectory.episode_id,
+                "rewards": dict(score.rewards),
+                "usage": asdict(sum(spent, EnvironmentUsage())),
+                "scored_at": time.time(),
+            }
+            await in_thread(lambda: append_lines(_file(self._run_dir, scorer.name), line))
+        finally:
+            self._used += sum(spent, EnvironmentUsage())
 
     def _failed(self, row: EpisodeResult | ScoredEpisode, why: str) -> None:
         self.failures.setdefault(why, []).append(f"{row.task_name} (attempt {row.attempt})")
@@ -226,8 +231,8 @@ class _Scoring:
         return ScoredEpisode(
             trajectory=trajectory,
             task=self._tasks.get(row.task_name),
-            reward=row.rewards.get("reward", row.reward),
-            rewards={name: value for name, value in row.rewards.items() if name not in self._added},
+            reward=trajectory.rewards.get("reward", row.reward),
+            rewards=trajectory.rewards,
             seed=row.seed,
             attempt=row.attempt,
             output_dir=files if files.is_dir() else None,
@@ -257,17 +262,42 @@ class _Scoring:
             yield environment.held_container
 
 
+def _has(rewards: Iterable[str], name: str) -> bool:
+    """Whether some of these rewards are those of a scorer of that name."""
+    return name in {reward.partition(".")[0] for reward in rewards}
+
+
+def _check_name(scorer: ConfiguredScorer, file: Path, own: Iterable[str]) -> None:
+    """Rejects the name of a scorer that other scores have, and removes a torn last line of its file.
+
+    Args:
+        scorer: The scorer.
+        file: The scores of its name.
+        own: Names of the rewards that the run recorded itself.
+
+    Raises:
+        ConfigError: The name is taken.
+    """
+    if _has(own, scorer.name):
+        raise ConfigError(f"The run has rewards named `{scorer.name}` from its own scorers or tests. {RENAME}")
+    if not file.exists():
+        return
+    configs: list[Any] = []
+    whole_bytes, _ = read_lines(file, "scores", lambda line: configs.append(line.get("config")))
+    if any(config not in (None, scorer.config) for config in configs):
+        raise ConfigError(f"The run has scores named `{scorer.name}` of a scorer with another config. {RENAME}")
+    os.truncate(file, whole_bytes)
+
+
 def _tasks(run_dir: RunDir) -> Mapping[str, Task]:
     """Loads the tasks of a run by name, if they can be loaded and have not changed; a warning names the others."""
     try:
-        if not is_trusted(run_dir.path):
-            raise ConfigError("other users can write in the run directory.")
+        check_trust(run_dir.path, forced=False)
         source = make_source(OmegaConf.create(values_of(RecordedRun(run_dir.path))))
         source.load(lambda _: None)
-        recorded = read_object(run_dir.provenance).get("tasks")
-        digests = recorded if isinstance(recorded, dict) else {}
+        digests = read_object(run_dir.provenance).get("tasks")
         tasks = {one.name: one for one in source.tasks}
-        changed = [name for name in tasks if source.digest(name) != digests.get(name)]
+        changed = [name for name in tasks if not isinstance(digests, dict) or source.digest(name) != digests.get(name)]
         if changed:
             _warn(f"These tasks have changed since the run, so scorers do not get them: {', '.join(changed[:5])}")
         return {name: one for name, one in tasks.items() if name not in changed}
@@ -282,30 +312,3 @@ def _warn(text: str) -> None:
 
 def _file(run_dir: RunDir, name: str) -> Path:
     return run_dir.scores / f"{name}{SCORES_SUFFIX}"
-
-
-def _counts(left_out: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
-
-
-def _print(run_dir: RunDir, scoring: _Scoring) -> None:
-    """Prints the summary of the run with its new rewards, their means, and what is not scored."""
-    if (summary := recorded_summary(run_dir)) is not None:
-        render_summary(summary, run_dir=run_dir.path)
-    results = read_results(run_dir.episodes).results
-    for one in read_scores(run_dir):
-        if (used := scoring.used.get(one.name)) is None:
-            continue
-        spent = f" · {used.tokens:,} tokens" + (f", ${used.cost:,.4f}" if used.cost else "") if used.tokens else ""
-        for name, estimate in mean_scores(results, one.reward_names).items():
-            write(sys.stdout, f"{name}: {format_estimate(estimate)} over {estimate.attempts} scored{spent}\n")
-            spent = ""
-    if (run_dir.path / "wandb").is_dir():
-        write(sys.stdout, f"W&B: upload the scores with `ares-exp wandb sync {run_dir.path}`\n")
-    if scoring.left_out:
-        write(sys.stdout, f"Left out: {_counts(scoring.left_out)}\n")
-    for why, episodes in list(scoring.failures.items())[:MOST_CAUSES]:
-        more = f" and {len(episodes) - MOST_CAUSES} more" if len(episodes) > MOST_CAUSES else ""
-        write(sys.stderr, f"not scored: {', '.join(episodes[:MOST_CAUSES])}{more}: {one_line(why, 1_000)}\n")
-    if (hidden := len(scoring.failures) - MOST_CAUSES) > 0:
-        write(sys.stderr, f"not scored: {count_of(hidden, 'more cause')}, in {run_dir.scores}\n")

@@ -107,8 +107,8 @@ def _slice(text: str) -> slice:
 
 def _show(stored: StoredEpisode, arguments: argparse.Namespace) -> None:
     episode = stored.load()
-    rewards = with_added(episode.rewards, episode.total_reward, _added_rewards([stored]), episode.episode_id)
-    episode = replace(episode, rewards=rewards)
+    added = _added_rewards([stored]).get(stored.episode_id, {})
+    episode = replace(episode, rewards=with_added(episode.rewards, added))
     positions = range(len(episode.steps))
     if arguments.step is not None:
         if not -len(positions) <= arguments.step < len(positions):
@@ -159,9 +159,10 @@ def _list(episodes: StoredEpisodes, found: str) -> None:
 def list_columns(episodes: StoredEpisodes) -> dict[str, list[str]]:
     """Returns the cells of a list of episodes by column, those of added rewards last."""
     added = _added_rewards(episodes)
-    names = dict.fromkeys(name for one in episodes for name in added.get(one.episode_id, ()))
-    scores = {one_line(name): [number(added.get(one.episode_id, {}).get(name)) for one in episodes] for name in names}
-    return {**{name: [cell(episode) for episode in episodes] for name, cell in _CELLS.items()}, **scores}
+    columns = {name: [cell(episode) for episode in episodes] for name, cell in _CELLS.items()}
+    for name in dict.fromkeys(name for one in episodes for name in added.get(one.episode_id, ())):
+        columns[one_line(name)] = [number(added.get(one.episode_id, {}).get(name)) for one in episodes]
+    return columns
 
 
 _CELLS: Mapping[str, Callable[[StoredEpisode], str]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -45,94 +45,37 @@ def read_results(path: Path) -> RecordedResults:
         ConfigError: It cannot be read, or a line that is not the torn last one is no result; with its number.
     """
     results: list[EpisodeResult] = []
-    whole_bytes, torn = _read_lines(path, "the result of an episode", lambda data: results.append(checked_result(data)))
-    added = added_rewards(RunDir(path.parent))
-    if added:
-        results = [replace(one, rewards=with_added(one.rewards, one.reward, added, one.episode_id)) for one in results]
+    whole_bytes, torn = read_lines(path, "the result of an episode", lambda data: results.append(checked_result(data)))
+    if added := added_rewards(RunDir(path.parent)):
+        results = [replace(one, rewards=with_added(one.rewards, added.get(one.episode_id, {}))) for one in results]
     return RecordedResults(tuple(results), torn, whole_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedScores:
-    """Content of one file of `scores/`: what a scorer returned after the end of the run.
-
-    Attributes:
-        name: Name of the scorer.
-        config: Its config, without secrets.
-        rewards: Its numbers, by episode and by the names that they are recorded under.
-        whole_bytes: Where the whole lines end.
-        torn: Whether the last line has no end.
-    """
-
-    name: str
-    config: Any
-    rewards: Mapping[str, Mapping[str, float]]
-    whole_bytes: int
-    torn: bool
-
-    @property
-    def reward_names(self) -> list[str]:
-        """The names of its numbers, as first met."""
-        return list(dict.fromkeys(name for numbers in self.rewards.values() for name in numbers))
-
-
-def read_scores(run_dir: RunDir) -> list[RecordedScores]:
-    """Reads the scores that were added to a run after its end, by name.
+def added_rewards(run_dir: RunDir) -> dict[str, dict[str, float]]:
+    """Reads the scores that `ares-exp score` added to a run after its end, by episode and name.
 
     Raises:
         ConfigError: A file cannot be read, or a line that is not the torn last one is no score; with its number.
     """
-    return [_read_scores(path) for path in sorted(run_dir.scores.glob(f"*{SCORES_SUFFIX}"))]
-
-
-def added_rewards(run_dir: RunDir) -> dict[str, dict[str, float]]:
-    """Returns the rewards that were added to a run after its end, by episode and name. Raises as `read_scores` does."""
     added: dict[str, dict[str, float]] = {}
-    for one in read_scores(run_dir):
-        for episode_id, rewards in one.rewards.items():
-            added.setdefault(episode_id, {}).update(rewards)
+
+    def take(line: Any) -> None:
+        if "config" not in line:  # which starts what one call has added
+            numbers = {str(name): float(value) for name, value in line["rewards"].items()}
+            _check_numbers(numbers.values())
+            added.setdefault(str(line["episode_id"]), {}).update(numbers)
+
+    for path in sorted(run_dir.scores.glob(f"*{SCORES_SUFFIX}")):
+        read_lines(path, "the scores of an episode", take)
     return added
 
 
-def with_added(
-    rewards: Mapping[str, float], reward: float | None, added: Mapping[str, Mapping[str, float]], episode_id: str
-) -> Mapping[str, float]:
-    """Returns the rewards of an episode by name, with those that were added; a name that it has keeps its value.
-
-    Args:
-        rewards: Its rewards by name.
-        reward: Its own reward, which has no name in an environment without a verifier.
-        added: From `added_rewards`.
-        episode_id: Its id.
-    """
-    if episode_id not in added:
-        return rewards
-    own = rewards or ({} if reward is None else {"reward": reward})
-    return {**own, **added[episode_id], **own}
+def with_added(rewards: Mapping[str, float], added: Mapping[str, float]) -> dict[str, float]:
+    """Returns the rewards of an episode, then those that were added; a name that it has keeps its first value."""
+    return {**rewards, **added, **rewards}
 
 
-def _read_scores(path: Path) -> RecordedScores:
-    head: dict[str, Any] = {}
-    rewards: dict[str, dict[str, float]] = {}
-
-    def take(data: Any) -> None:
-        if not head:
-            head.update(config=data["config"])
-        elif data["error"] is None:
-            rewards[str(data["episode_id"])] = _checked_rewards(data["rewards"])
-
-    whole_bytes, torn = _read_lines(path, "the scores of an episode", take)
-    return RecordedScores(path.name.removesuffix(SCORES_SUFFIX), head.get("config"), rewards, whole_bytes, torn)
-
-
-def _checked_rewards(data: Any) -> dict[str, float]:
-    rewards = {str(name): float(value) for name, value in data.items()}
-    if not all(abs(number) < MAX_NUMBER for number in rewards.values()):
-        raise ValueError(f"a number is not finite, or beyond {MAX_NUMBER:g}")
-    return rewards
-
-
-def _read_lines(path: Path, what: str, take: Callable[[Any], None]) -> tuple[int, bool]:
+def read_lines(path: Path, what: str, take: Callable[[Any], None]) -> tuple[int, bool]:
     """Passes the JSON of each whole line to `take`. Returns where the whole lines end, and whether a torn one follows.
 
     Raises:
@@ -177,14 +120,18 @@ def checked_result(data: Any) -> EpisodeResult:
     times = (result.started_at, result.finished_at, result.duration_sec, *result.phase_sec.values())
     used = result.environment_usage or EnvironmentUsage()
     numbers = (result.reward or 0.0, *result.rewards.values(), result.cost, used.cost, *times)
-    if not all(abs(number) < MAX_NUMBER for number in numbers):
-        raise ValueError(f"a number is not finite, or beyond {MAX_NUMBER:g}")
+    _check_numbers(numbers)
     counts = (result.attempt, result.retry, result.num_steps, result.prompt_tokens, result.generated_tokens)
     counts_beside = (result.snapshots, result.snapshot_failures, used.prompt_tokens, used.generated_tokens)
     troubles = (result.length_stops, result.format_errors)
     if not all(0 <= count < MAX_COUNT for count in (*counts, *counts_beside, *troubles)):
         raise ValueError(f"a count is not between 0 and {MAX_COUNT:,}")
     return result
+
+
+def _check_numbers(numbers: Iterable[float]) -> None:
+    if not all(abs(number) < MAX_NUMBER for number in numbers):
+        raise ValueError(f"a number is not finite, or beyond {MAX_NUMBER:g}")
 
 
 def _refuse(name: str) -> NoReturn:

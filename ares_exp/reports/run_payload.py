@@ -18,7 +18,7 @@ from typing import Any
 from ares_exp.config.overrides import dotted_items
 from ares_exp.errors import ConfigError, TrajectoryFormatError
 from ares_exp.records.record_files import read_yaml
-from ares_exp.records.recorded_results import added_rewards, read_object, read_scores, recorded_summary, with_added
+from ares_exp.records.recorded_results import added_rewards, read_object, recorded_summary, with_added
 from ares_exp.records.results import EpisodeResult
 from ares_exp.records.run_dir import RunDir, is_run, open_regular
 from ares_exp.records.run_summary import RunSummary
@@ -177,7 +177,7 @@ class ShownRun:
         """
         stored = self.stored[episode_id]
         recorded = stored.load()
-        rewards = with_added(recorded.rewards, recorded.total_reward, added_rewards(self.dir), episode_id)
+        rewards = with_added(recorded.rewards, added_rewards(self.dir).get(episode_id, {}))
         return {
             **episode_payload(
                 replace(recorded, rewards=rewards),
@@ -265,9 +265,10 @@ class ShownRun:
             about.append(f"replay of {replay.get('recording')}")
             if isinstance(score, int | float):
                 about.append(f"{matching} of {compared} steps match ({score:.2f})")
-        names = [name for one in read_scores(self.dir) for name in one.reward_names]
-        for name, mean in mean_scores(self.summary.results, names).items():
-            about.append(f"scored again: {name} {format_estimate(mean)} over {count_of(mean.attempts, 'attempt')}")
+        about += [
+            f"scored again: {name} {format_estimate(mean)} over {count_of(mean.attempts, 'attempt')}"
+            for name, mean in mean_scores(self.summary.results, added_rewards(self.dir))
+        ]
         if "branch_from" in told:
             about.append(f"branches of {told['branch_from']}")
         if (parts := self.path / "parts").is_dir():
