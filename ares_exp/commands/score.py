@@ -203,7 +203,7 @@ class _Scoring:
         """Calls a scorer, and records its numbers and its spending."""
         spent: list[EnvironmentUsage] = []
         try:
-            score = await scorer.score(replace(episode, scorer=scorer.name, spend=spent.append), container)
+            score = await scorer.score(replace(episode, spend=spent.append), container)
         except EpisodeError as error:
             had_one = "container_image" in episode.trajectory.metadata
             is_missed = had_one and container is None and scorer.uses_container
@@ -268,7 +268,7 @@ def _has(rewards: Iterable[str], name: str) -> bool:
 
 
 def _check_name(scorer: ConfiguredScorer, file: Path, own: Iterable[str]) -> None:
-    """Rejects the name of a scorer that other scores have, and removes a torn last line of its file.
+    """Rejects the name of a scorer that other scores have, and removes what is of no use from its file.
 
     Args:
         scorer: The scorer.
@@ -282,11 +282,12 @@ def _check_name(scorer: ConfiguredScorer, file: Path, own: Iterable[str]) -> Non
         raise ConfigError(f"The run has rewards named `{scorer.name}` from its own scorers or tests. {RENAME}")
     if not file.exists():
         return
-    configs: list[Any] = []
-    whole_bytes, _ = read_lines(file, "scores", lambda line: configs.append(line.get("config")))
-    if any(config not in (None, scorer.config) for config in configs):
+    lines: list[Any] = []
+    whole_bytes, _ = read_lines(file, "scores", lines.append)
+    has_scores = any("rewards" in line for line in lines)
+    if has_scores and any(line.get("config", scorer.config) != scorer.config for line in lines):
         raise ConfigError(f"The run has scores named `{scorer.name}` of a scorer with another config. {RENAME}")
-    os.truncate(file, whole_bytes)
+    os.truncate(file, whole_bytes if has_scores else 0)
 
 
 def _tasks(run_dir: RunDir) -> Mapping[str, Task]:

@@ -148,7 +148,7 @@ class ScoringEnvironment(EnvironmentWrapper):
         episode, container = self._finished(reward), self.held_container
         scores = []
         for one in self._rules.scorers:
-            scores.append(await one.score(episode.of_scorer(one.name), container))
+            scores.append(await one.score(episode, container))
         self._rewards = named_rewards(reward, super().report().rewards, scores)
         return combined_reward(reward, self._rules.verifier_weight, scores)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -57,10 +57,6 @@ class ScoredEpisode:
     output_dir: Path | None = None
     scorer: str = ""
     spend: Callable[[EnvironmentUsage], None] = field(default=lambda used: None, repr=False, compare=False)
-
-    def of_scorer(self, name: str) -> ScoredEpisode:
-        """Returns the episode as the scorer of that name gets it."""
-        return replace(self, scorer=name)
 
     @property
     def task_name(self) -> str:

@@ -7,7 +7,7 @@ import functools
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
@@ -146,7 +146,7 @@ class ConfiguredScorer:
         limit = asyncio.timeout(self.timeout_sec)
         try:
             async with limit:
-                returned = await _called(self.part, episode, container)
+                returned = await _called(self.part, replace(episode, scorer=self.name), container)
             return checked_score(self.name, self.weight, returned)
         except (ScorerError, ContainerError):
             raise
