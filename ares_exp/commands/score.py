@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from ares_exp import __version__
 from ares_exp.cancellation import finish, in_thread
@@ -41,7 +42,7 @@ from ares_exp.records.statistics.run_statistics import mean_scores
 from ares_exp.records.terminal_text import count_of, one_line, write
 from ares_exp.reports.summary import format_estimate, render_summary
 from ares_exp.runs.resume.recorded_run import RecordedRun
-from ares_exp.runs.resume.trusted_record import check_trust, values_of
+from ares_exp.runs.resume.trusted_record import is_trusted, values_of
 from ares_exp.snapshots.store import SnapshotStore
 from ares_exp.tasks.task_contract import Task
 from ares_exp.trajectories.records import EpisodeTrajectory, deserialize_llm_response
@@ -81,6 +82,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Scores the episodes, prints the summary of the run, and returns the exit code."""
     run_dir = RunDir(RecordedRun(arguments.run).path)
+    if not is_trusted(run_dir.path):  # its tasks are loaded, and its responses carried out in a container
+        raise ConfigError(
+            f"Expected a run directory that only you can write, got {run_dir.path}: others own it or can write in it. "
+            "Copy it, and score the copy."
+        )
     folders = [] if arguments.config_dir is None else [arguments.config_dir]
     config = compose_config(["tracker=none", *arguments.overrides], config_dirs=folders)
     for key in map(key_set_by, parse_overrides(arguments.overrides)):
@@ -293,7 +299,6 @@ def _check_name(scorer: ConfiguredScorer, file: Path, own: Iterable[str]) -> Non
 def _tasks(run_dir: RunDir) -> Mapping[str, Task]:
     """Loads the tasks of a run by name, if they can be loaded and have not changed; a warning names the others."""
     try:
-        check_trust(run_dir.path, forced=False)
         source = make_source(OmegaConf.create(values_of(RecordedRun(run_dir.path))))
         source.load(lambda _: None)
         digests = read_object(run_dir.provenance).get("tasks")
@@ -302,7 +307,7 @@ def _tasks(run_dir: RunDir) -> Mapping[str, Task]:
         if changed:
             _warn(f"These tasks have changed since the run, so scorers do not get them: {', '.join(changed[:5])}")
         return {name: one for name, one in tasks.items() if name not in changed}
-    except (UserError, OSError) as error:
+    except (UserError, OSError, OmegaConfBaseException) as error:
         _warn(f"Scorers do not get the tasks, only the first request of each episode: {error}")
         return {}
 

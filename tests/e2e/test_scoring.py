@@ -180,6 +180,9 @@ def test_score_adds_scores_to_a_finished_run(cli: Cli, tmp_path: Path, grader: L
         rejected = cli(*judge, *arguments)
         assert rejected.returncode == 2
         assert said in rejected.stderr
+    (tmp_path / "run").chmod(0o777)
+    assert "Copy it, and score the copy" in cli(*judge, "scorer.name=strict").stderr
+    (tmp_path / "run").chmod(0o700)
     assert cli(*judge, "scorer.name=strict", "scorer.highest=16").returncode == 0
     in_containers = cli("score", "run", "env.scorers=[my_scorers.greeting,my_scorers.brief]", env=HERE)
     assert in_containers.returncode == 0, in_containers.stderr
