@@ -182,7 +182,8 @@ class _Scoring:
             if any(_has([name], one.name) for one in self._scorers):
                 lines.append(f"{name}: {format_estimate(mean)} over {mean.attempts} scored")
         if self._used.tokens:
-            lines.append(f"Spent on scoring: {self._used.tokens:,} tokens, ${self._used.cost:,.4f}")
+            cost = f", ${self._used.cost:,.4f}" if self._used.cost else ""
+            lines.append(f"Spent on scoring: {self._used.tokens:,} tokens{cost}")
         if self._left_out:
             lines.append(f"Left out: {self._left_out}")
         if (run_dir.path / "wandb").is_dir():

@@ -169,7 +169,7 @@ def test_score_adds_scores_to_a_finished_run(cli: Cli, tmp_path: Path, grader: L
     judge = ("score", "run", *JUDGE, f"scorer.policy.base_url={grader.url}")
     done = cli(*judge)
     assert (done.returncode, len(grader.requests)) == (0, 2), done.stderr
-    assert re.search(r"judge: 0\.80 \[.*\] over 2 scored\nSpent on scoring: 30 tokens", done.stdout), done.stdout
+    assert re.search(r"judge: 0\.80 \[.*\] over 2 scored\nSpent on scoring: 30 tokens\n", done.stdout), done.stdout
     assert "Hello, harbor!" in json.dumps(grader.requests[0].body), "what the task asks for"
 
     for arguments, said in (
