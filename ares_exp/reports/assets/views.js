@@ -20,6 +20,9 @@ function episodeAddress(index, id, step) {
   return `#/${runName(index)}/e/${encodeURIComponent(id)}${step === null || step === undefined ? "" : "@" + step}`;
 }
 
+const NAMED_REWARDS = 4;
+
+// The columns of the table of episodes, with one for each of the first rewards that at least half of them have.
 function episodeColumns(index, run) {
   const threshold = run.results.statistics.threshold, link = (row) => el("a", { href: episodeAddress(index, row.episode_id), title: row.episode_id }, oneLine(row.task_name, 60));
   const tokens = (row) => (row.prompt_tokens || 0) + (row.generated_tokens || 0);
@@ -39,6 +42,9 @@ function episodeColumns(index, run) {
     { key: "cause", isHidden: true, get: (row) => cause(row, threshold) },
     { key: "id", name: "episode", get: (row) => row.episode_id, show: (row) => el("span", { class: "dim", title: row.episode_id }, oneLine(row.episode_id, 40)) },
   ];
+  const named = [...new Set(run.episodes.flatMap((row) => Object.keys(row.rewards || {})))].filter((name) => name !== "reward" && 2 * run.episodes.filter((row) => name in (row.rewards || {})).length >= run.episodes.length);
+  const valueOf = (name) => (row) => (row.rewards || {})[name];
+  columns.splice(4, 0, ...named.slice(0, NAMED_REWARDS).map((name) => ({ key: "rewards." + name, name, isNumber: true, get: valueOf(name), show: (row) => figure(valueOf(name)(row), score) })));
   const seen = { cost: (row) => row.cost, tokens, error: (row) => row.error, retry: (row) => row.retry, model: (row) => row.model };
   return columns.filter((column) => !seen[column.key] || run.episodes.some(seen[column.key]));
 }
