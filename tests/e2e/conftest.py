@@ -35,6 +35,7 @@ def demo_models() -> Iterator[str]:
         assert server.stdout is not None
         yield server.stdout.readline().partition(" at ")[2].partition(". Stop")[0]
         server.send_signal(signal.SIGINT)
+        server.wait(60)
 
 
 @pytest.fixture(scope="session")
