@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ares_exp.commands.cli.commands import COMMANDS
 from tests.browser.chromium import Page, chromium
+from tests.demo_models import demo_models
 
 report = partial(COMMANDS["report"].main, program="ares-exp report")
 
@@ -45,15 +46,11 @@ def tutorial(folder: Path) -> Path:
     """Runs the commands of the tutorial in `folder`; the last one writes the report that is returned."""
     folder.mkdir()
     commands = re.findall(r"(?ms)^```bash\n(.*?)^```$", (ROOT / "docs" / "tutorial.md").read_text())
-    server = [sys.executable, "-m", "ares_exp.testing.demo_server", "--port", "0"]
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     environment = {"PATH": path, "HOME": str(folder), "WANDB_MODE": "disabled"}
-    with subprocess.Popen(server, stdout=subprocess.PIPE, text=True) as models:
-        assert models.stdout is not None
-        url = models.stdout.readline().partition(" at ")[2].partition(". Stop")[0]
+    with demo_models() as url:
         script = "".join(commands).replace("http://127.0.0.1:8000/v1", url)
         subprocess.run(["bash", "-c", script], cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
-        models.terminate()
     return folder / "comparison.html"
 
 

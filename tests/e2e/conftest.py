@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,17 +23,6 @@ def endpoint() -> Iterator[LoopbackEndpoint]:
     """A chat-completions server whose model submits at once."""
     with LoopbackEndpoint(otherwise=respond(SUBMIT)) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def demo_models() -> Iterator[str]:
-    """The address of the tutorial's server, started as the tutorial does."""
-    command = (sys.executable, "-m", "ares_exp.testing.demo_server", "--port", "0")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        yield server.stdout.readline().partition(" at ")[2].partition(". Stop")[0]
-        server.send_signal(signal.SIGINT)
-        server.wait(60)
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,7 @@ from ares_exp.config.options import OPTION_FOLDERS, OPTION_GROUPS
 from ares_exp.config.schema import MADE_NODES
 from ares_exp.runs.control.orders import Order
 from ares_exp.tasks.task_set import SAMPLES
+from tests.demo_models import demo_models
 from tests.docs_reference.__main__ import DOCS
 from tests.docs_reference.__main__ import PAGES as GENERATED
 from tests.docs_reference.commands_page import comparable
@@ -323,14 +324,15 @@ def comparable_lines(text: str) -> list[str]:
 
 @pytest.mark.local
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name in SESSIONS], ids=lambda page: page.name)
-def test_a_session_prints_the_shown_output(page: Page, tmp_path: Path, demo_models: str) -> None:
+def test_a_session_prints_the_shown_output(page: Page, tmp_path: Path) -> None:
     expected = [
         (block, after.text if after is not None and after.kind == "text" else "")
         for block, after in zip(page.blocks, [*page.blocks[1:], None], strict=True)
         if block.kind == "bash"
     ]
     script = "exec 2>&1; set +e\n" + "".join(f"{block.text}echo @@@\n" for block, _ in expected)
-    done = run(script.replace("http://127.0.0.1:8000/v1", demo_models), tmp_path, COLUMNS="118")
+    with demo_models() as url:
+        done = run(script.replace("http://127.0.0.1:8000/v1", url), tmp_path, COLUMNS="118")
     assert done.returncode == 0, done.stdout + done.stderr
     for (block, text), output in zip(expected, done.stdout.split("@@@\n")[:-1], strict=True):
         printed = iter(comparable_lines(output))
