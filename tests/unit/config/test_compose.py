@@ -106,6 +106,7 @@ def test_an_option_opens_with_its_description(path: Path) -> None:
     lines = [line for line in path.read_text().splitlines() if "@package" not in line]
     assert lines[0].startswith("# ")
     assert len(lines[0]) < 140
+    assert not lines[0].endswith(".")
 
 
 def test_every_key_has_prose_and_a_default_of_its_type() -> None:
