@@ -89,7 +89,7 @@ def test_a_data_set_without_more_is_one_of_harbors_own_registry(cli: Cli, reposi
     _git(harbor, "commit", "--quiet", "--message=registry")
     instead = mirror(HARBOR_REPOSITORY, f"file://{harbor}", tasks_at, f"file://{repository}")
     home = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    command = ("tracker=none", "env=terminal_bench", "hydra.run.dir=one")
+    command = ("tracker=none", "env=terminal_bench", "container=local", "hydra.run.dir=one")
     done = cli(*command, env={**home, **instead})
     assert done.returncode == 0, done.stderr
     assert _ran(tmp_path / "one") == [(TASK, 1.0)]

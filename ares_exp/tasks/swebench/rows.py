@@ -315,8 +315,9 @@ def load_rows(dataset: Dataset, *, child: ChildProcess, timeout_sec: float) -> l
         return parse_rows(read_row_file(rows), dataset.source)
     except ChildFailedError as error:
         raise PreflightError(
-            f"The data set {dataset.hub_name} (split {dataset.split}) could not be loaded: the program {error}. Is the "
-            "hub within reach, or the data in its cache? Or set env.dataset=<a .jsonl or .parquet file of its rows>."
+            f"The data set {dataset.hub_name} (split {dataset.split}) could not be loaded: the program "
+            f"{str(error).rstrip('.')}. Check the connection to the Hugging Face hub, or use "
+            "`env.dataset=<a .jsonl or .parquet file of its rows>`."
         ) from None
     finally:
         directory.remove()
