@@ -23,7 +23,7 @@ from ares_exp.errors import PreflightError
 from tests.warm_start import end_warm_start
 
 ROOT = Path(__file__).parent.parent
-SECRET_FREE = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "OPENAI_"))}
+SECRET_FREE = {name: value for name, value in os.environ.items() if not name.startswith(("ANTHROPIC_", "OPENAI_", "WANDB_"))}
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
