@@ -23,7 +23,8 @@ from ares_exp.errors import PreflightError
 from tests.warm_start import end_warm_start
 
 ROOT = Path(__file__).parent.parent
-SECRET_FREE = {name: value for name, value in os.environ.items() if not name.startswith(("ANTHROPIC_", "OPENAI_", "WANDB_"))}
+_SECRET = ("ANTHROPIC_", "OPENAI_", "WANDB_")
+SECRET_FREE = {name: value for name, value in os.environ.items() if not name.startswith(_SECRET)}
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
