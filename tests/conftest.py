@@ -201,9 +201,9 @@ def missing_agent(name: str) -> str | None:
 @pytest.fixture(autouse=True)
 def _skip_without_agent(request: pytest.FixtureRequest) -> None:
     """Skips tests marked `npm(agent)` where that agent is not installed."""
-    marker = request.node.get_closest_marker("npm")
-    if marker is not None and (reason := missing_agent(*marker.args)):
-        pytest.skip(reason)
+    for marker in request.node.iter_markers("npm"):
+        if reason := missing_agent(*marker.args):
+            pytest.skip(reason)
 
 
 @pytest.fixture(autouse=True)
