@@ -79,6 +79,15 @@ def test_data_sets_of_images_choose_docker(chosen: list[str], container: str) ->
     assert config.container._target_ == composed("container", container)._target_
 
 
+@pytest.mark.parametrize(
+    ("chosen", "name"), [(["policy=anthropic", "policy.model=m-1"], "m-1"), (["policy=anthropic"], None), ([], None)]
+)
+@pytest.mark.parametrize("agent", ["claude_code", "codex"])
+def test_vendors_agents_are_told_the_policys_model(agent: str, chosen: list[str], name: str | None) -> None:
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        assert compose("config", overrides=[f"agent={agent}", *chosen]).agent.model_name == name
+
+
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_an_option_composes_with_every_argument_of_its_constructor(group: str, option: str) -> None:
     node = composed(group, option)
