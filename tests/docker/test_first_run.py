@@ -37,7 +37,7 @@ TERMINAL_BENCH = (
     *("env.limit=3", "concurrency=3"),
 )
 SWE_BENCH = (
-    *("env=swebench", "agent=codex", "policy=openai_responses", "policy.model=gpt-5.2-codex"),
+    *("env=swebench", "agent=codex", "policy=openai_responses", "policy.model=gpt-5.5"),
     *("env.limit=3", "concurrency=3"),
 )
 TASKS_AT = "https://github.com/laude-institute/terminal-bench-2.git"
@@ -229,4 +229,4 @@ def test_first_commands_run_resume_and_branch(
     assert sent["/v1/messages"].headers["x-api-key"] == "key-of-anthropic"
     assert sent["/v1/messages"].headers["anthropic-version"] == "2023-06-01"
     assert sent["/v1/responses"].headers["authorization"] == "Bearer key-of-openai"
-    assert sent["/v1/responses"].body["model"] == "gpt-5.2-codex"
+    assert sent["/v1/responses"].body["model"] == "gpt-5.5"
