@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import os
 import subprocess
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from tests.conftest import SECRET_FREE, Cli
 from tests.leaks import wait_until
 from tests.loopback_endpoint import LoopbackEndpoint, Received
 from tests.swebench_rows import REPO, git, make_row, put_harness_on_path, write_rows
+from tests.unit.tasks.task_sources.conftest import Repository
 
 pytestmark = [pytest.mark.docker, pytest.mark.nightly, pytest.mark.npm("claude_code"), pytest.mark.npm("codex")]
 
@@ -58,8 +58,8 @@ memory = "2G"
 storage = "10G"
 """
 """What the tasks of Terminal-Bench 2.0 say."""
-TEST = "#!/bin/bash\ngrep -c done /app/{name}.txt > /logs/verifier/reward.txt\n"
-TURNS = ("ls /app", "echo draft > /app/{name}.txt", "echo done > /app/{name}.txt")
+TEST = "#!/bin/bash\ngrep -c done /srv/{name}.txt > /logs/verifier/reward.txt\n"
+TURNS = ("ls", "echo draft > /srv/{name}.txt", "echo done > /srv/{name}.txt")
 FIX = ("ls", "sed -i 's/a - b/a + b/' calc.py", "git diff")
 HELD = 1
 """The turn whose requests get no response while `is_holding`."""
@@ -73,7 +73,7 @@ class Services(LoopbackEndpoint):
         asked: How often each turn of these episodes was asked for.
     """
 
-    def __init__(self, repositories: Path, scripts: dict[str, tuple[str, ...]]) -> None:
+    def __init__(self, repositories: Path, scripts: Mapping[str, Sequence[str]]) -> None:
         super().__init__(otherwise=self._respond)
         self.repositories, self.scripts = repositories, scripts
         self.asked: Counter[tuple[str, int]] = Counter()
@@ -124,56 +124,53 @@ class Services(LoopbackEndpoint):
 
 
 @pytest.fixture
-def names(engine: docker.DockerClient) -> Iterator[list[str]]:
-    """Names of three tasks, whose images are on the engine."""
-    names = [f"task-{uuid.uuid4().hex[:8]}" for _ in range(3)]
-    images = [f"alexgshaw/{name}:20251031" for name in names]
-    for image in images:
-        engine.images.build(fileobj=io.BytesIO(b"FROM debian:bookworm-slim\nWORKDIR /app\n"), tag=image, rm=True)
-    yield names
-    for image in images:
-        engine.api.remove_image(image, force=True)
+def tag(engine: docker.DockerClient) -> Iterator[Callable[[str, str], None]]:
+    """Gives an image of the engine a published name until the end of the test."""
+    tagged: list[str] = []
+
+    def tag(image: str, name: str) -> None:
+        engine.images.get(image).tag(name)
+        tagged.append(name)
+
+    yield tag
+    for name in tagged:
+        engine.api.remove_image(name, force=True)
 
 
 @pytest.fixture
-def problem(engine: docker.DockerClient, swebench_image: str, tmp_path: Path) -> Iterator[str]:
-    """The id of the only row of SWE-bench Verified, whose image has the published name on the engine."""
+def names(tag: Callable[[str, str], None]) -> list[str]:
+    """Names of three tasks, whose images are on the engine."""
+    names = [f"task-{uuid.uuid4().hex[:8]}" for _ in range(3)]
+    for name in names:
+        tag("debian:bookworm-slim", f"alexgshaw/{name}:20251031")
+    return names
+
+
+@pytest.fixture
+def problem(tag: Callable[[str, str], None], swebench_image: str, tmp_path: Path) -> str:
+    """The id of the only row of SWE-bench Verified, whose image has its published name on the engine."""
     instance = f"demo__calc-{uuid.uuid4().hex[:8]}"
-    image = f"swebench/sweb.eval.x86_64.{instance.replace('__', '_1776_')}:latest"
-    engine.images.get(swebench_image).tag(image)
+    tag(swebench_image, f"swebench/sweb.eval.x86_64.{instance.replace('__', '_1776_')}:latest")
     repository, folder = tmp_path / "repositories" / REPO, tmp_path / "SWE-bench" / "SWE-bench_Verified"
     folder.mkdir(parents=True)  # the library of the hub takes it for the data set
     write_rows(folder / "test.jsonl", make_row(repository, git(repository, "rev-parse", "main~1").strip(), instance))
-    yield instance
-    engine.api.remove_image(image, force=True)
+    return instance
 
 
 @pytest.fixture
 def services(tmp_path: Path, names: list[str]) -> Iterator[Services]:
-    tasks, harbor = tmp_path / "git" / "tasks", tmp_path / "git" / "harbor"
+    tasks, harbor = Repository(tmp_path / "git" / "tasks"), Repository(tmp_path / "git" / "harbor")
     for name in names:
-        files = {"task.toml": TASK_TOML, "instruction.md": "Write `done` to /app/{name}.txt.\n", "tests/test.sh": TEST}
-        for file, text in files.items():
-            (tasks / name / file).parent.mkdir(parents=True, exist_ok=True)
-            (tasks / name / file).write_text(text.format(name=name))
-    commit = _commit(tasks)
+        files = {"task.toml": TASK_TOML, "instruction.md": "Write `done` to /srv/{name}.txt.\n", "tests/test.sh": TEST}
+        tasks.write({f"{name}/{file}": text.format(name=name) for file, text in files.items()})
+    commit = tasks.commit()
     listed = [{"name": name, "git_url": TASKS_AT, "git_commit_id": commit, "path": name} for name in names]
     row = {"name": "terminal-bench", "version": "2.0", "description": "Tasks of a terminal.", "tasks": listed}
-    harbor.mkdir()
-    (harbor / "registry.json").write_text(json.dumps([row]))
-    _commit(harbor)
-    scripts = {f"/app/{name}.txt": tuple(turn.format(name=name) for turn in TURNS) for name in names}
+    harbor.write({"registry.json": json.dumps([row])})
+    harbor.commit()
+    scripts = {f"/srv/{name}.txt": [turn.format(name=name) for turn in TURNS] for name in names}
     with Services(tmp_path / "git", {**scripts, "add(2, 3) is -1": FIX}) as services:
         yield services
-
-
-def _commit(repository: Path) -> str:
-    git(repository, "init", "--quiet", "--initial-branch=main")
-    for setting in ("allowFilter", "allowAnySHA1InWant"):
-        git(repository, "config", f"uploadpack.{setting}", "true")
-    git(repository, "add", "--all")
-    git(repository, "commit", "--quiet", "--message=a commit")
-    return git(repository, "rev-parse", "HEAD").strip()
 
 
 @pytest.mark.timeout(900)
@@ -195,7 +192,7 @@ def test_first_commands_run_resume_and_branch(
         "HF_HOME": str(tmp_path / "hub"),
         "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
     }
-    texts = [f"/app/{name}.txt" for name in names]
+    texts = [f"/srv/{name}.txt" for name in names]
     command = [sys.executable, "-m", "ares_exp", *TERMINAL_BENCH]
     with subprocess.Popen(
         command, cwd=tmp_path, env={**SECRET_FREE, **env}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
