@@ -82,8 +82,8 @@ def test_data_sets_of_images_choose_docker(chosen: list[str], container: str) ->
 @pytest.mark.parametrize(
     ("chosen", "name"), [(["policy=anthropic", "policy.model=m-1"], "m-1"), (["policy=anthropic"], None), ([], None)]
 )
-@pytest.mark.parametrize("agent", ["claude_code", "codex"])
-def test_vendors_agents_are_told_the_policys_model(agent: str, chosen: list[str], name: str | None) -> None:
+@pytest.mark.parametrize("agent", ["claude_code", "codex", "opencode", "qwen_code"])
+def test_packaged_agents_are_told_the_policys_model(agent: str, chosen: list[str], name: str | None) -> None:
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         assert compose("config", overrides=[f"agent={agent}", *chosen]).agent.model_name == name
 
