@@ -30,7 +30,7 @@ from tests.loopback_endpoint import LoopbackEndpoint, Received
 from tests.swebench_rows import REPO, git, make_row, put_harness_on_path, write_rows
 from tests.unit.tasks.task_sources.conftest import Repository
 
-pytestmark = [pytest.mark.docker, pytest.mark.nightly, pytest.mark.npm("claude_code"), pytest.mark.npm("codex")]
+pytestmark = [pytest.mark.docker, pytest.mark.npm("claude_code"), pytest.mark.npm("codex")]
 
 TERMINAL_BENCH = (
     *("env=terminal_bench", "agent=claude_code", "policy=anthropic", "policy.model=claude-opus-4-5"),
