@@ -57,7 +57,7 @@ from ares_exp.errors import (
 if TYPE_CHECKING:
     from docker.types import Mount
 
-WHEN_SLOW = "Raise build_timeout_sec in the [environment] table of its task.toml, or build the image before."
+WHEN_SLOW = "Set `timeouts.build_multiplier=2`, or pull or build its image before the run."
 
 
 @dataclass(frozen=True, slots=True)
