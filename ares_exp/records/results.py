@@ -16,6 +16,7 @@ from ares_exp.errors import (
     HostLostError,
     PolicyError,
     StorageError,
+    UnreachableError,
     VerifierError,
 )
 from ares_exp.llms.response import LLMResponse
@@ -91,6 +92,7 @@ class Outcome(StrEnum):
             (KeyboardInterrupt, cls.CANCELLED),
             (BudgetExhaustedError, cls.CANCELLED),
             (StorageError, cls.CANCELLED),
+            (UnreachableError, cls.CANCELLED),
             (AgentError, cls.AGENT_ERROR),
             (HostLostError, cls.LOST),
             (ContainerError, cls.CONTAINER_ERROR),

@@ -97,11 +97,12 @@ class Progress:
             parts.append(f"{status.cut_short} cut short")
         if status.running:
             parts.append(f"{status.running} running")
-        if status.held is not None:
-            parts.append("paused")
+        if status.held is not None or status.outage:
+            why = "" if self._is_tty else status.outage.rstrip(".")  # a terminal shows it below
+            parts.append(f"paused ({why})" if why else "paused")
         if status.reward[0] is not None:
             parts.append(f"reward {format_number(status.reward[0])}")
-        if 0 < done < status.expected and not status.cut_short and status.held is None:
+        if 0 < done < status.expected and not status.cut_short and status.held is None and not status.outage:
             parts.append(f"ETA {format_duration(elapsed / done * (status.expected - done))}")
         else:
             parts.append(format_duration(elapsed))

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from ares_exp.cancellation import finish
 from ares_exp.containers.docker.capabilities import Capabilities, capabilities_of
-from ares_exp.errors import PreflightError
+from ares_exp.errors import PreflightError, UnreachableError
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -117,6 +117,25 @@ async def connect(host: str | None = None) -> Engine:
         PreflightError: It does not answer, or its address is not supported.
     """
     return await in_thread(lambda: connect_blocking(host))
+
+
+async def check_reachable(host: str | None) -> None:
+    """Checks that the engine at `host` answers, within `INQUIRY_TIMEOUT_SEC`.
+
+    Raises:
+        UnreachableError: It does not.
+    """
+
+    def ask() -> None:
+        try:
+            _probe(address)
+            connect_blocking(host).ask("/_ping").raise_for_status()
+        except failures as error:
+            raise UnreachableError(f"The engine at {address} does not answer: {reason(error)}.") from error
+
+    address = address_of_engine(host)
+    failures: tuple[type[Exception], ...] = (PreflightError, *engine_errors())
+    await in_thread(ask, abandon=True)
 
 
 async def in_thread(function: Callable[[], _T], *, pool: Pool = "calls", abandon: bool = False) -> _T:

@@ -18,7 +18,14 @@ from ares_exp.containers.docker.capabilities import Capabilities, unenforced
 from ares_exp.containers.docker.capture import CaptureWay
 from ares_exp.containers.docker.compose.container import ComposeContainer, check_compose
 from ares_exp.containers.docker.container import DockerContainer, DockerOptions
-from ares_exp.containers.docker.engine import connect, connect_blocking, engine_errors, in_thread, reason
+from ares_exp.containers.docker.engine import (
+    check_reachable,
+    connect,
+    connect_blocking,
+    engine_errors,
+    in_thread,
+    reason,
+)
 from ares_exp.containers.docker.leftovers import find, remove_stale
 from ares_exp.containers.docker.mounts import check_mounts
 from ares_exp.containers.docker.network import NetworkOptions, check_network
@@ -149,6 +156,9 @@ class DockerContainerFactory(ContainerFactoryBase):
                 "DOCKER_HOST to another one."
             ) from error
         await in_thread(lambda: remove_stale(engine), pool="removals")
+
+    async def check_reachable(self) -> None:
+        await check_reachable(self._options.host)
 
     def check_snapshots(self) -> None:
         if not self._options.keep_image:
