@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ares_exp.errors import UnreachableError
+from ares_exp.policies.chat_completions import OpenAIPolicy
+from ares_exp.records import exit_codes
+from ares_exp.runs import outages as module
 from ares_exp.runs.outages import MAX_OUTAGE_SEC, Outages
 from ares_exp.runs.scheduler import PlannedEpisode, Scheduler
+from tests.closed_port import closed_port
+from tests.unit.runs.test_experiment import Ready, execute, experiment, rows
 from tests.unit.runs.test_scheduler import planned
 
 ANSWERS = 0.0
@@ -105,3 +112,23 @@ async def test_broken_check_pauses_nothing() -> None:
         raise RuntimeError("a bug")
 
     assert not await Service().outages.wait(check)
+
+
+class Gone(Ready):
+    """A container factory whose engine is gone."""
+
+    async def check_reachable(self) -> None:
+        raise UnreachableError("The engine does not answer.")
+
+
+@pytest.mark.parametrize("lost", ["engine", "endpoint"])
+async def test_run_ends_when_an_outage_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
+    monkeypatch.setattr(module, "MAX_OUTAGE_SEC", 0.3)
+    with closed_port() as port:
+        policy = OpenAIPolicy(model="m", base_url=f"http://127.0.0.1:{port}/v1", api_key_env=None)
+        parts: dict[str, Any] = {"container_factory": Gone()} if lost == "engine" else {"policy": policy}
+        monkeypatch.setattr(OpenAIPolicy, "preflight", Ready.preflight)
+        summary = await execute(experiment(tmp_path, count=3, **parts), tmp_path)
+    assert (summary.exit_code, summary.interrupted) == (exit_codes.INCOMPLETE, False)
+    assert str(summary.ended_by).endswith("It did not answer for 0.3 s.")
+    assert [row["outcome"] for row in rows(tmp_path)] == (["cancelled"] if lost == "endpoint" else [])
