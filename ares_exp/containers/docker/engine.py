@@ -138,6 +138,15 @@ async def check_reachable(host: str | None) -> None:
     await in_thread(ask, abandon=True)
 
 
+async def why_unreachable(host: str | None) -> str:
+    """Returns why the engine at `host` cannot be reached; an empty string if it can."""
+    try:
+        await check_reachable(host)
+    except UnreachableError as error:
+        return reason(error)
+    return ""
+
+
 async def in_thread(function: Callable[[], _T], *, pool: Pool = "calls", abandon: bool = False) -> _T:
     """Runs a blocking engine call.
 
@@ -212,10 +221,10 @@ def _connected(pid: int, docker_host: str, context: str) -> Engine:
         api = docker.APIClient(base_url=host, timeout=CALL_TIMEOUT_SEC, max_pool_size=sum(_THREADS.values()))
         return Engine(host, api, capabilities_of(api.info()))
     except engine_errors() as error:
-        raise PreflightError(_why_unreachable(host, error)) from error
+        raise PreflightError(_how_to_reach(host, error)) from error
 
 
-def _why_unreachable(host: str, error: BaseException) -> str:
+def _how_to_reach(host: str, error: BaseException) -> str:
     if urlsplit(host).path.endswith(PODMAN_SOCKET):
         return (
             f"No Podman service answers at {host}: {reason(error)}. Start it (`systemctl --user start podman.socket`, "
