@@ -393,8 +393,8 @@ class Experiment:
             return episode.retry
 
     async def _until_containers_answer(self) -> None:
-        if (check := self._parts.executor.reachability(self._parts.source, self._parts.container_factory)) is not None:
-            await self._outages.wait(check)
+        if isinstance(self._parts.executor, LocalExecutor) and self._parts.source.needs_container:
+            await self._outages.wait(self._parts.container_factory.check_reachable)
 
     def _next(self, episode: RunningEpisode, result: EpisodeResult, failure: BaseException | None) -> Retry | None:
         """Returns the retry that follows this try, if any."""

@@ -81,8 +81,9 @@ class Outages:
             await self._sleep(min(wait_sec, left_sec))
             wait_sec = min(2 * wait_sec, MAX_WAIT_SEC)
             if await _problem(check) is None:
-                lasted = format_duration(self._clock() - since)
-                logger.warning("Episodes start again after an outage of %s. (%s)", lasted, why)
+                logger.warning(
+                    "Episodes start again after an outage of %s. (%s)", format_duration(self._clock() - since), why
+                )
                 del self._watches[check]
                 self._scheduler.resume(check)
                 return

@@ -98,8 +98,7 @@ class Progress:
         if status.running:
             parts.append(f"{status.running} running")
         if status.held is not None or status.outage:
-            why = "" if self._is_tty else status.outage.rstrip(".")  # a terminal shows it below
-            parts.append(f"paused ({why})" if why else "paused")
+            parts.append(f"paused ({status.outage.rstrip('.')})" if status.outage and not self._is_tty else "paused")
         if status.reward[0] is not None:
             parts.append(f"reward {format_number(status.reward[0])}")
         if 0 < done < status.expected and not status.cut_short and status.held is None and not status.outage:

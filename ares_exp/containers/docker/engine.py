@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from ares_exp.cancellation import finish
 from ares_exp.containers.docker.capabilities import Capabilities, capabilities_of
-from ares_exp.errors import PreflightError, UnreachableError
+from ares_exp.errors import PreflightError
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -119,32 +119,23 @@ async def connect(host: str | None = None) -> Engine:
     return await in_thread(lambda: connect_blocking(host))
 
 
-async def check_reachable(host: str | None) -> None:
-    """Checks that the engine at `host` answers, within `INQUIRY_TIMEOUT_SEC`.
+async def why_unreachable(host: str | None) -> str:
+    """Returns why the engine at `host` gives no answer, within `INQUIRY_TIMEOUT_SEC`; an empty string if it answers.
 
-    Raises:
-        UnreachableError: It does not.
+    Makes a new connection: an engine that is being stopped still answers on open ones.
     """
+    address = address_of_engine(host)
+    failures: tuple[type[Exception], ...] = (PreflightError, *engine_errors())
 
-    def ask() -> None:
+    def ask() -> str:
         try:
             _probe(address)
             connect_blocking(host).ask("/_ping").raise_for_status()
         except failures as error:
-            raise UnreachableError(f"The engine at {address} does not answer: {reason(error)}.") from error
+            return f"The engine at {address} does not answer: {reason(error)}"
+        return ""
 
-    address = address_of_engine(host)
-    failures: tuple[type[Exception], ...] = (PreflightError, *engine_errors())
-    await in_thread(ask, abandon=True)
-
-
-async def why_unreachable(host: str | None) -> str:
-    """Returns why the engine at `host` cannot be reached; an empty string if it can."""
-    try:
-        await check_reachable(host)
-    except UnreachableError as error:
-        return reason(error)
-    return ""
+    return await in_thread(ask, abandon=True)
 
 
 async def in_thread(function: Callable[[], _T], *, pool: Pool = "calls", abandon: bool = False) -> _T:

@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ares_exp.config.parts import completed
-from ares_exp.containers.container import ContainerFactoryBase
 from ares_exp.environment import MinimalEnvironment
 from ares_exp.environments.source import EpisodeParts, Report, SourceBase
-from ares_exp.policies.policy import Check
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -104,10 +102,6 @@ class Executor(Protocol):
 class ExecutorBase(Executor):
     """Everything that is asked of an executor. What an `Executor` need not have has its default here."""
 
-    def reachability(self, source: SourceBase, containers: ContainerFactoryBase) -> Check | None:
-        """Returns the check before each start of an episode. Default: `None`, containers are elsewhere."""
-        return None
-
     def figures(self) -> Mapping[str, float]:
         """Returns its metrics, by name (`system/…`). Default: none."""
         return {}
@@ -129,10 +123,6 @@ class LocalExecutor(ExecutorBase):
         if not source.needs_container:
             return ()
         return parts.container_factory.preflight(), parts.code_agent_factory.preflight()
-
-    def reachability(self, source: SourceBase, containers: ContainerFactoryBase) -> Check | None:
-        """Returns the check of the container backend, where it is needed."""
-        return containers.check_reachable if source.needs_container else None
 
     async def open(self, ran: RunPlan, report: Report) -> None:
         """Has the source check its tasks. Raises `UserError` when they cannot be run."""
