@@ -371,8 +371,8 @@ class Endpoint:
             return EndpointTimeoutError(f"{request} gave no response within {timeout_sec:g} s.", retryable=True)
         if isinstance(error, APIConnectionError | _http_library().HTTPError | ClientError | OSError):
             *_, innermost = chain = list(_chain(error))
-            shown = self._shown(f"{type(innermost).__name__}: {innermost}")
-            failure = EndpointUnreachableError(f"{request} failed: {shown}.", retryable=True)
+            why = self._shown(f"{type(innermost).__name__}: {innermost}")
+            failure = EndpointUnreachableError(f"{request} failed: {why}.", retryable=True)
             failure.never_connected = any(isinstance(one, ClientConnectorError) for one in chain)
             return failure
         if isinstance(error, UnicodeEncodeError):

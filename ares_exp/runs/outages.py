@@ -52,14 +52,13 @@ class Outages:
         self._watches: dict[Check, asyncio.Task[None]] = {}
 
     async def wait(self, check: Check) -> bool:
-        """Returns when the check passes, and whether it failed before.
+        """Waits until the check passes. Returns whether it failed at first.
 
         Raises:
             UnreachableError: It failed for too long, and the run ends.
         """
         if check not in self._watches:
-            problem = await _problem(check)
-            if problem is None:
+            if (problem := await _problem(check)) is None:
                 return False
             if check not in self._watches:
                 self._watches[check] = watch = asyncio.create_task(self._watch(check, str(problem)))

@@ -101,8 +101,8 @@ class EngineContainer(Container):
                 engine = self._engine = await connect(self._options.host)
                 await self._start(engine)
             except failures as error:
-                why = await why_unreachable(self._options.host) if isinstance(error, engine_errors()) else ""
-                why = why or reason(error)
+                gone = await why_unreachable(self._options.host) if isinstance(error, engine_errors()) else ""
+                why = gone or reason(error)
                 needs = " The image needs a `sh`." if 'exec: "sh"' in why else ""
                 raise ContainerStartError(f"{what} could not be started: {why}.{needs}") from error
 

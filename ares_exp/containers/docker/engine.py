@@ -124,10 +124,10 @@ async def why_unreachable(host: str | None) -> str:
 
     Makes a new connection: an engine that is being stopped still answers on open ones.
     """
-    address = address_of_engine(host)
     failures: tuple[type[Exception], ...] = (PreflightError, *engine_errors())
 
     def ask() -> str:
+        address = address_of_engine(host)
         try:
             _probe(address)
             connect_blocking(host).ask("/_ping").raise_for_status()
