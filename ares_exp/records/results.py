@@ -17,6 +17,7 @@ from ares_exp.errors import (
     HostLostError,
     PolicyError,
     StorageError,
+    UnreachableError,
     VerifierError,
 )
 from ares_exp.llms.response import LLMResponse
@@ -95,6 +96,7 @@ class Outcome(StrEnum):
             (KeyboardInterrupt, cls.CANCELLED),
             (BudgetExhaustedError, cls.CANCELLED),
             (StorageError, cls.CANCELLED),
+            (UnreachableError, cls.CANCELLED),
             (AgentError, cls.AGENT_ERROR),
             (HostLostError, cls.LOST),
             (ContainerError, cls.CONTAINER_ERROR),

@@ -122,7 +122,7 @@ function factsOf(run) {
 // How long a running run will take, if its episodes go on as they did.
 function eta(status) {
   const done = status ? status.ended - status.cut_short : 0;
-  if (status && status.held) return "paused";
+  if (status && (status.held || status.outage)) return "paused";
   return done > 0 && done < status.expected ? `ETA ${seconds(((status.written_at - status.started_at) / done) * (status.expected - done))}` : "ETA not known yet";
 }
 
@@ -166,6 +166,7 @@ function liveBox(index, run) {
   return el("section", { class: "live", "data-live": status.state }, el("h3", null, "Now"),
     el("p", null, `${status.state}: ${number(status.episodes.length)} of at most ${count(status.concurrency, "episode")}, ${number(status.queued)} queued`, waits ? `; waiting ${waits}` : "", el("span", { class: "dim" }, ` · written at ${moment(status.written_at)}`)),
     held ? el("p", { class: "problem" }, `paused by ${held.by}${held.now ? ", requests to the policy wait" : ""}${held.until ? `, until ${moment(held.until)}` : ""}${held.reason ? `: ${held.reason}` : ""}`) : null,
+    status.outage ? el("p", { class: "problem" }, `paused: ${status.outage}`) : null,
     status.episodes.length ? fold(`${count(status.episodes.length, "running episode")}`, () => el("ul", null, status.episodes.slice(0, MOST_LIVE).map((one) => el("li", null, episode(one))))) : null);
 }
 
