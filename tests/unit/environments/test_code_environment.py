@@ -27,6 +27,7 @@ from ares_exp.errors import (
     ConfigError,
     ContainerDiedError,
     ContainerError,
+    ContainerLostError,
     ContainerStartError,
     EpisodeStateError,
     NoRequestError,
@@ -516,12 +517,24 @@ async def test_a_verifier_that_gives_no_reward(make_environment: Any, make_task:
         await env.step(SUBMIT)
 
 
-async def test_a_verifier_that_takes_too_long(make_environment: Any, make_task: Any) -> None:
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_a_verifier_that_takes_too_long(
+    make_environment: Any, make_task: Any, monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
     env = make_environment(
         make_task(test="#!/bin/sh\nsleep 60\n"), limits=EpisodeLimits(time=TimeLimits(verifier_timeout_sec=0.5))
     )
     await env.reset()
-    with pytest.raises(VerifierTimeoutError, match=r"0\.5 s"):
+    run_command = env.container.exec
+
+    async def out_of_reach(command: str, **options: Any) -> Any:
+        if command == "true":
+            raise ContainerLostError("The engine hangs.")
+        return await run_command(command, **options)
+
+    if is_lost:
+        monkeypatch.setattr(env.container, "exec", out_of_reach)
+    with pytest.raises(ContainerLostError if is_lost else VerifierTimeoutError, match=r"hangs|0\.5 s"):
         await env.step(SUBMIT)
 
 
