@@ -31,11 +31,14 @@ from ares_exp.errors import (
     ContainerStartError,
     EpisodeStateError,
     NoRequestError,
+    PolicyError,
     RewardFileNotFoundError,
     VerifierTimeoutError,
 )
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
+from ares_exp.policies.oracle import OraclePolicy
+from ares_exp.rollout import run_episode
 from ares_exp.tasks.verification.time_limits import TimeLimits
 
 pytestmark = pytest.mark.local
@@ -542,7 +545,6 @@ async def test_the_solution_runs_under_the_agent_limit_with_its_own_variables(
     make_environment: Any, make_task: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from ares_exp.agents.shell_agent import ShellAgentFactory
-    from ares_exp.policies.oracle import OraclePolicy
 
     monkeypatch.setenv("THE_ANSWER", "42")
     task = make_task(
@@ -564,3 +566,16 @@ async def test_what_is_no_response_changes_nothing(make_environment: Any) -> Non
     with pytest.raises(TypeError, match="given an LLMResponse, got str"):
         await env.step("ls")
     assert (await env.step(SUBMIT)).reward == 0.0
+
+
+async def test_oracle_stops_at_an_agent_that_never_ends(make_environment: Any, make_task: Any) -> None:
+    async def asks_forever(container: Any, llm: Any) -> None:
+        messages: list[Any] = [{"role": "user", "content": "Go."}]
+        while True:
+            response = await llm(LLMRequest(messages))
+            messages += [{"role": "assistant", "content": response.text}, {"role": "user", "content": "What?"}]
+
+    env = make_environment(make_task(solution="#!/bin/sh\n"), agent=agent_factory(asks_forever), provide_solution=True)
+    with pytest.raises(PolicyError, match="submitted 3 times, and the agent asked again"):
+        await run_episode(env, OraclePolicy())
+    assert env.step_count == 4
