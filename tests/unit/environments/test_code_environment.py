@@ -513,10 +513,14 @@ async def test_activity_is_what_happened_since_the_last_time_step(make_environme
     assert ("true", 0, False) not in commands
 
 
-async def test_a_verifier_that_gives_no_reward(make_environment: Any, make_task: Any) -> None:
-    env = make_environment(make_task(test="#!/bin/sh\ntrue\n"))
+@pytest.mark.parametrize(
+    ("test", "message"),
+    [("true", "found neither"), ("mkfifo /logs/verifier/reward.txt", r"to a regular file\. /logs/\S+ is a fifo\.")],
+)
+async def test_a_verifier_that_gives_no_reward(make_environment: Any, make_task: Any, test: str, message: str) -> None:
+    env = make_environment(make_task(test=f"#!/bin/sh\n{test}\n"))
     await env.reset()
-    with pytest.raises(RewardFileNotFoundError):
+    with pytest.raises(RewardFileNotFoundError, match=message):
         await env.step(SUBMIT)
 
 
