@@ -397,7 +397,7 @@ class CommandRunner:
         self, script: Script, user: User | None, output: BoundedOutput, timeout_sec: float | None, exec_id: str
     ) -> tuple[ScriptRun, bool]:
         """Runs a command to its exit code or time limit; returns it and whether it timed out."""
-        deadline = None if timeout_sec is None else time.monotonic() + timeout_sec
+        deadline = None if timeout_sec is None else asyncio.get_running_loop().time() + timeout_sec
         for _ in range(MAX_IDLE + 2):
             channel = await self._shells.take(user)
             run = channel.start(output)
@@ -446,5 +446,5 @@ class CommandRunner:
 def _until(deadline: float | None, *, at_most: float | None = None) -> float | None:
     """Returns the seconds until the deadline, at least 0; `None` for no bound."""
     bounds = [] if at_most is None else [at_most]
-    bounds += [] if deadline is None else [max(0.0, deadline - time.monotonic())]
+    bounds += [] if deadline is None else [max(0.0, deadline - asyncio.get_running_loop().time())]
     return min(bounds, default=None)

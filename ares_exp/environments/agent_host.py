@@ -169,6 +169,7 @@ class AgentHost:
         self._background_client = background_client
         self._background_requests: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
+        self._loop = asyncio.get_running_loop()
         self._on_requests = on_requests
         self.agent: CodeAgent | None = None
         self.runtime = AgentRuntime(journal, on_llm=self._asked, on_change=self._notify)
@@ -261,8 +262,8 @@ class AgentHost:
 
     def _limit(self, timeout_sec: float | None) -> None:
         if timeout_sec is not None:
-            self._deadline = time.monotonic() + timeout_sec
-            self._timer = asyncio.get_running_loop().call_later(timeout_sec, self._expire)
+            self._deadline = self._loop.time() + timeout_sec
+            self._timer = self._loop.call_later(timeout_sec, self._expire)
 
     async def _run(
         self, factory: CodeAgentFactory, instruction: str, context: AgentContext, state: AgentState | None = None
@@ -339,13 +340,13 @@ class AgentHost:
     @property
     def time_left_sec(self) -> float | None:
         """Seconds until the agent's time limit; `None` without one."""
-        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        return None if self._deadline is None else max(0.0, self._deadline - self._loop.time())
 
     def grant_time(self, seconds: float) -> None:
         """Moves the agent's time limit, unless it has passed: what the environment itself was busy with is not its."""
         if self._deadline is not None and self._timer is not None and not self._time_is_up:
             self._timer.cancel()
-            self._limit(self._deadline + seconds - time.monotonic())
+            self._limit(self._deadline + seconds - self._loop.time())
 
     def respond(self, response: LLMResponse | None) -> None:
         """Gives the observed LLM call its response; one that the agent gave up meanwhile gets none.

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from ares_exp.errors import PolicyError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import ORACLE_MODEL, LLMResponse
-from ares_exp.policies.agent_forms import form_of
+from ares_exp.policies.agent_forms import SUBMIT, form_of
 from ares_exp.policies.policy import Policy
 
 SOLVING = "I run the task's own solution."
 """What it says with the command."""
+
+SOLVED = "The solution has run."
+"""What it says when it submits."""
+
+MOST_SUBMISSIONS = 3
+"""How often it submits in a row; some agents ask a second time."""
 
 SOLVE = """/solution/solve.sh > /logs/agent/oracle.txt 2>&1; code=$?
 echo "$code" > /logs/agent/exit-code.txt
@@ -31,13 +38,23 @@ class OraclePolicy(Policy):
     model_name = ORACLE_MODEL
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Solves first, then submits; what was said so far is in the request."""
+        """Solves first, then submits; what was said so far is in the request.
+
+        Raises:
+            PolicyError: The agent asks again after each submission.
+        """
         if isinstance(solution := (request.metadata or {}).get("solution"), str):
             return LLMResponse.from_text(solution, model=ORACLE_MODEL, finish_reason="stop")
-        said = any(message["role"] == "assistant" for message in request.messages)
+        said = [str(message["content"]) for message in request.messages if message["role"] == "assistant"]
+        if [SOLVED in text for text in said[-MOST_SUBMISSIONS:]] == [True] * MOST_SUBMISSIONS:
+            raise PolicyError(
+                f"policy=oracle submitted {MOST_SUBMISSIONS} times, and the agent asked again. Expected an agent that "
+                "runs fenced bash blocks, tools named `bash` and `submit`, or keystrokes as JSON, and that ends after "
+                f"`{SUBMIT.strip()}`. Use policy=scripted with replies in the form of your agent."
+            )
         form = form_of(request)
         waiting = form.wait(request) if said else form.run(SOLVING, SOLVE)
-        pieces = waiting or form.finish("The solution has run.")
+        pieces = waiting or form.finish(SOLVED)
         return LLMResponse(pieces, model=ORACLE_MODEL, finish_reason="stop")
 
 

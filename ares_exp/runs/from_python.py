@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from ares_exp.errors import ConfigError, UserError
 from ares_exp.records.results import EpisodeResult, Outcome
 from ares_exp.records.run_summary import RunSummary
+from ares_exp.runs.steady_loop import run_steadily
 
 if TYPE_CHECKING:
     import pandas
@@ -211,7 +212,7 @@ class _Running:
     def _execute(self) -> None:
         settle: Callable[[], None]
         try:
-            settle = partial(self.results.set_result, asyncio.run(self._execute_run()))
+            settle = partial(self.results.set_result, run_steadily(self._execute_run()))
         except UserError as error:  # the message is enough: frames of this thread would hide it
             settle = partial(self.results.set_exception, error.with_traceback(None))
         except BaseException as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from ares_exp.runs.scheduler import PlannedEpisode, plan_episodes
 from ares_exp.trajectories.collector import CollectorBase
 
 SHOWN_TASKS = 5
+OPEN_FILES, OPEN_FILES_PER_EPISODE = 40, 14
+"""What a run needs besides its episodes, and what an episode in a local container needs, which needs most."""
 
 
 async def prepare(
@@ -85,8 +88,9 @@ def _need_of_shared_disk(parts: Components) -> str | None:
 def bounded_concurrency(parts: Components, asked: int, warn: Callable[[str], None]) -> int:
     """Returns the number of episodes that may run at the same time; warns if the backend allows fewer than asked.
 
-    Call it after the backend's preflight.
+    Call it after the backend's preflight. It also allows this process as many open files as the episodes may need.
     """
+    _allow_open_files(asked, warn)
     most = parts.container_factory.max_containers
     if not parts.source.needs_container or most is None or asked <= most:
         return asked
@@ -95,6 +99,22 @@ def bounded_concurrency(parts: Components, asked: int, warn: Callable[[str], Non
         f"concurrency={asked} has no effect."
     )
     return most
+
+
+def _allow_open_files(episodes: int, warn: Callable[[str], None]) -> None:
+    """Raises the soft limit on open files as far as needed; warns if the hard limit is too low."""
+    needed = OPEN_FILES + episodes * OPEN_FILES_PER_EPISODE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < needed:
+        most = max(1, (allowed - OPEN_FILES) // OPEN_FILES_PER_EPISODE)
+        warn(
+            f"concurrency={episodes} may need {needed} open files, and this process may open {allowed}. Raise the "
+            f"limit with `ulimit -n {needed}`, or set concurrency={most}."
+        )
 
 
 def check_collectors(collectors: Iterable[CollectorBase], concurrency: int) -> None:

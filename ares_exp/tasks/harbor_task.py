@@ -188,7 +188,7 @@ class HarborTask:
 
     async def set_up(self, container: Container) -> None:
         """Makes the log directories, copies the files that go with a prebuilt image, waits for the health check."""
-        await as_root(container, f"mkdir -p {LOG_DIRS} && chmod 777 {LOG_DIRS}")
+        await as_root(container, f"mkdir -p {LOG_DIRS} && chmod 777 {LOG_DIRS}", purpose="make the log directories")
         here = await container.exec("pwd", user="root", timeout_sec=60, shell=PLAIN_SHELL)
         if here.exit_code != 0:  # every command of the agent would fail in the same way
             raise ContainerStartError(f"Task {self.name}: {here.output.strip()}. Make it in the Dockerfile (WORKDIR).")

@@ -182,6 +182,7 @@ def test_causes_link_to_the_filtered_table(page: Page, tmp_path: Path) -> None:
         "env=harbor", "·", "attempts=1", "ares-exp",
     ]  # fmt: skip
     assert page.run("return document.querySelector('figure:nth-of-type(2) .name').textContent") == "z"  # the best first
+    assert "task ↓" in page.run("return [...document.querySelectorAll('svg .axis')].map(one => one.textContent)")
     for width in (1280, 390):
         page.size(width)
         assert page.run("return document.documentElement.scrollWidth <= innerWidth + 1"), width
@@ -195,6 +196,8 @@ def test_causes_link_to_the_filtered_table(page: Page, tmp_path: Path) -> None:
         "const one = document.querySelector('.filter'); one.value = 'nonsense'; one.dispatchEvent(new Event('input'))"
     )
     assert "No episode matches this filter." in page.text
+    page.go("#/0/search?q=solve")
+    page.until("return / found in [\\d,]+ episode/.test(document.body.innerText)")
     assert_quiet(page, out)
 
 
@@ -225,12 +228,14 @@ def test_a_live_page_shows_a_step_when_it_is_written(page: Page, tmp_path: Path)
         page.until("return location.search === '' && document.body.innerText.includes('run')")
         page.go("#/run/e/live-0")
         page.until("return document.querySelectorAll('.step').length === 2")
-        run_of(tmp_path / "another", [row("done", 0, 1.0)])
+        refused = row("done", 0, None, outcome=Outcome.POLICY_ERROR, error=ErrorInfo("PolicyError", "refused"))
+        run_of(tmp_path / "another", [refused])
         with partial.open("a") as file:
             file.write(lines[3])
         page.until("return document.querySelectorAll('.step').length === 3")
         page.go("#/runs")
         page.until("return document.querySelectorAll('[data-table=runs] tbody tr').length === 2")
+        assert page.run("return document.querySelectorAll('.badge.state.failed').length") == 1  # not one is scored
         page.go("#/run/overview")  # it is the second one in the list now
         page.until("return document.querySelector('h2').firstChild.data === 'run'")
         hosts = {urlsplit(one).netloc for one in page.take_requests() if not one.startswith(("blob:", "data:"))}

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from ares_exp.containers.daytona import transfer
 from ares_exp.containers.daytona.container import DaytonaContainer
-from ares_exp.errors import ContainerDiedError, TransferError
+from ares_exp.errors import ContainerDiedError, ContainerServiceUnavailableError, TransferError
 from tests.daytona.emulator import Emulator, Fault
 
 pytestmark = [pytest.mark.local, pytest.mark.once, pytest.mark.nightly]  # by day, the contract
@@ -107,6 +108,18 @@ async def test_a_refusal_names_the_path_and_the_reason(
     emulator.faults.clear()
     await box.download("/a", tmp_path / "b")
     assert (tmp_path / "b").read_text() == "a"
+
+
+async def test_copy_without_a_service_is_no_transfer_error(
+    emulator: Emulator, box: DaytonaContainer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    await box.exec("echo a >/a")
+    monkeypatch.setattr(transfer, "_TIMEOUT_SEC", 1.0)
+    emulator.faults.add(Fault("status", path="/files/", status=503, times=None))
+    with pytest.raises(ContainerServiceUnavailableError, match="answers 503"):
+        await box.upload(__file__, "/b")
+    with pytest.raises(ContainerServiceUnavailableError, match="answers 503"):
+        await box.download("/a", tmp_path / "b")
 
 
 async def test_a_cancelled_transfer_leaves_nothing(emulator: Emulator, box: DaytonaContainer, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ class EngineRelay:
         creates_to_delay: So many have their connection broken at once, and reach the engine `delay_sec` later.
         created: How many requests to create a container have reached the engine.
         hangs: Nothing passes any more.
+        cuts: The connection of a request whose first line holds this breaks after so many bytes of its answer.
         holds: Requests whose first line holds this are kept back until `released`; `held` is set when one is.
     """
 
@@ -34,6 +35,7 @@ class EngineRelay:
         self.responses_to_lose = self.creates_to_delay = self.created = 0
         self.hangs = False
         self.holds = b""
+        self.cuts: tuple[bytes, int] | None = None
         self.held, self.released = asyncio.Event(), asyncio.Event()
         self._directory = tempfile.TemporaryDirectory(prefix="relay-")  # the path of a socket has to be short
         self._path = Path(self._directory.name) / "s"
@@ -85,6 +87,13 @@ class EngineRelay:
                 if self.holds and self.holds in data.split(b"\r\n", 1)[0]:
                     self.held.set()
                     await self.released.wait()
+                if self.cuts is not None and self.cuts[0] in data.split(b"\r\n", 1)[0]:
+                    back.cancel()
+                    await asyncio.wait({back})
+                    await self._send(engine_writer, data)
+                    passed = await engine_reader.readexactly(self.cuts[1])
+                    await self._send(writer, passed)
+                    return
                 if re.match(rb"POST /v[\d.]+/containers/create\?", data):
                     data = await self._whole_request(reader, data)
                     if self.creates_to_delay:

@@ -16,10 +16,17 @@ from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.docker.container import DockerContainer
 from ares_exp.containers.filesystem.delta import StoredChanges
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
-from ares_exp.errors import CaptureError, ContainerDiedError, SnapshotMismatchError, SnapshotUnsupportedError
+from ares_exp.errors import (
+    CaptureError,
+    ContainerDiedError,
+    ContainerStartError,
+    SnapshotMismatchError,
+    SnapshotUnsupportedError,
+)
 from ares_exp.testing.awkward_tree import STEPS, make_awkward
 from ares_exp.testing.changes_contract import ChangesContract, capture, run
 from tests.docker.dockerfiles import built
+from tests.docker.engine_relay import EngineRelay
 
 pytestmark = [pytest.mark.docker, pytest.mark.once]
 
@@ -192,6 +199,24 @@ async def test_an_image_that_is_nowhere(objects: ObjectStore) -> None:
     spec = ContainerSpec("gone", docker_image="localhost:1/no/such:image", changes=StoredChanges(delta, objects))
     with pytest.raises(SnapshotMismatchError, match=r"sha256:1{64}.*localhost:1/no/such:image.*docker load"):
         await DockerContainerFactory()(spec).start()
+
+
+@pytest.mark.parametrize("change", ["echo x > /file", "rm /etc/debian_version"], ids=["file", "deletion"])
+async def test_restore_over_a_broken_connection_can_be_retried(
+    monkeypatch: pytest.MonkeyPatch, objects: ObjectStore, change: str
+) -> None:
+    spec = ContainerSpec("restored", docker_image=PYTHON)
+    async with DockerContainerFactory()(spec) as box:
+        await run(box, change)
+        delta = await capture(box, objects)
+    entries = {path: entry for path, entry in delta.entries.items() if path in ("/file", "/etc/debian_version")}
+    async with EngineRelay() as relay:
+        monkeypatch.setenv("DOCKER_HOST", relay.host)
+        relay.cuts = (b"/archive?" if "/file" in entries else b"/exec HTTP", 0)
+        with pytest.raises(ContainerStartError, match="could not be started"):
+            await DockerContainerFactory()(
+                replace(spec, changes=StoredChanges(replace(delta, entries=entries), objects))
+            ).start()
 
 
 async def test_a_container_that_was_killed(objects: ObjectStore, api: docker.APIClient) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import uuid
+from collections.abc import Awaitable, Callable
 
 import docker
 import pytest
@@ -13,6 +14,7 @@ from docker.errors import NotFound
 from ares_exp.containers.container import Container, ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.docker import engine as engine_module
+from ares_exp.containers.docker.container import DockerContainer
 from ares_exp.containers.docker.container_lifetime import exit_reason
 from ares_exp.errors import ContainerDiedError, ContainerLostError
 from tests.docker.engine_relay import EngineRelay
@@ -126,6 +128,29 @@ async def test_container_of_a_stopping_engine_is_lost(monkeypatch: pytest.Monkey
             with pytest.raises(ContainerLostError, match=f"out of reach. The engine at {relay.host} does not answer"):
                 await box.exec("true", user="nobody")  # needs a new connection
     gc.collect()
+
+
+@pytest.mark.parametrize(
+    ("cuts", "call"),
+    [
+        ((b"/archive?", 0), lambda box: box.upload(__file__, "/x")),
+        ((b"/archive?", 0), lambda box: box.download("/usr/bin", "/nonexistent/x")),
+        ((b"/archive?", 4096), lambda box: box.download("/usr/bin", "/nonexistent/x")),
+        ((b"/exec", 0), lambda box: box.exec("true", user="nobody")),
+    ],
+    ids=["upload", "download", "the middle of a download", "shell"],
+)
+async def test_broken_connection_is_a_lost_container(
+    monkeypatch: pytest.MonkeyPatch, cuts: tuple[bytes, int], call: Callable[[DockerContainer], Awaitable[object]]
+) -> None:
+    async with EngineRelay() as relay:
+        monkeypatch.setenv("DOCKER_HOST", relay.host)
+        async with DockerContainerFactory()(SPEC) as box:
+            relay.cuts = cuts
+            with pytest.raises(ContainerLostError, match=r"is out of reach: the engine at .* broke the connection"):
+                await call(box)
+            relay.cuts = None
+            assert (await box.exec("echo next")).output == "next\n"
 
 
 async def test_an_engine_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,8 @@ from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.docker import container_lifetime as life
 from ares_exp.containers.docker.container import DockerContainer
+from ares_exp.containers.docker.container_lifetime import ExitReason, exit_reason
+from ares_exp.containers.docker.engine import connect
 from ares_exp.errors import ContainerDiedError, ContainerError, ContainerLostError, TransferError
 from ares_exp.runs.control.status import read_status
 from tests.docker.private_engine import IMAGE, PrivateEngine
@@ -81,7 +83,7 @@ async def test_an_engine_that_is_killed_and_comes_back(engine: PrivateEngine, tm
         await in_time(boxes[0].stop())
     finally:
         engine.start()
-    with pytest.raises(ContainerDiedError, match="The container of private"):
+    with pytest.raises(ContainerLostError, match="The container of private"):
         await in_time(boxes[3].exec("true"))
     await boxes[3].stop()
     await DockerContainerFactory().preflight()
@@ -113,6 +115,14 @@ def test_run_pauses_while_its_engine_is_stopped(engine: PrivateEngine, tmp_path:
     assert {row["outcome"] for row in lost} <= {"container_error"}, out
     assert "12 of 12 episodes finished" in out
     assert not lost or "ares-exp resume=run 'resume_redo=[container_error]'" in out
+
+
+async def test_restart_of_an_engine_is_an_end_from_outside(engine: PrivateEngine) -> None:
+    async with DockerContainerFactory()(SPEC) as box:
+        engine.stop()
+        engine.start()
+        found = await asyncio.to_thread(exit_reason, await connect(), box.container_name)
+    assert found == ExitReason("is gone: its engine was restarted", is_outside=True)
 
 
 async def test_stop_does_not_wait_for_an_engine_that_hangs(

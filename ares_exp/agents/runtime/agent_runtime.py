@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -77,12 +76,12 @@ class AgentRuntime:
         self._closed = False
         self._ran: asyncio.Future[None] | None = None
         self._works: set[asyncio.Task[Any]] = set()
-        self._started = time.monotonic()
+        self._started = self._outer.time()
 
     @property
     def elapsed_sec(self) -> float:
         """Seconds since the agent started; what passed while it was on disk does not count."""
-        return time.monotonic() - self._started
+        return self._outer.time() - self._started
 
     @property
     def in_flight(self) -> list[Call]:
@@ -117,7 +116,7 @@ class AgentRuntime:
             agent: The agent.
             elapsed_sec: Start value of `elapsed_sec`, for an agent that continues from its own state.
         """
-        self._started = time.monotonic() - elapsed_sec
+        self._started = self._outer.time() - elapsed_sec
         self._start(agent)
         self._pump()
         self._dispatch()
@@ -172,8 +171,8 @@ class AgentRuntime:
                 task.cancel()
         self._pump()
         self._dispatch()
-        deadline = time.monotonic() + grace_sec
-        while (left := deadline - time.monotonic()) > 0:
+        deadline = self._outer.time() + grace_sec
+        while (left := deadline - self._outer.time()) > 0:
             self._works = {work for work in self._works if not work.done()}  # one that never started does not see to it
             if not self._works and (self.has_ended or self.blocked is not None):
                 break
@@ -210,7 +209,7 @@ class AgentRuntime:
             JournalError: The journal cannot be followed.
         """
         self._rerun(agent, originals)
-        self._started = time.monotonic() - elapsed_sec
+        self._started = self._outer.time() - elapsed_sec
         self._new = sorted(self._open.values(), key=lambda call: call.call_id)
         if busy := self.in_flight:
             raise JournalError(f"The journal ends while the agent's call for {busy[0].kind} was being carried out.")
@@ -346,7 +345,7 @@ class AgentRuntime:
         call.is_open = False
         if self.journal is not None:
             assert self._agent_loop is not None
-            now = self._agent_loop.now = round(max(self._agent_loop.now, time.monotonic() - self._started), 6)
+            now = self._agent_loop.now = round(max(self._agent_loop.now, self._outer.time() - self._started), 6)
             if call.kind == "thread":  # the function is run again: what it returns need not be JSON-ready
                 self.journal.entries.append(DoneEntry(call.call_id, now))
             else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 import os
@@ -65,6 +64,7 @@ class JobFunction:
         from ares_exp.records.run_dir import RunDir
         from ares_exp.records.statistics.metric_estimates import DEFAULT, check_objective, objective
         from ares_exp.runs.run import Run, prepare_log, run_attended
+        from ares_exp.runs.steady_loop import run_steadily
 
         hydra = HydraConfig.get()
         run_dir = RunDir(Path(hydra.runtime.output_dir))
@@ -81,7 +81,7 @@ class JobFunction:
                         check_objective(config.objective, attempts=config.attempts)
                 summary = _complete_before(config, hydra) if note is not None and config.resume else None
                 if summary is None:
-                    summary = asyncio.run(run_attended(Run(config, hydra)))
+                    summary = run_steadily(run_attended(Run(config, hydra)))
         except UserError as error:
             ran = run_dir.has_run  # what it has stands
             if note is None:  # Hydra goes on writing in the folders of a sweep

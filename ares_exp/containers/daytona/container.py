@@ -228,7 +228,7 @@ class DaytonaContainer(Container):
             await copy(self._transfer)
         except ContainerError as error:
             await self._raise_if_dead(error)
-            if isinstance(error, ContainerServiceError):
+            if isinstance(error, ContainerServiceError) and not error.retryable:
                 raise TransferError(f"The {what} failed. {error}") from error
             raise
 

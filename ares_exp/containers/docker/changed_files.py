@@ -10,7 +10,7 @@ from typing import Any
 
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker.container_lifetime import why_it_stays
-from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
+from ares_exp.containers.docker.engine import Engine, connection_failure, engine_errors, in_thread, reason
 from ares_exp.containers.docker.stream import run_program
 from ares_exp.containers.filesystem.delta import Delta, Entry, StoredChanges, contents, sorted_by_path
 from ares_exp.containers.images.image import ensure_image, inspect_image
@@ -79,6 +79,8 @@ async def put_back(engine: Engine, container: str, changes: StoredChanges) -> No
         try:
             await in_thread(lambda: engine.api.put_archive(container, "/", archive(plain)), pool="transfers")
         except engine_errors() as error:
+            if connection_failure(error) is not None:
+                raise
             raise RestoreError(f"The files could not be written to {container}: {reason(error)}.") from error
 
 
@@ -87,6 +89,8 @@ async def _remove(engine: Engine, container: str, paths: list[str]) -> None:
     try:
         output, exit_code = await run_program(engine, container, _REMOVE, names, lambda file: file.read(1000))
     except engine_errors() as error:
+        if connection_failure(error) is not None:
+            raise
         raise RestoreError(f"Deleted files cannot be removed in {container}: {reason(error)}.") from error
     if exit_code:
         raise RestoreError(

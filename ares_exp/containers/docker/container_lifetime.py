@@ -37,7 +37,7 @@ REMOVAL_SEC = 12.0
 _REAP_EVERY_SEC = 1.0
 _KEPT_BYTES = 4096
 _logger = logging.getLogger(__name__)
-_TELLING = ("oom", "kill", "die", "destroy")
+_TELLING = ("start", "oom", "kill", "die", "destroy")
 _BY_SIGNAL = 128
 _POLL_SEC = 0.05
 _NOTICED_WITHIN_SEC = 5.0
@@ -177,17 +177,18 @@ def exit_reason(engine: Engine, container: str) -> ExitReason | None:
     try:
         answer = engine.ask(f"/containers/{container}/json")
         if answer.status_code not in (200, 404):
-            return _out_of_reach(engine, f"answers {answer.status_code} ({answer.text.strip()})")
+            return out_of_reach(engine, f"answers {answer.status_code} ({answer.text.strip()})")
         if answer.status_code == 200 and answer.json()["State"]["Running"]:
             return None
         return _told_by(list(_events(engine, container, answer.headers["Date"])))
     except Timeout:
-        return _out_of_reach(engine, f"hangs (no answer within {INQUIRY_TIMEOUT_SEC:g} s)")
+        return out_of_reach(engine, f"hangs (no answer within {INQUIRY_TIMEOUT_SEC:g} s)")
     except engine_errors() as error:
-        return _out_of_reach(engine, f"does not answer ({reason(error)})")
+        return out_of_reach(engine, f"does not answer ({reason(error)})")
 
 
-def _out_of_reach(engine: Engine, what: str) -> ExitReason:
+def out_of_reach(engine: Engine, what: str) -> ExitReason:
+    """Returns the reason of an engine that does not answer. Args: what: To follow "the engine at HOST "."""
     return ExitReason(f"is out of reach: the engine at {engine.host} {what}", is_outside=True)
 
 
@@ -210,8 +211,10 @@ def _events(engine: Engine, container: str, now: str) -> Iterator[dict[str, Any]
 
 def _told_by(events: list[dict[str, Any]]) -> ExitReason:
     death = next((event for event in events if event["Action"] == "die"), None)
+    if death is None and not events:  # an engine forgets its log when it ends, and a death is the last event
+        return ExitReason("is gone: its engine was restarted", is_outside=True)
     if death is None:
-        return _inside("is gone: its first process ended, it was removed from outside, or the engine was restarted")
+        return _inside("is gone: its first process ended, or it was removed from outside")
     exit_code = int(death["Actor"]["Attributes"]["exitCode"])
     signals = [event["Actor"]["Attributes"]["signal"] for event in events if event["Action"] == "kill"]
     if signals and signals[-1] == str(exit_code - _BY_SIGNAL):

@@ -84,7 +84,7 @@ class Engine:
 
         Raises:
             EngineError: The engine refused.
-            OSError: The engine is gone.
+            ConnectionError: The engine is gone.
         """
         reader, writer = await self._connect()
         try:
@@ -105,9 +105,12 @@ class Engine:
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         url = urlsplit(self.host)
-        if url.scheme == "unix":
-            return await asyncio.open_unix_connection(url.path, limit=_STREAM_LIMIT)
-        return await asyncio.open_connection(url.hostname, url.port or 2375, limit=_STREAM_LIMIT)
+        try:
+            if url.scheme == "unix":
+                return await asyncio.open_unix_connection(url.path, limit=_STREAM_LIMIT)
+            return await asyncio.open_connection(url.hostname, url.port or 2375, limit=_STREAM_LIMIT)
+        except OSError as error:
+            raise ConnectionError(str(error)) from error
 
 
 async def connect(host: str | None = None) -> Engine:
@@ -167,8 +170,19 @@ def engine_errors() -> tuple[type[Exception], ...]:
     """Returns the exceptions of engine calls, docker-py's included; imports docker-py."""
     from docker.errors import DockerException
     from requests.exceptions import RequestException
+    from urllib3.exceptions import HTTPError
 
-    return (EngineError, DockerException, RequestException, OSError)
+    return (EngineError, DockerException, RequestException, HTTPError, OSError)
+
+
+def connection_failure(error: BaseException | None) -> BaseException | None:
+    """Finds a broken or refused connection to the engine among an error and its causes; `None` if there is none."""
+    import requests
+    from urllib3.exceptions import HTTPError
+
+    while error is not None and not isinstance(error, ConnectionError | requests.ConnectionError | HTTPError):
+        error = error.__cause__
+    return error
 
 
 def reason(error: BaseException) -> str:

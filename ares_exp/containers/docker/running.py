@@ -13,8 +13,15 @@ from typing import TYPE_CHECKING, Unpack
 
 from ares_exp.containers.command_runner import CommandRunner
 from ares_exp.containers.container import ExecOptions, ExecResult, Shell, User
-from ares_exp.containers.docker.container_lifetime import ExitWatch, FirstProcess, exit_reason
-from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason, why_unreachable
+from ares_exp.containers.docker.container_lifetime import ExitWatch, FirstProcess, exit_reason, out_of_reach
+from ares_exp.containers.docker.engine import (
+    Engine,
+    connection_failure,
+    engine_errors,
+    in_thread,
+    reason,
+    why_unreachable,
+)
 from ares_exp.containers.docker.network import namespace_obstacle
 from ares_exp.containers.docker.stream import DockerTerminal, EngineStream
 from ares_exp.containers.docker.transfer import get, put
@@ -241,10 +248,10 @@ class RunningContainer:
             raise ContainerDiedError(f"The {self._what} has not been started, or has been stopped.")
 
     async def raise_if_dead(self, cause: Exception) -> None:
-        """Raises if the container is dead, with the exit reason.
+        """Raises if the container is dead, with the exit reason, or if `cause` is a lost connection to the engine.
 
         Raises:
-            ContainerLostError: It is dead, and nothing in it can be the cause.
+            ContainerLostError: It is dead, or out of reach, and nothing in it can be the cause.
             ContainerDiedError: It is dead otherwise, or `close` was called.
         """
         self.raise_if_closed()  # a stopped container reports the stop
@@ -254,6 +261,8 @@ class RunningContainer:
             dead = await in_thread(lambda: exit_reason(self._engine, self._container), abandon=True)
         if dead is None and (why := await why_unreachable(self._engine.host)):  # open connections may still work
             raise ContainerLostError(f"The {self._what} is out of reach. {why}.") from cause
+        if dead is None and (failure := connection_failure(cause)) is not None:  # an engine that is ending answers some
+            dead = out_of_reach(self._engine, f"broke the connection ({reason(failure)})")
         if dead is not None:
             seen = self._first_process.last_output() if self._first_process is not None else ""
             kind = ContainerLostError if dead.is_outside else ContainerDiedError

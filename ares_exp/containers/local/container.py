@@ -301,8 +301,10 @@ class LocalContainer(Container):
         try:
             async with asyncio.timeout(TRANSFER_TIMEOUT_SEC):
                 await copy(stream)
-        except OSError as error:
-            raise TransferError(f"The {what} broke off: {error or f'over {TRANSFER_TIMEOUT_SEC:.0f} s'}.") from error
+        except (OSError, TransferError) as error:
+            broken = f"The {what} broke off: {error or f'over {TRANSFER_TIMEOUT_SEC:.0f} s'}."
+            failure = error if isinstance(error, TransferError) else TransferError(broken)
+            raise await self._explained(failure) or failure from error
         finally:
             stream.close()
 

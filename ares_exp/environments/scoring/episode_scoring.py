@@ -14,7 +14,13 @@ from ares_exp.containers.container import Container, ContainerFactoryBase, Conta
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.containers.ownership import working_directory
 from ares_exp.environments.agent_host import AgentHost
-from ares_exp.errors import EpisodeStateError, TransferError, VerifierTimeoutError
+from ares_exp.errors import (
+    ContainerError,
+    ContainerLostError,
+    EpisodeStateError,
+    TransferError,
+    VerifierTimeoutError,
+)
 from ares_exp.tasks.task_contract import Stage, Verdict
 from ares_exp.tasks.verification.manifest import MANIFEST
 from ares_exp.tasks.verification.redaction import redacted
@@ -194,9 +200,20 @@ class Scoring:
         except TimeoutError:
             if not limit.expired():
                 raise
+            await _raise_if_lost(container)
             raise VerifierTimeoutError(
                 f"The verifier did not finish within its limit of {self._timeout_sec:g} s."
             ) from None
+
+
+async def _raise_if_lost(container: Container) -> None:
+    """Raises `ContainerLostError` if the container is out of reach: tests that hang with their engine are not slow."""
+    try:
+        await container.exec("true", user="root", cwd="/", timeout_sec=60, shell=PLAIN_SHELL)
+    except ContainerLostError:
+        raise
+    except ContainerError:
+        return
 
 
 COLLECT_SEC = 60.0

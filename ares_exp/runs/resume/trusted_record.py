@@ -23,6 +23,7 @@ from typing import Any
 from ares_exp.config.overrides import covers, dotted_items, leaves
 from ares_exp.config.targets import classes_of_options
 from ares_exp.errors import ConfigError
+from ares_exp.records.record_files import broken
 from ares_exp.records.run_dir import SWEEP_RECORD, RunDir
 from ares_exp.records.secrets import MASK
 from ares_exp.runs.resume.recorded_run import RecordedRun, recorded_config, starts_where_started
@@ -77,6 +78,9 @@ def values_of(run: RecordedRun) -> dict[str, Any]:
         ConfigError: The records are missing or broken.
     """
     values, composed = values_as_meant(run), run.composed_config()
+    if missing := [key for key in composed if key not in values]:  # both are written when the run starts
+        got = "a file without it, which was cut or changed. Restore the file, or start another run"
+        raise broken(RunDir(run.path).config, f"the key `{missing[0]}`", got)
     return {key: _text(value, composed.get(key)) for key, value in values.items() if key not in _NOT_OF_THE_RUN}
 
 

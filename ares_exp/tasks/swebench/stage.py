@@ -113,7 +113,7 @@ class SweBenchStage:
         """Puts the row's fix into the container, ready to be applied by `/solution/solve.sh`."""
         self.check_solution()
         await _upload(container, {"gold.patch": _ended(self.row.patch), SOLVE_SCRIPT: _SOLVE}, SOLUTION_DIR)
-        await as_root(container, f"chmod +x {SOLUTION_DIR}/{SOLVE_SCRIPT}")
+        await as_root(container, f"chmod +x {SOLUTION_DIR}/{SOLVE_SCRIPT}", purpose="make the solution executable")
         return {}
 
     def check_solution(self) -> None:

@@ -293,9 +293,19 @@ async def _deliver(container: Container, entry: ManifestEntry, path: Path) -> No
     source = shlex.quote(entry.source)
     if entry.type == "directory":
         made = f"mkdir -p -- {source} && chmod 777 {source} && find {source} -mindepth 1 -delete"
-        await as_root(container, f"[ -d {source} ] || rm -f -- {source}; {made}", cwd=None)
+        await as_root(
+            container,
+            f"[ -d {source} ] || rm -f -- {source}; {made}",
+            purpose=f"make room for {entry.source}",
+            cwd=None,
+        )
     else:
         parent = shlex.quote(posixpath.dirname(entry.source) or ".")
         made = f"mkdir -p -- {parent} && chmod 777 {parent}"
-        await as_root(container, f"{made} && if [ -d {source} ]; then rm -rf -- {source}; fi", cwd=None)
+        await as_root(
+            container,
+            f"{made} && if [ -d {source} ]; then rm -rf -- {source}; fi",
+            purpose=f"make room for {entry.source}",
+            cwd=None,
+        )
     await container.upload(path, entry.source)

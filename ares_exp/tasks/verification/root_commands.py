@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from pathlib import Path
 
 from ares_exp.containers.container import Container, Shell, User
@@ -69,6 +70,7 @@ async def as_root(
     container: Container,
     command: str,
     *,
+    purpose: str,
     cwd: str | None = "/",
     timeout_sec: float = 60.0,
     failure: type[EpisodeError] = ContainerError,
@@ -78,6 +80,7 @@ async def as_root(
     Args:
         container: Where.
         command: Is read by `sh`.
+        purpose: What it is for, to follow "Expected to ".
         cwd: Working directory; `None`: the container's own.
         timeout_sec: Bound on it.
         failure: Class of the error where it does not succeed.
@@ -92,8 +95,18 @@ async def as_root(
     result = await container.exec(command, cwd=cwd, user="root", timeout_sec=timeout_sec, shell=PLAIN_SHELL)
     if result.exit_code != 0:
         ending = "took too long" if result.timed_out else f"got exit code {result.exit_code}"
-        raise failure(f"Expected `{command}` to succeed as root, {ending}: {result.output}")
+        raise failure(f"Expected to {purpose} as root, {ending}: {result.output.strip()}{fork_hint(result.output)}")
     return result.output
+
+
+def fork_hint(output: str) -> str:
+    """Returns a sentence for the output of a shell that cannot start a process; empty for any other output."""
+    if not re.search(r"\bfork\b", output):
+        return ""
+    return (
+        ". Processes that the agent left behind use up the container's process limit, as a fork bomb does. Set "
+        "container.pids_limit to a larger number if the task needs more processes."
+    )
 
 
 async def stop_processes(container: Container) -> None:
@@ -109,8 +122,8 @@ async def stop_processes(container: Container) -> None:
     if result.exit_code != 0:
         why = f"some still run after {STOP_TIMEOUT_SEC:g} s" if result.timed_out else result.output.strip()
         raise VerifierError(
-            f"The processes of the container could not be stopped: {why}. Remove `stop_processes` from [metadata] of "
-            "the task.toml, or use another container."
+            f"The processes of the container could not be stopped: {why}{fork_hint(why) or '.'} Remove "
+            "`stop_processes` from [metadata] of the task.toml, or use another container."
         )
 
 
@@ -129,7 +142,7 @@ async def make_log_dirs(container: Container, *folders: str) -> None:
         f"if ! mkdir -p {listing} 2>/dev/null; then for d in {above}; do clear $d; done; mkdir -p {listing}; fi &&\n"
         f"chmod a+rx / {above} && chmod 777 {listing}"
     )
-    await as_root(container, _CLEAR + made, timeout_sec=CLEAR_TIMEOUT_SEC)
+    await as_root(container, _CLEAR + made, purpose=f"make {listing}", timeout_sec=CLEAR_TIMEOUT_SEC)
 
 
 async def reserve_log_dir(container: Container, folder: str, user: User | None) -> None:
@@ -141,13 +154,17 @@ async def reserve_log_dir(container: Container, folder: str, user: User | None) 
         ContainerError: The directory could not be made, or the container failed.
     """
     names = f"folder={folder} above={posixpath.dirname(folder)}\n"
-    await as_root(container, _CLEAR + names + _RESERVE, timeout_sec=CLEAR_TIMEOUT_SEC)
+    await as_root(
+        container, _CLEAR + names + _RESERVE, purpose=f"reserve {folder} for the tests", timeout_sec=CLEAR_TIMEOUT_SEC
+    )
     found = await container.exec("id -u", cwd="/", user=user, timeout_sec=60, shell=PLAIN_SHELL)
     number = found.output.strip()
     if found.exit_code != 0 or not number.isdecimal():
-        raise ContainerError(f"Expected `id -u` to print the number of the user {user!r}, got: {number}")
+        raise ContainerError(
+            f"Expected `id -u` to print the number of the user {user!r}, got: {number}{fork_hint(number)}"
+        )
     if number != "0":
-        await as_root(container, f"chown {number} {folder}")
+        await as_root(container, f"chown {number} {folder}", purpose=f"give {folder} to the user {number}")
 
 
 async def release_log_dir(container: Container, folder: str) -> None:
@@ -156,7 +173,7 @@ async def release_log_dir(container: Container, folder: str) -> None:
     Raises:
         ContainerError: The owner or mode could not be restored, or the container failed.
     """
-    await as_root(container, f"above={posixpath.dirname(folder)}\n{_RELEASE}")
+    await as_root(container, f"above={posixpath.dirname(folder)}\n{_RELEASE}", purpose=f"release {folder}")
 
 
 async def empty(container: Container, folder: str) -> bool:
@@ -169,4 +186,6 @@ async def empty(container: Container, folder: str) -> bool:
         ContainerError: It could not be emptied, or the container failed.
     """
     command = f"gone {folder} || {{ is_empty {folder} || echo left; clear {folder} && mkdir -p {folder}; }}"
-    return bool((await as_root(container, _CLEAR + command, timeout_sec=CLEAR_TIMEOUT_SEC)).strip())
+    return bool(
+        (await as_root(container, _CLEAR + command, purpose=f"empty {folder}", timeout_sec=CLEAR_TIMEOUT_SEC)).strip()
+    )

@@ -166,4 +166,4 @@ async def upload_solution(container: Container, root: Path, folder: Path) -> Non
     """
     async with uploadable(root, find_solution(root, folder)) as solution:
         await container.upload(solution, SOLUTION_DIR)
-    await as_root(container, f"chmod +x {SOLUTION_DIR}/{SOLVE_SCRIPT}")
+    await as_root(container, f"chmod +x {SOLUTION_DIR}/{SOLVE_SCRIPT}", purpose="make the solution executable")

@@ -42,9 +42,16 @@ async def run_tests(container: Container, upload: Upload, *, env: Mapping[str, s
         ContainerError: The container failed.
     """
     # A command may have left a reward, or a directory in its place.
-    await as_root(container, f"rm -rf {' '.join(map(_in_container, _OURS))}", failure=VerifierError)
+    await as_root(
+        container, f"rm -rf {' '.join(map(_in_container, _OURS))}", purpose="remove old rewards", failure=VerifierError
+    )
     await upload(container)
-    await as_root(container, f"chmod a+rx {TESTS_DIR} && chmod +x {TESTS_DIR}/test.sh", failure=VerifierError)
+    await as_root(
+        container,
+        f"chmod a+rx {TESTS_DIR} && chmod +x {TESTS_DIR}/test.sh",
+        purpose="make the tests executable",
+        failure=VerifierError,
+    )
     cwd = await usable_workdir(container, user=user)
     script = f"{TESTS_DIR}/test.sh > {_in_container(TEST_OUTPUT)} 2>&1"
     # No login shell: the agent may have edited the profile files, and they reset what the image sets (PATH).
@@ -75,7 +82,11 @@ async def fetch_verdict(
         return await asyncio.to_thread(read_verdict, folder, reward_key=reward_key)
     except RewardFileNotFoundError as error:
         printed = await asyncio.to_thread(_end_of_output, folder)
-        raise RewardFileNotFoundError(f"{error} test.sh ended with exit code {run.exit_code}; {printed}") from None
+        command = f"stat -c '%n is a %F.' {_in_container(REWARD_JSON)} {_in_container(REWARD_TXT)} 2>/dev/null"
+        found = await container.exec(command, cwd="/", user="root", timeout_sec=60, shell=PLAIN_SHELL)
+        special = found.output[:_SHOWN_OUTPUT_BYTES].strip()
+        what = f"Expected the tests to write the reward to a regular file. {special}" if special else str(error)
+        raise RewardFileNotFoundError(f"{what} test.sh ended with exit code {run.exit_code}; {printed}") from None
 
 
 async def _download_reward(container: Container, folder: Path, cause: TransferError) -> None:

@@ -253,3 +253,15 @@ async def test_a_box_whose_first_process_was_killed_says_so() -> None:
         os.kill(first, signal.SIGKILL)
         with pytest.raises(ContainerDiedError, match="test has ended: it was killed by signal 9"):
             await until_dead(container)
+
+
+async def test_a_transfer_from_a_killed_container_reports_its_end(tmp_path: Path) -> None:
+    async with local_container() as container:
+        slow = "printf '#!/bin/sh\ntouch /started; sleep 600\n' >/usr/local/bin/tar; chmod +x /usr/local/bin/tar"
+        await container.exec(slow)
+        copying = asyncio.create_task(container.download("/etc", tmp_path / "copy"))
+        await container.exec("until [ -e /started ]; do sleep 0.02; done", timeout_sec=60)
+        assert container._process is not None
+        container._process._process.kill()
+        with pytest.raises(ContainerDiedError, match="test has ended"):
+            await asyncio.wait_for(copying, 60)

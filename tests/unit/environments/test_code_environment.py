@@ -27,14 +27,18 @@ from ares_exp.errors import (
     ConfigError,
     ContainerDiedError,
     ContainerError,
+    ContainerLostError,
     ContainerStartError,
     EpisodeStateError,
     NoRequestError,
+    PolicyError,
     RewardFileNotFoundError,
     VerifierTimeoutError,
 )
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
+from ares_exp.policies.oracle import OraclePolicy
+from ares_exp.rollout import run_episode
 from ares_exp.tasks.verification.time_limits import TimeLimits
 
 pytestmark = pytest.mark.local
@@ -509,19 +513,35 @@ async def test_activity_is_what_happened_since_the_last_time_step(make_environme
     assert ("true", 0, False) not in commands
 
 
-async def test_a_verifier_that_gives_no_reward(make_environment: Any, make_task: Any) -> None:
-    env = make_environment(make_task(test="#!/bin/sh\ntrue\n"))
+@pytest.mark.parametrize(
+    ("test", "message"),
+    [("true", "found neither"), ("mkfifo /logs/verifier/reward.txt", r"to a regular file\. /logs/\S+ is a fifo\.")],
+)
+async def test_a_verifier_that_gives_no_reward(make_environment: Any, make_task: Any, test: str, message: str) -> None:
+    env = make_environment(make_task(test=f"#!/bin/sh\n{test}\n"))
     await env.reset()
-    with pytest.raises(RewardFileNotFoundError):
+    with pytest.raises(RewardFileNotFoundError, match=message):
         await env.step(SUBMIT)
 
 
-async def test_a_verifier_that_takes_too_long(make_environment: Any, make_task: Any) -> None:
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_a_verifier_that_takes_too_long(
+    make_environment: Any, make_task: Any, monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
     env = make_environment(
         make_task(test="#!/bin/sh\nsleep 60\n"), limits=EpisodeLimits(time=TimeLimits(verifier_timeout_sec=0.5))
     )
     await env.reset()
-    with pytest.raises(VerifierTimeoutError, match=r"0\.5 s"):
+    run_command = env.container.exec
+
+    async def out_of_reach(command: str, **options: Any) -> Any:
+        if command == "true":
+            raise ContainerLostError("The engine hangs.")
+        return await run_command(command, **options)
+
+    if is_lost:
+        monkeypatch.setattr(env.container, "exec", out_of_reach)
+    with pytest.raises(ContainerLostError if is_lost else VerifierTimeoutError, match=r"hangs|0\.5 s"):
         await env.step(SUBMIT)
 
 
@@ -529,7 +549,6 @@ async def test_the_solution_runs_under_the_agent_limit_with_its_own_variables(
     make_environment: Any, make_task: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from ares_exp.agents.shell_agent import ShellAgentFactory
-    from ares_exp.policies.oracle import OraclePolicy
 
     monkeypatch.setenv("THE_ANSWER", "42")
     task = make_task(
@@ -551,3 +570,16 @@ async def test_what_is_no_response_changes_nothing(make_environment: Any) -> Non
     with pytest.raises(TypeError, match="given an LLMResponse, got str"):
         await env.step("ls")
     assert (await env.step(SUBMIT)).reward == 0.0
+
+
+async def test_oracle_stops_at_an_agent_that_never_ends(make_environment: Any, make_task: Any) -> None:
+    async def asks_forever(container: Any, llm: Any) -> None:
+        messages: list[Any] = [{"role": "user", "content": "Go."}]
+        while True:
+            response = await llm(LLMRequest(messages))
+            messages += [{"role": "assistant", "content": response.text}, {"role": "user", "content": "What?"}]
+
+    env = make_environment(make_task(solution="#!/bin/sh\n"), agent=agent_factory(asks_forever), provide_solution=True)
+    with pytest.raises(PolicyError, match="submitted 3 times, and the agent asked again"):
+        await run_episode(env, OraclePolicy())
+    assert env.step_count == 4

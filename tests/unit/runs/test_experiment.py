@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import os
+import resource
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -699,6 +700,31 @@ def test_concurrency_is_bounded_by_the_backend(
     assert bounded_concurrency(parts, asked, warnings.append) == allowed
     assert len(warnings) == (allowed != asked)
     assert all("container=host can run 1 episode at a time" in warning for warning in warnings)
+
+
+@pytest.mark.parametrize(
+    ("limits", "raised", "warning"),
+    [
+        ((1024, 4096), None, ""),
+        ((64, 4096), (96, 4096), ""),
+        ((64, -1), (96, -1), ""),
+        ((64, 64), (64, 64), "`ulimit -n 96`, or set concurrency=1."),
+    ],
+)
+def test_open_files_are_allowed_or_named(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], raised: tuple[int, int] | None, warning: str
+) -> None:
+    changed: list[Any] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, new: changed.append(new))
+    parts: Any = SimpleNamespace(
+        container_factory=SimpleNamespace(max_containers=None), source=SimpleNamespace(needs_container=True)
+    )
+    warnings: list[str] = []
+    bounded_concurrency(parts, 4, warnings.append)
+    assert changed == ([] if raised is None else [raised])
+    assert "".join(warnings).endswith(warning)
+    assert len(warnings) == bool(warning)
 
 
 HI = LLMRequest([{"role": "user", "content": "hi"}])

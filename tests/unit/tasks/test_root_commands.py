@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 from ares_exp.containers.container import Container, ExecResult
-from ares_exp.errors import VerifierError
-from ares_exp.tasks.verification.root_commands import stop_processes
+from ares_exp.errors import ContainerError, VerifierError
+from ares_exp.tasks.verification.root_commands import empty, reserve_log_dir, stop_processes
 
 
 class ThisMachine:
@@ -31,3 +31,20 @@ async def test_stop_processes_spares_this_machine() -> None:
     with pytest.raises(VerifierError, match="it shares them with this machine"):
         await stop_processes(cast("Container", machine))
     assert "killed" not in machine.output
+
+
+@pytest.mark.parametrize("shell", ["sh: 9: Cannot fork", "sh: can't fork: Resource", "bash: fork: retry: Resource"])
+async def test_fork_bomb_is_named_without_our_script(shell: str) -> None:
+    class Full:
+        async def exec(self, command: str, **_: Any) -> ExecResult:
+            return ExecResult(shell, 2, 0.0)
+
+    for work in (
+        reserve_log_dir(cast("Container", Full()), "/logs/verifier", None),
+        empty(cast("Container", Full()), "/x"),
+    ):
+        with pytest.raises(
+            ContainerError, match=r"^Expected to (reserve|empty) .*fork bomb.*container\.pids_limit"
+        ) as caught:
+            await work
+        assert "\n" not in str(caught.value)

@@ -349,10 +349,22 @@ def test_several_can_be_chosen_anew(recorded: Recorded) -> None:
 
 def test_a_group_that_the_run_did_not_have_yet_has_its_default(recorded: Recorded) -> None:
     recorded()
-    config = yaml.safe_load(Path("first/config.yaml").read_text())
-    del config["budget"]
-    Path("first/config.yaml").write_text(yaml.safe_dump(config))
+    for path in (Path("first/config.yaml"), Path("first/.hydra/config.yaml")):
+        config = yaml.safe_load(path.read_text())
+        del config["budget"]
+        path.write_text(yaml.safe_dump(config))
     assert composed("replay=first")["budget"]["_target_"].endswith(".Budget")
+
+
+@pytest.mark.parametrize("verb", ["resume=first", "replay=first"])
+def test_config_that_was_cut_is_called_broken(recorded: Recorded, verb: str) -> None:
+    recorded()
+    path = Path("first/config.yaml")
+    path.write_text(path.read_text().partition("policy:")[0])
+    with pytest.raises(
+        ConfigError, match=r"first/config\.yaml is broken: expected the key `policy`.* Restore the file"
+    ):
+        compose_from_run([], [verb])
 
 
 @pytest.mark.parametrize(

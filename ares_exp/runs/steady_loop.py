@@ -1,0 +1,46 @@
+"""The event loop of a run, whose time limits do not pass while the process is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+TICK_SEC = 1.0
+STOPPED_SEC = 5.0
+"""A longer time without a tick, in which the process used almost no CPU time, is a stop."""
+
+_T = TypeVar("_T")
+
+
+class SteadyEventLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock stands still while this process is stopped, by Ctrl-Z or SIGSTOP.
+
+    Therefore a stop uses up no time limit: of an agent, a command, a request or a check.
+    """
+
+    def __init__(self) -> None:
+        """Starts to tick, so that an idle loop notices a stop."""
+        self._stopped_for_sec = 0.0
+        self._last_seen, self._cpu_at_tick = time.monotonic(), time.process_time()
+        super().__init__()
+        self._tick()
+
+    def time(self) -> float:
+        """Returns the seconds of a monotonic clock, without those in which the process was stopped."""
+        now = time.monotonic()
+        gap, self._last_seen = now - self._last_seen, now
+        if gap > STOPPED_SEC and time.process_time() - self._cpu_at_tick < gap / 2:
+            self._stopped_for_sec += gap
+        return now - self._stopped_for_sec
+
+    def _tick(self) -> None:
+        self._cpu_at_tick = time.process_time()
+        self.call_later(TICK_SEC, self._tick)
+
+
+def run_steadily(main: Coroutine[Any, Any, _T]) -> _T:
+    """Runs a coroutine as `asyncio.run` does, in a `SteadyEventLoop`."""
+    with asyncio.Runner(loop_factory=SteadyEventLoop) as runner:
+        return runner.run(main)
