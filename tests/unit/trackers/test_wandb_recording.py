@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
+from ares_exp.errors import ConfigError
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData
 from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.reports.written_report import episode_page
 from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.trackers.tracker import RunInfo
-from ares_exp.trackers.wandb_service import read_identity
+from ares_exp.trackers.wandb_service import WandbRecord
 from ares_exp.trackers.wandb_tracker import WandbTracker
 from tests.unit.commands.recorded import data_in, run_of
 from tests.unit.trackers.tracked_run import RESULTS, SECRET, episode, patient_tracker, run_info
@@ -198,10 +199,11 @@ def test_histograms_are_over_the_attempts(service: WandbService, tmp_path: Path)
 
 @pytest.mark.nightly
 def test_of_a_large_task_set_there_are_digests(service: WandbService, tmp_path: Path) -> None:
-    record(run_info(tmp_path, task_set=SAMPLES, tasks=("write-greeting",)), task_set_limit_mb=0)
+    digests = {"write-greeting": "sha256:1"}
+    record(run_info(tmp_path, task_set=SAMPLES, tasks=("write-greeting",), task_digests=digests), task_set_limit_mb=0)
     (artifact,) = ServedRun(service).artifacts("task-set")
     assert paths(artifact) == {"tasks.json"}
-    assert json.loads(artifact.files["tasks.json"])["write-greeting"].startswith("sha256:")
+    assert json.loads(artifact.files["tasks.json"]) == digests
 
 
 @pytest.mark.nightly
@@ -336,4 +338,5 @@ def test_the_identity_of_a_stranger_is_checked(tmp_path: Path) -> None:
     (tmp_path / "wandb").mkdir()
     for text in ("", "[]", '{"id": "../x", "project": "p"}', '{"id": 3}', "{" * 100_000):
         (tmp_path / "wandb" / "run.json").write_text(text)
-        assert read_identity(tmp_path) is None
+        with pytest.raises(ConfigError, match=r"run\.json"):
+            WandbRecord.read(tmp_path)

@@ -19,7 +19,7 @@ from hydra.utils import instantiate
 
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.trackers.tracker import Tracker
-from ares_exp.trackers.wandb_tracker import MAX_WAITING, WandbTracker, effective_mode
+from ares_exp.trackers.wandb_tracker import MAX_WAITING, WandbTracker
 from tests.closed_port import closed_port
 from tests.leaks import processes
 from tests.unit.trackers.tracked_run import RESULTS, SECRET, patient_tracker, run_info, write_results
@@ -258,34 +258,25 @@ def test_samples_that_nobody_has_time_for_are_dropped_and_no_episode_is(tmp_path
     assert len(recorded.rows) == len(recorded.table) == len(RESULTS)
 
 
-# Its mode
-
-LOGIN = "machine api.wandb.ai\n  login user\n  password 0\n"
-ELSEWHERE = {"WANDB_BASE_URL": "https://wandb.example.com/"}
-
-
 @pytest.mark.parametrize(
-    ("netrc", "environ", "mode"),
+    ("netrc", "environment", "is_offline"),
     [
-        (None, {}, "offline"),
-        (LOGIN, {}, "online"),
-        (LOGIN, {"WANDB_MODE": "offline"}, "offline"),
-        (LOGIN, ELSEWHERE, "offline"),
-        (LOGIN.replace("api.wandb.ai", "wandb.example.com"), ELSEWHERE, "online"),
-        ("machine github.com login user password 0\n", {}, "offline"),
-        ("machine", {}, "offline"),
-        (None, {"WANDB_API_KEY": "0"}, "online"),
+        (None, {}, True),
+        ("machine {host}\n  login user\n  password {key}\n", {}, False),
+        ("machine {host}\n  login user\n  password {key}\n", {"WANDB_MODE": "offline"}, True),
+        ("machine github.com login user password {key}\n", {}, True),
+        (None, {"WANDB_API_KEY": "0" * 40}, False),
     ],
 )
-def test_a_login_counts_as_a_key(tmp_path: Path, netrc: str | None, environ: dict[str, str], mode: str) -> None:
+def test_a_run_with_a_key_is_online(
+    netrc: str | None, environment: dict[str, str], is_offline: bool, service: WandbService, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, log: list[str],
+) -> None:  # fmt: skip
+    monkeypatch.delenv("WANDB_API_KEY")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     if netrc is not None:
-        (tmp_path / ".netrc").write_text(netrc)
-        (tmp_path / ".netrc").chmod(0o600)
-    assert effective_mode("auto", {"HOME": str(tmp_path), **environ}) == mode
-
-
-def test_the_netrc_file_may_be_elsewhere(tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text(LOGIN)
-    (tmp_path / "mine").chmod(0o600)
-    assert effective_mode("auto", {"NETRC": str(tmp_path / "mine")}) == "online"
-    assert effective_mode("auto", {}) == "offline"
+        (tmp_path / "home" / ".netrc").write_text(netrc.format(host=service.url.rpartition("/")[2], key="0" * 40))
+        (tmp_path / "home" / ".netrc").chmod(0o600)
+    _execute(patient_tracker(), tmp_path / "run")
+    assert (_offline_sessions(tmp_path / "run"), log) == (int(is_offline), [])

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -272,6 +274,13 @@ class WandbService:
 
     def _artifact_url(self, artifact_id: str, name: str) -> str:
         return f"{self.url}/artifact/{self.artifacts.index(self._artifact(artifact_id))}/{name}"
+
+
+def wandb_sync(run_dir: Path) -> None:
+    """Uploads the offline runs below a folder by W&B's own command, as a user types it."""
+    command = [sys.executable, "-m", "wandb", "sync", *map(str, run_dir.rglob("offline-run-*"))]
+    done = subprocess.run(command, cwd=run_dir, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 class ServedRun:
