@@ -47,7 +47,7 @@ def test_the_run_of_a_sweep_is_the_agent_s_and_tells_its_objective(service: Wand
     assert done.returncode == 0, done.stderr
     assert list(service.runs) == ["the-run"]
     assert service.runs["the-run"][0]["sweep"] == "the-sweep"
-    assert service.summary("the-run")[yaml.safe_load(SWEEP)["metric"]["name"]] == 1.0
+    assert ServedRun(service, "the-run").summary[yaml.safe_load(SWEEP)["metric"]["name"]] == 1.0
 
 
 TRAINER = """

@@ -18,7 +18,7 @@ from ares_exp.records.results import EpisodeResult
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.tasks.task_set import SAMPLES
 from tests.leaks import wait_until
-from tests.unit.commands.recorded import run_of
+from tests.unit.commands.recorded import data_in, run_of
 from tests.unit.trackers.tracked_run import RESULTS, episode, patient_tracker, run_info
 from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, ServedRun, WandbService, wandb_sync
 from tests.unit.trajectories.chats import chat
@@ -78,6 +78,9 @@ def test_plain_wandb_sync_uploads_all_but_the_links(service: WandbService, tmp_p
     assert files["trajectories"] >= {"episodes.jsonl", "trajectories/e1.json", "trajectories/e3.json"}
     assert (files["snapshots"], files["report"]) == ({"store.json", "objects/ab"}, {"report.html"})
     assert "ares_exp/rollout.py" in files["code"]
+    payload, episodes = data_in(recorded.artifacts("report")[-1].files["report.html"].decode())
+    assert (payload["runs"][0]["results"]["totals"]["tries"], len(episodes)) == (3, 3)
+    assert recorded.summary["report"]["_type"] == "html-file"
     (inputs,) = recorded.config["inputs"]
     assert recorded.artifacts("task-set") == []
 
@@ -217,25 +220,27 @@ def test_a_service_that_is_gone_is_exit_code_1(
     assert "not uploaded" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("content", [b"", pytest.param(b"nonsense", marks=pytest.mark.nightly)])
-def test_a_broken_session_is_told(
-    content: bytes, service: WandbService, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    session = tmp_path / "wandb" / "offline-run-20260101_000000-x" / "run-x.wandb"
-    session.parent.mkdir(parents=True)
-    session.write_bytes(content)
-    assert main(["wandb", "sync", str(tmp_path)]) == 1
-    assert f"not uploaded: {session}" in capfd.readouterr().err
+BROKEN_RECORDS = ("", "[]", '{"id": "../x", "project": "p"}', '{"id": 3}', "{" * 100_000)
 
 
-def test_a_broken_record_is_told(service: WandbService, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("content", "records"),
+    [(b"", [None]), pytest.param(b"nonsense", [None], marks=pytest.mark.nightly), (None, BROKEN_RECORDS)],
+    ids=["an empty session", "a broken session", "a broken record"],
+)
+def test_a_broken_run_is_named(
+    content: bytes | None, records: Sequence[str | None], service: WandbService, tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     session = tmp_path / "wandb" / "offline-run-20260101_000000-x" / "run-x.wandb"
     session.parent.mkdir(parents=True)
-    session.touch()
-    session.with_name("run-x.wandb.synced").touch()
-    (tmp_path / "wandb" / "run.json").write_text('{"parents": 3}')
-    assert main(["wandb", "sync", str(tmp_path)]) == 2
-    assert "run.json" in capfd.readouterr().err
+    session.write_bytes(content or b"")
+    for record in records:
+        if record is not None:
+            (tmp_path / "wandb" / "run.json").write_text(record)
+        assert main(["wandb", "sync", str(tmp_path)]) == (1 if record is None else 2)
+        expected = f"not uploaded: {session}" if record is None else str(tmp_path / "wandb" / "run.json")
+        assert expected in capfd.readouterr().err
 
 
 def test_a_place_without_a_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
