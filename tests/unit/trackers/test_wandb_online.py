@@ -79,7 +79,7 @@ from ares_exp.trackers.wandb_tracker import WandbTracker
 from tests.unit.trackers.test_wandb_online import RESULTS, SUMMARY, run_info
 
 logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
-tracker = WandbTracker(finish_timeout_sec=10.0)
+tracker = WandbTracker(init_timeout_sec=100.0, finish_timeout_sec=10.0)
 tracker.start(run_info(Path(sys.argv[1]), run_id=Path(sys.argv[1]).name))
 tracker.log_episode(RESULTS[0])
 sys.stdin.readline()
