@@ -64,7 +64,8 @@ def test_config_names_and_totals(service: WandbService, tmp_path: Path) -> None:
     assert recorded.exit_codes == [1]
 
 
-def test_curves_of_a_training_are_over_its_optimizer_steps(service: WandbService, tmp_path: Path) -> None:
+def test_trainings_orders_and_samples_have_their_axes(service: WandbService, tmp_path: Path) -> None:
+    order = {"id": "a1", "verb": "pause", "by": "me", "reason": "lunch", "outcome": "done"}
     tracker = patient_tracker()
     tracker.start(run_info(tmp_path))
     tracker.log_training({"heldout/reward": 0.1}, step=0)
@@ -72,6 +73,9 @@ def test_curves_of_a_training_are_over_its_optimizer_steps(service: WandbService
         tracker.log_episode(result)
         tracker.log_training({"train/reward": step / 10, "train/staleness_max": 0}, step=step)
     tracker.log_training({"heldout/reward": 0.4}, step=3)
+    tracker.log_order(order)
+    tracker.log_order({"verb": None, "outcome": "refused", "says": "garbage"})
+    tracker.log_system({"system/loop_lag_sec": 0.25, "system/containers": 3})
     tracker.finish(RunSummary(3, RESULTS))
     assert tracker.failures == 0
     recorded = ServedRun(service)
@@ -85,23 +89,10 @@ def test_curves_of_a_training_are_over_its_optimizer_steps(service: WandbService
     for key in ("train/*", "heldout/*"):
         assert recorded.step_metrics[key] == "progress/optimizer_step"
     assert len(recorded.rows) == 3
-
-
-def test_orders_and_samples_of_the_runner_have_their_place(service: WandbService, tmp_path: Path) -> None:
-    tracker = patient_tracker()
-    tracker.start(run_info(tmp_path))
-    tracker.log_order({"id": "a1", "verb": "pause", "by": "me", "reason": "lunch", "outcome": "done"})
-    tracker.log_order({"verb": None, "outcome": "refused", "says": "garbage"})
-    tracker.log_system({"system/loop_lag_sec": 0.25, "system/containers": 3})
-    tracker.finish(RunSummary(0, ()))
-    assert tracker.failures == 0
-    recorded = ServedRun(service)
-    orders = {key: value for key, value in recorded.config.items() if key.startswith("control")}
-    order = {"id": "a1", "verb": "pause", "by": "me", "reason": "lunch", "outcome": "done"}
-    assert orders == {"control/a1": order}
+    assert {key: value for key, value in recorded.config.items() if key.startswith("control")} == {"control/a1": order}
     (row,) = [row for row in recorded.history if "system/loop_lag_sec" in row]
     assert (row["system/loop_lag_sec"], row["system/containers"]) == (0.25, 3)
-    assert 0 <= row["progress/wall_sec"] < 60
+    assert row["progress/wall_sec"] >= 0
     assert "progress/finished" not in row
 
 
