@@ -72,6 +72,11 @@ def explain(error: Exception, argv: Sequence[str], root_config: str = ROOT_CONFI
     if "is not a subclass of" in str(cause):
         return NOT_A_VALUE.format(name=key)
     if key:
+        given = next((one.partition("=")[2] for one in argv if one.startswith(f"{key}=")), "")
+        if re.fullmatch(r"\[.+\]", given):
+            values = re.sub(r"\s*,\s*", ",", given[1:-1])
+            sweep = f"Use `-m {key}={values}` for a sweep, with one run per value."
+            return f"Expected one value of `{key}`, got `{given}`. {sweep}"
         return f"`{key}`: {str(cause).splitlines()[0].rstrip('.')}. `--help` says what is expected."
     return " ".join(text.split())
 

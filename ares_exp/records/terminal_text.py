@@ -8,6 +8,7 @@ import sys
 import textwrap
 import unicodedata
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal, TextIO
 
 if TYPE_CHECKING:
@@ -44,6 +45,11 @@ def printable(text: str) -> str:
     if text.isascii() and text.replace("\n", "").replace("\t", "").isprintable():
         return text
     return "".join(map(_shown, text))
+
+
+def shown_path(path: Path) -> Path:
+    """Returns a path relative to the working directory, if it is in there."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def one_line(text: str, limit: int = 100) -> str:

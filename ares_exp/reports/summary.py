@@ -26,6 +26,7 @@ from ares_exp.records.terminal_text import (
     format_number,
     one_line,
     printable,
+    shown_path,
     width_of,
     wrapped,
     write,
@@ -93,7 +94,7 @@ def render_job(summary: RunSummary, *, name: str, run_dir: Path, stream: TextIO 
     separator = " · " if encodable("·", stream) else " | "
     statistics = RunStatistics.of(summary.results, planned=summary.planned, threshold=summary.threshold)
     errors = [f"errors: {_counts(statistics.errors)}"] if statistics.errors else []
-    told = separator.join([*_totals(summary, statistics), *errors, str(_shown(run_dir))])
+    told = separator.join([*_totals(summary, statistics), *errors, str(shown_path(run_dir))])
     write(stream, wrapped(f"{name}: {told}", stream) + "\n")
     stream.flush()
 
@@ -274,19 +275,15 @@ def _snapshots(summary: RunSummary) -> Iterator[str]:
     kept = sum(result.snapshots for result in summary.results)
     failed = sum(result.snapshot_failures for result in summary.results)
     if summary.snapshot_dir is not None and kept:
-        yield f"{count_of(kept, 'snapshot')} in {_shown(summary.snapshot_dir)}"
+        yield f"{count_of(kept, 'snapshot')} in {shown_path(summary.snapshot_dir)}"
     if failed:
         yield f"{count_of(failed, 'snapshot')} failed, see run.log"
-
-
-def _shown(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _places(summary: RunSummary, run_dir: Path, stream: TextIO) -> Iterator[str]:
     if not run_dir.is_dir():
         return
-    shown = _shown(run_dir)
+    shown = shown_path(run_dir)
     parts = [f"Written to {shown}"]
     if any((run_dir / name).exists() for name in (*RUN_FOLDERS, *RUN_FILES)):
         parts.append(f"show: ares-exp show {_quoted(shown)}")

@@ -7,6 +7,8 @@ import queue
 import threading
 from collections.abc import Callable
 
+from ares_exp.records.terminal_text import one_line
+
 _Inbox = queue.SimpleQueue[Callable[[], object] | None]
 
 _logger = logging.getLogger(__name__)
@@ -73,4 +75,9 @@ class BackgroundWriter:
             try:
                 act()
             except Exception as error:
-                self.report(f"failed: {type(error).__name__}: {error}")
+                self.report(f"failed: {error_line(error)}")
+
+
+def error_line(error: Exception) -> str:
+    """Returns the type and the start of the message of an error in one line."""
+    return one_line(f"{type(error).__name__}: {error}", 300)

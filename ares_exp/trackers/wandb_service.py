@@ -9,7 +9,7 @@ import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pydantic
 
@@ -22,115 +22,112 @@ from ares_exp.trackers.tracker import RunInfo
 if TYPE_CHECKING:
     import wandb
 
-MAX_BYTES = 2**24
-SWEEP_VARIABLES = ("WANDB_SWEEP_ID", "WANDB_RUN_ID", "WANDB_SWEEP_PARAM_PATH")
-"""Variables of the processes that the agent of a W&B sweep starts."""
-FLUSH_SEC = 0.1
-"""How often W&B writes what was logged to the disk: a run that is killed loses no more."""
+SWEEP_VARIABLES = ("WANDB_SWEEP_ID", "WANDB_RUN_ID", "WANDB_SWEEP_PARAM_PATH")  # set by the agent of a W&B sweep
+SETTINGS: Mapping[str, Any] = {
+    "silent": True,
+    "console": "off",
+    "finish_timeout_raises": True,
+    "x_transaction_log_flush_interval": 0.1,  # seconds until a row is on disk: a run that is killed loses no more
+    # The run's own provenance is free of secrets; W&B's has the bare command line and the git remote.
+    "x_disable_meta": True,
+    "x_disable_stats": True,  # its monitor is a process that leaves a socket in the temporary directory
+    "x_save_requirements": False,
+    "disable_git": True,
+    "disable_code": True,
+    "save_code": False,
+}
 
 # W&B's service process and its environment variables belong to the whole process.
-_one_tracker_at_a_time = threading.Lock()
-_open_runs: set[str] = set()
-"""Ids of the W&B runs that were opened here and have not been closed."""
+_one_user_at_a_time = threading.Lock()
+_open_runs: set[str] = set()  # ids of the W&B runs that were opened here and have not been closed
 
 
 class WandbRecord(pydantic.BaseModel, frozen=True):
-    """A JSON file in the folder `wandb` of a run directory."""
+    """The file `wandb/run.json` of a run directory: its W&B run, the tracker's settings, and what the run builds upon.
 
-    FILE: ClassVar[str]
+    Attributes:
+        task_set: Name of the artifact whose files are in the folder `wandb/task-set`; `None` without one.
+        parents: Digests of the parents' trajectories, by run directory.
+        linked: Whether the service has the links to task set and parents.
+        logged_in: The run directory when table and artifacts were complete: W&B notes files by absolute paths.
+            `None` in a run that has not ended, or was killed.
+        scores_bytes: Size of the scores of `ares-exp score` that the service has.
+    """
 
-    def write(self, run_dir: Path) -> None:
-        """Writes it into a run directory."""
-        write_atomically(run_dir / "wandb" / self.FILE, self.model_dump_json(indent=2) + "\n")
+    id: str = pydantic.Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    project: str
+    entity: str | None = None
+    log_artifacts: bool = True
+    snapshots_limit_mb: float = 100.0
+    task_set: str | None = None
+    parents: Mapping[Path, str] = pydantic.Field(default_factory=dict)
+    linked: bool = False
+    logged_in: Path | None = None
+    scores_bytes: int = 0
+
+    @classmethod
+    def of(cls, info: RunInfo, settings: Mapping[str, Any]) -> Self:
+        """Returns the record for a session: of the W&B run of earlier sessions, of the W&B sweep, or a new one."""
+        # A job of a Hydra sweep has siblings in this process, and a W&B sweep's agent waits for one run.
+        wanted = sweep_run_id() if info.group is None else None
+        earlier = cls.read(info.run_dir) if info.resumed else None
+        known = earlier.model_dump(include={"project", "entity", "id"}) if earlier else {}
+        return cls(**{"id": plain(wanted or info.run_id), **settings, **known})
+
+    def write(self, run_dir: Path, **changes: Any) -> Self:
+        """Writes the record with some changes into a run directory, and returns it."""
+        changed = self.model_copy(update=changes)
+        write_atomically(run_dir / "wandb" / "run.json", changed.model_dump_json(indent=2) + "\n")
+        return changed
 
     @classmethod
     def read(cls, run_dir: Path) -> Self | None:
-        """Reads that of a run directory; `None` where there is none. Raises `ConfigError` where it is broken."""
-        path = run_dir / "wandb" / cls.FILE
-        if not path.exists():
-            return None
+        """Reads the record of a run directory; `None` if it is missing. Raises `ConfigError` if it is broken."""
+        path = run_dir / "wandb" / "run.json"
         try:
-            return cls.model_validate(read_json_object(path, max_bytes=MAX_BYTES))
+            return cls.model_validate(read_json_object(path, max_bytes=2**24)) if path.exists() else None
         except (OSError, pydantic.ValidationError) as error:
             raise ConfigError(f"Cannot read {path}: {error}") from None
 
 
-class WandbIdentity(WandbRecord, frozen=True):
-    """Which W&B run records a run directory, and its online sessions whose end the service has confirmed."""
-
-    FILE = "run.json"
-    id: str = pydantic.Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
-    project: str
-    entity: str | None = None
-    confirmed: tuple[str, ...] = ()
-
-
-def read_identity(run_dir: Path) -> WandbIdentity | None:
-    """Returns the W&B run of a run directory; `None` where there is none that can be read."""
-    with contextlib.suppress(ConfigError):
-        return WandbIdentity.read(run_dir)
-    return None
-
-
-def identity_of(info: RunInfo, *, project: str, entity: str | None) -> WandbIdentity:
-    """Returns the W&B run for a run: that of earlier sessions, the W&B sweep's, or one with the run's own id."""
-    if info.resumed and (earlier := read_identity(info.run_dir)) is not None:
-        return earlier
-    # A job of a Hydra sweep has siblings in this process: they cannot all be the one run that the agent has in mind.
-    wanted = sweep_run_id() if info.group is None else None
-    return WandbIdentity(id=plain(wanted or info.run_id), project=project, entity=entity)
-
-
 def plain(name: str) -> str:
-    """Returns `name` with each character replaced that W&B refuses in a run id or an artifact's name."""
+    """Returns `name` with each character replaced that W&B rejects in a run id or an artifact's name."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", name)[:64]
 
 
-def sweep_run_id(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Returns the id that a W&B sweep's agent wants this process's run to have, if one started it."""
-    return environ.get("WANDB_RUN_ID") or None if environ.get("WANDB_SWEEP_ID") else None
+def sweep_run_id() -> str | None:
+    """Returns the id that the agent of a W&B sweep chose for this process's run, if one started it."""
+    return os.environ.get("WANDB_RUN_ID") or None if os.environ.get("WANDB_SWEEP_ID") else None
 
 
-def open_run(identity: WandbIdentity, run_dir: Path, *, online: bool, **arguments: Any) -> wandb.Run:
+def open_run(record: WandbRecord, run_dir: Path, *, mode: str, settings: dict[str, Any], **more: Any) -> wandb.Run:
     """Opens a session of a W&B run whose files go into a directory. If W&B raises, no session is left.
 
-    `init_timeout` and `finish_timeout` are settings, in seconds; other arguments are those of `wandb.init`.
+    The mode is `online`, `offline`, or `auto`, which is `online` if W&B finds a key. `settings` are further settings of
+    W&B, `more` are further arguments of `wandb.init`.
     """
     import wandb
 
-    timeouts = {name: arguments.pop(name) for name in ("init_timeout", "finish_timeout") if name in arguments}
-    # Silent for the whole process, not for the run alone: a W&B that lacks a key would else ask for one.
+    # Silent for the whole process, not only for the run: a W&B without a key would ask for one.
     wandb.setup(settings=wandb.Settings(silent=True))
     before = sessions(run_dir)
     try:
+        if mode == "auto":  # with a run of the user, W&B has logged in before
+            mode = "online" if wandb.run is not None or wandb.login(verify=False, prompt=False) else "offline"
         run = wandb.init(
-            project=identity.project,
-            entity=identity.entity,
-            id=identity.id,
+            project=record.project,
+            entity=record.entity,
+            id=record.id,
             dir=str(run_dir),
-            mode="online" if online else "offline",
+            mode="offline" if mode == "offline" else "online",
             reinit="create_new",
-            settings=wandb.Settings(
-                silent=True,
-                console="off",
-                finish_timeout_raises=True,
-                x_transaction_log_flush_interval=FLUSH_SEC,
-                # The run's own provenance is free of secrets; W&B's has the bare command line and the git remote.
-                x_disable_meta=True,
-                # Its monitor is a process that leaves a socket in the temporary directory when a run is short.
-                x_disable_stats=True,
-                x_save_requirements=False,
-                disable_git=True,
-                disable_code=True,
-                save_code=False,
-                **timeouts,
-            ),
+            settings=wandb.Settings(**SETTINGS, **settings),
             # Also makes `wandb sync` append what a resumed run recorded offline to what was uploaded before.
-            **{"resume": "allow", **arguments},
+            **{"resume": "allow", **more},
         )
     except BaseException:
         _end_service()
-        for session in {*sessions(run_dir)} - {*before}:  # it says that the run has ended
+        for session in {*sessions(run_dir)} - {*before}:  # its record says that the run has ended
             shutil.rmtree(session, ignore_errors=True)
         raise
     _open_runs.add(run.id)
@@ -157,49 +154,40 @@ def sessions(run_dir: Path) -> list[Path]:
     return sorted(found, key=lambda path: path.name.removeprefix("offline-"))
 
 
+def uploaded_mark(file: Path) -> Path:
+    """Returns the file that marks a session's file as uploaded: `wandb sync` makes it, and an online session."""
+    return file.with_name(f"{file.name}.synced")
+
+
 @contextlib.contextmanager
-def folders_of(run_dir: Path, run_id: str) -> Iterator[None]:
-    """Points W&B's own folders into a run directory, for one tracker at a time: environment variables set them."""
-    folder = (run_dir / "wandb").absolute()
+def folders_in(folder: Path, run_id: str, *more: str) -> Iterator[None]:
+    """Points W&B's own folders into `folder`, for one user at a time: environment variables set them.
+
+    Hides a W&B sweep whose run is not `run_id`, because W&B prefers its id. `more` are further variables of folders.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    values: dict[str, str | None] = {
-        "WANDB_DATA_DIR": str(folder),
-        "WANDB_CACHE_DIR": str(folder / "cache"),
-        # Else an offline run, too, calls home.
-        "WANDB_ERROR_REPORTING": os.environ.get("WANDB_ERROR_REPORTING", "false"),
-    }
-    if run_id != sweep_run_id():  # W&B would take the sweep's id all the same
-        values |= dict.fromkeys(SWEEP_VARIABLES)
-    with _one_tracker_at_a_time, _environment(values):
-        yield
+    hidden = () if run_id == sweep_run_id() else SWEEP_VARIABLES
+    values = dict.fromkeys(("WANDB_DATA_DIR", *more), str(folder.absolute()))
+    values["WANDB_CACHE_DIR"] = str(folder.absolute() / "cache")
+    # Otherwise even an offline run calls home.
+    values["WANDB_ERROR_REPORTING"] = os.environ.get("WANDB_ERROR_REPORTING", "false")
+    with _one_user_at_a_time:
+        before = {name: os.environ.pop(name, None) for name in (*values, *hidden)}
+        os.environ.update(values)
+        try:
+            yield
+        finally:
+            for name in before:
+                os.environ.pop(name, None)
+            os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
 @contextlib.contextmanager
 def no_traces() -> Iterator[Path]:
-    """Has W&B's own logs and caches, which belong to no run, in a folder that is removed; if killed, by the next."""
+    """Keeps W&B's own logs and caches, which belong to no run, in a folder that is removed; if killed, by the next."""
     directory = short_lived_directory("wandb")
     try:
-        names = ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR", "TMPDIR")
-        with _environment(dict.fromkeys(names, str(directory.path))):
+        with folders_in(directory.path, "", "WANDB_DIR", "TMPDIR"):
             yield directory.path
     finally:
         directory.remove()
-
-
-@contextlib.contextmanager
-def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
-    before = dict(os.environ)
-    for name in values:
-        os.environ.pop(name, None)
-    os.environ.update({name: value for name, value in values.items() if value is not None})
-    try:
-        yield
-    finally:
-        for name in values:
-            os.environ.pop(name, None)
-        os.environ.update({name: before[name] for name in values if name in before})
-
-
-def first_line(error: Exception) -> str:
-    """Returns an error of W&B in one line."""
-    return f"{type(error).__name__}: {error}".splitlines()[0]

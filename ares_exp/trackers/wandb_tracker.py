@@ -1,183 +1,243 @@
-"""Weights & Biases as a tracker, in threads beside the run, which never waits for it."""
+"""Weights & Biases as a tracker, in threads beside the run, which never waits for it.
+
+Numbers have a thread, table and artifacts have another: online, W&B asks the service before it takes an artifact. If
+the service does not respond, the numbers are still written to the disk.
+"""
 
 from __future__ import annotations
 
+import math
 import os
+import shlex
+import threading
 import time
-from collections.abc import Mapping
-from netrc import NetrcParseError, netrc
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 
 from ares_exp.records.results import EpisodeResult
 from ares_exp.records.run_summary import RunSummary
-from ares_exp.trackers.background_writer import BackgroundWriter
+from ares_exp.records.secrets import mask_known_secrets, scrub
+from ares_exp.records.terminal_text import shown_path
+from ares_exp.trackers.background_writer import BackgroundWriter, error_line
+from ares_exp.trackers.metrics import EpisodeRows, attempt_values, total_metrics
 from ares_exp.trackers.tracker import RunInfo, TrackerBase
-from ares_exp.trackers.wandb_recording import WandbRecording
-from ares_exp.trackers.wandb_service import sweep_run_id
+from ares_exp.trackers.wandb_files import WandbFiles
+from ares_exp.trackers.wandb_service import WandbRecord, close_run, folders_in, open_run, sessions, uploaded_mark
 
 if TYPE_CHECKING:
+    import wandb
+
     from ares_exp.trajectories.records import EpisodeTrajectory
 
-Mode = Literal["auto", "offline", "online", "disabled"]
-SERVICE = "https://api.wandb.ai"
+FINISHED, WALL_SEC, OPTIMIZER_STEP = "progress/finished", "progress/wall_sec", "progress/optimizer_step"
+"""The axes: finished episodes, seconds since the run was first started, and steps of a training."""
+AXES = {
+    **dict.fromkeys(("episode/*", "outcome/*", "progress/mean_reward"), FINISHED),
+    **dict.fromkeys(("system/*", FINISHED), WALL_SEC),
+    **dict.fromkeys(("train/*", "heldout/*"), OPTIMIZER_STEP),
+}
+STEPS_OF_A_SESSION = 10**6  # a session's W&B steps start at a multiple: offline, W&B starts each session at step 0
 MAX_WAITING = 100
 """With so many things waiting for W&B, samples of the runner are dropped, and rows of the table have no trajectory."""
+FILES_SHARE, CLOSE_SHARE = 0.4, 0.55
+"""Shares of the bound on `finish`: for table and artifacts, and for W&B's own end, which must not be interrupted."""
 
-FILES_SHARE = 0.4
-"""Share of the bound on `finish` for the table and the artifacts."""
-
+Mode = Literal["auto", "offline", "online", "disabled"]
 _Seconds = Annotated[float, pydantic.Field(gt=0)]
 _Megabytes = Annotated[float, pydantic.Field(ge=0)]
 
 
+@pydantic.dataclasses.dataclass(kw_only=True, eq=False, repr=False, config=pydantic.ConfigDict(extra="forbid"))
 class WandbTracker(TrackerBase):
-    """Records a run with Weights & Biases, online or offline: `docs/trackers.md` says what.
+    """Records a run with Weights & Biases, online or offline: `docs/trackers.md` lists what it records.
 
     All files stay in the `wandb` folder of the run directory. An offline run is uploaded later, by `wandb sync`, or
-    with its inputs by `ares-exp wandb sync <run directory>`. A resumed run continues its W&B run, and a run that the
-    agent of a W&B sweep started is the one that the sweep waits for.
+    with its inputs by `ares-exp wandb sync RUN`. A resumed run continues its W&B run. If the agent of a W&B sweep
+    started the process, the run is the one that the sweep waits for. A tracker records one run.
+
+    Attributes:
+        project: W&B project.
+        entity: W&B user or team; `None` is the account's default.
+        group: W&B group; `None` takes the run's (a sweep is one group).
+        job_type: W&B job type; `None` takes the run's: `run`, `replay`, `branch` or `train`.
+        name: Display name; `None` takes the run's.
+        tags: Tags.
+        mode: `auto` follows the environment variable WANDB_MODE. By default, it is `online` if W&B finds a key
+            (WANDB_API_KEY, or the entry that `wandb login` makes in the netrc file), otherwise `offline`.
+        log_artifacts: Whether task set, trajectories and snapshots become artifacts.
+        log_trajectories: Whether the table of episodes has a readable page of each trajectory.
+        log_code: Whether the source files of this package become an artifact (with `log_artifacts`).
+        task_set_limit_mb: The artifact of a larger task set only has the digests of the tasks.
+        snapshots_limit_mb: The artifact of a larger snapshot store only has a list of the files.
+        init_timeout_sec: Bound on reaching the service, after which the run is recorded offline.
+        finish_timeout_sec: Bound on `finish`, uploads included; the files that are not uploaded by then stay on disk.
     """
 
-    @pydantic.validate_call
-    def __init__(
-        self,
-        *,
-        project: Annotated[str, pydantic.Field(min_length=1)] = "ares_exp",
-        entity: str | None = None,
-        group: str | None = None,
-        job_type: str | None = None,
-        name: str | None = None,
-        tags: tuple[str, ...] = (),
-        mode: Mode = "auto",
-        log_artifacts: bool = True,
-        log_trajectories: bool = True,
-        log_code: bool = False,
-        task_set_limit_mb: _Megabytes = 20.0,
-        snapshots_limit_mb: _Megabytes = 100.0,
-        init_timeout_sec: _Seconds = 10.0,
-        finish_timeout_sec: _Seconds = 30.0,
-    ) -> None:
-        """Keeps the settings; W&B itself is imported by `start`, in the background.
+    project: Annotated[str, pydantic.Field(min_length=1)] = "ares_exp"
+    entity: str | None = None
+    group: str | None = None
+    job_type: str | None = None
+    name: str | None = None
+    tags: tuple[str, ...] = ()
+    mode: Mode = "auto"
+    log_artifacts: bool = True
+    log_trajectories: bool = True
+    log_code: bool = False
+    task_set_limit_mb: _Megabytes = 20.0
+    snapshots_limit_mb: _Megabytes = 100.0
+    init_timeout_sec: _Seconds = 10.0
+    finish_timeout_sec: _Seconds = 30.0
 
-        Args:
-            project: W&B project.
-            entity: W&B user or team; `None` is the account's default.
-            group: W&B group; `None` takes the run's (a sweep is one group).
-            job_type: W&B job type; `None` takes the run's: `run`, `replay`, `branch` or `train`.
-            name: Display name; `None` takes the run's.
-            tags: Labels beside the run's own.
-            mode: `auto` obeys the environment variable WANDB_MODE, else is `online` with a key (WANDB_API_KEY, or what
-                `wandb login` wrote to the netrc file) or when the agent of a W&B sweep started the run, else `offline`.
-            log_artifacts: Whether task set, trajectories and snapshots become artifacts.
-            log_trajectories: Whether the table of episodes has a readable page of each trajectory.
-            log_code: Whether the source files of this package become an artifact (with `log_artifacts`).
-            task_set_limit_mb: Of a larger task set the artifact has the digests alone.
-            snapshots_limit_mb: Of a larger snapshot store the artifact has a listing alone.
-            init_timeout_sec: Bound on reaching the service, after which the run is recorded offline.
-            finish_timeout_sec: Bound on `finish`, uploads included; what is not uploaded by then stays on disk.
-        """
-        self.project = project
-        self.entity = entity
-        self.group = group
-        self.job_type = job_type
-        self.name = name
-        self.tags = tags
-        self.mode = mode
-        self.log_artifacts = log_artifacts
-        self.log_trajectories = log_trajectories
-        self.log_code = log_code
-        self.task_set_limit_mb = task_set_limit_mb
-        self.snapshots_limit_mb = snapshots_limit_mb
-        self.init_timeout_sec = init_timeout_sec
-        self.finish_timeout_sec = finish_timeout_sec
+    def __post_init__(self) -> None:
+        """Makes the queues of the threads; W&B itself is imported by `start`, in the background."""
         self._numbers = BackgroundWriter("W&B")
-        self._files = BackgroundWriter("W&B's table and artifacts")
-        self._recording: WandbRecording | None = None
+        self._files_writer = BackgroundWriter("W&B's table and artifacts")
+        self._rows = EpisodeRows()
+        self._began = 0.0
+        self._folder = Path()
+        self._opened = threading.Event()
+        self._run: wandb.Run | None = None
+        self._files: WandbFiles | None = None
         self._place: str | None = None
 
     @property
     def failures(self) -> int:
         """Number of W&B failures so far."""
-        return self._numbers.failures + self._files.failures
+        return self._numbers.failures + self._files_writer.failures
 
     @property
     def place(self) -> str | None:
-        """URL of the W&B run; of one that is offline, the command that uploads it."""
+        """URL of the W&B run, or the command that uploads an offline one."""
         return self._place
 
     def start(self, run: RunInfo) -> None:
         """Starts the tracker. Imports and initialises W&B in the background."""
-        mode = effective_mode(self.mode)
-        if mode == "disabled":
+        asked = os.environ.get("WANDB_MODE", "").lower() if self.mode == "auto" else self.mode
+        if asked == "disabled":
             return
-        recording = WandbRecording(self, run, online=mode == "online", report=self._numbers.report)
-        for writer, start in ((self._numbers, recording.start), (self._files, recording.start_files)):
-            writer.start()
-            writer.do(start)
-        self._recording = recording
+        self._folder = run.run_dir / "wandb"
+        self._began = min((result.started_at for result in run.earlier), default=time.time())
+        for result in run.earlier:
+            self._rows.add(result)
+        self._numbers.start()
+        self._numbers.do(lambda: self._open(run, asked if asked in ("online", "offline") else "auto"))
+        self._files_writer.start()
+        self._do_with_files(lambda files: files.start(run, limit_mb=self.task_set_limit_mb))
+        if self.log_artifacts and self.log_code:
+            self._do_with_files(WandbFiles.log_code)
 
     def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
         """Records a finished episode. Returns at once."""
-        if (recording := self._recording) is not None:
-            shown = trajectory if self._files.waiting < MAX_WAITING else None
-            self._numbers.do(lambda: recording.add_episode(result))
-            self._files.do(lambda: recording.add_to_table(result, shown))
+        self._log(self._rows.add(result), at=result.finished_at)
+        shown = trajectory if self.log_trajectories and self._files_writer.waiting < MAX_WAITING else None
+        self._do_with_files(lambda files: files.add(result, shown))
 
     def log_system(self, sample: Mapping[str, float]) -> None:
         """Records the load of the runner. Returns at once."""
-        if (recording := self._recording) is not None and self._numbers.waiting < MAX_WAITING:
-            now = time.time()
-            self._numbers.do(lambda: recording.add_system(sample, now))
+        if self._numbers.waiting < MAX_WAITING:
+            self._log(sample, at=time.time())
 
     def log_training(self, values: Mapping[str, float], *, step: int) -> None:
         """Records numbers of the training. Returns at once."""
-        if (recording := self._recording) is not None:
-            self._numbers.do(lambda: recording.add_training(values, step))
+        self._do_with_run(lambda run: run.log({**values, OPTIMIZER_STEP: step}))
 
     def log_order(self, line: Mapping[str, Any]) -> None:
-        """Records an order to the run in its config. Returns at once."""
-        if (recording := self._recording) is not None and self._numbers.waiting < MAX_WAITING:
-            self._numbers.do(lambda: recording.add_order(line))
+        """Records an order to the run in its config, by its id. Returns at once."""
+        if "id" in line and self._numbers.waiting < MAX_WAITING:
+            order = {f"control/{line['id']}": dict(line)}
+            self._do_with_run(lambda run: run.config.update(order, allow_val_change=True))  # type: ignore[no-untyped-call]
 
     def finish(self, summary: RunSummary) -> None:
         """Records the totals and ends the W&B run, within `finish_timeout_sec`. Idempotent."""
-        if (recording := self._recording) is None:
-            return
-        self._recording = None
         deadline = time.monotonic() + self.finish_timeout_sec
-        self._numbers.do(lambda: recording.add_totals(summary))
-        self._files.do(lambda: recording.end_files(summary))
-        self._files.finish(FILES_SHARE * self.finish_timeout_sec)
-        self._numbers.do(lambda: recording.end(summary))
+        self._do_with_run(lambda run: self._log_totals(run, summary))
+        self._do_with_files(lambda files: files.end(summary.snapshot_dir, summary.results))
+        self._files_writer.finish(FILES_SHARE * self.finish_timeout_sec)
+        self._do_with_run(lambda run: self._close(run, summary))
         self._numbers.finish(max(deadline - time.monotonic(), 0.0))
-        self._place = recording.place
 
+    def _log(self, row: Mapping[str, Any], *, at: float) -> None:
+        """Logs numbers at a time (epoch seconds)."""
+        self._do_with_run(lambda run: run.log({**row, WALL_SEC: max(at - self._began, 0.0)}))
 
-def effective_mode(mode: Mode, environ: Mapping[str, str] = os.environ) -> Mode:
-    """Returns the mode, with `auto` resolved: WANDB_MODE, else online with a key or in a W&B sweep, else offline.
+    def _do_with_run(self, act: Callable[[wandb.Run], object]) -> None:
+        self._numbers.do(lambda: act(self._run) if self._run is not None else None)
 
-    A key is in WANDB_API_KEY, or in the netrc file, where `wandb login` puts it.
-    """
-    if mode != "auto":
-        return mode
-    asked = environ.get("WANDB_MODE", "").lower()
-    if asked in get_args(Mode) and asked != "auto":
-        return cast("Mode", asked)
-    has_key = environ.get("WANDB_API_KEY") or sweep_run_id(environ) or _is_logged_in(environ)
-    return "online" if has_key else "offline"
+    def _do_with_files(self, act: Callable[[WandbFiles], object]) -> None:
+        def act_in_folder() -> None:
+            self._opened.wait()
+            if self._run is not None and self._files is not None:
+                with folders_in(self._folder, self._run.id):
+                    act(self._files)
 
+        self._files_writer.do(act_in_folder)
 
-def _is_logged_in(environ: Mapping[str, str]) -> bool:
-    """Returns whether the netrc file has an entry for the service, as `wandb login` writes it."""
-    named, home = environ.get("NETRC"), environ.get("HOME")
-    paths = [Path(named)] if named else [Path(home, name) for name in (".netrc", "_netrc")] if home else []
-    path = next((path for path in paths if path.is_file()), None)
-    host = urlsplit(environ.get("WANDB_BASE_URL") or SERVICE).hostname
-    try:
-        return path is not None and host in netrc(path).hosts
-    except (OSError, ValueError, NetrcParseError):
-        return False
+    def _open(self, info: RunInfo, mode: str) -> None:
+        """Opens the W&B run: online if that is wanted and the service responds, otherwise offline."""
+        try:
+            record = WandbRecord.of(info, vars(self))
+            with folders_in(self._folder, record.id):
+                run = self._open_run(info, record, mode)
+                record = record.write(info.run_dir, entity=run.entity or record.entity)
+                self._files = WandbFiles(run, info.run_dir, record)
+                for axis in (FINISHED, WALL_SEC, OPTIMIZER_STEP):
+                    run.define_metric(axis, hidden=axis != FINISHED)
+                for key, axis in AXES.items():
+                    run.define_metric(key, step_metric=axis)
+                if before := len(sessions(info.run_dir)) - 1:
+                    run.log({WALL_SEC: time.time() - self._began}, step=max(before * STEPS_OF_A_SESSION, run.step))
+            sync = f"W&B, offline; upload: ares-exp wandb sync {shlex.quote(str(shown_path(info.run_dir)))}"
+            self._run, self._place = run, sync if run.offline else f"W&B: {run.url}"
+        except Exception as error:
+            self._numbers.report(f"could not be started, this run is not tracked: {error_line(error)}")
+        finally:
+            self._opened.set()
+
+    def _open_run(self, info: RunInfo, record: WandbRecord, mode: str) -> wandb.Run:
+        arguments: dict[str, Any] = {
+            "group": self.group or info.group,
+            "job_type": self.job_type or info.job_type,
+            "name": self.name or info.name,
+            "tags": [*dict.fromkeys((*info.tags, *self.tags))],
+            "config": {
+                **scrub(info.config),
+                "provenance": scrub(info.provenance),
+                "choices": dict(info.provenance.get("choices") or {}),
+                "command": mask_known_secrets(shlex.join(info.provenance.get("argv") or [])),
+                "model": (info.config.get("policy") or {}).get("model"),
+            },
+        }
+        timeouts = {"init_timeout": self.init_timeout_sec, "finish_timeout": CLOSE_SHARE * self.finish_timeout_sec}
+        try:
+            if mode != "offline":
+                return open_run(record, info.run_dir, mode=mode, settings=timeouts, **arguments)
+        except Exception as error:
+            self._numbers.report(
+                f"cannot be reached, recording offline in {self._folder} instead (upload it later with "
+                f"`ares-exp wandb sync {info.run_dir}`): {error_line(error)}"
+            )
+        return open_run(record, info.run_dir, mode="offline", settings=timeouts, **arguments)
+
+    def _log_totals(self, run: wandb.Run, summary: RunSummary) -> None:
+        """Logs histograms, totals and statistics, with the metric that a sweep maximises as `objective`."""
+        import wandb
+
+        if values := {name: one for name, one in attempt_values(summary).items() if one}:
+            run.log({f"attempts/{name}": wandb.Histogram(one) for name, one in values.items()})
+        totals = total_metrics(summary)
+        chosen = run.config.get("objective", "mean_reward")  # type: ignore[no-untyped-call]
+        totals["objective"] = totals.get(f"stat/{chosen}", math.nan)
+        is_endless = {key for key, value in totals.items() if isinstance(value, float) and not math.isfinite(value)}
+        run.summary.update({key: value for key, value in totals.items() if key not in is_endless})
+
+    def _close(self, run: wandb.Run, summary: RunSummary) -> None:
+        session = Path(run.dir).parent
+        try:
+            close_run(run, exit_code=0 if summary.complete else 1)
+        except Exception as error:
+            self._numbers.report(f"could not finish the run, what was recorded is on disk: {error_line(error)}")
+        if not (run.offline or self.failures):
+            uploaded_mark(session / f"run-{run.id}.wandb").touch()

@@ -238,10 +238,14 @@ async def test_what_is_sent(emulator: Emulator) -> None:
     factory = DaytonaContainerFactory(env={"A": "factory", "B": "factory"}, allowed_hosts=["pypi.org"])
     allowed = NetworkPolicy("allowlist", frozenset({"example.org"}))
     spec = replace(
-        SPEC, env={"A": "task"}, network=NO_NETWORK, phase_networks=frozenset({PUBLIC, allowed}), lifetime_sec=600
-    )
+        SPEC, env={"A": "task"}, network=NO_NETWORK, phase_networks=frozenset({PUBLIC, allowed}), lifetime_sec=600,
+        cpus=0.5, memory_mb=1536, storage_mb=5000,
+    )  # fmt: skip
     async with factory(spec) as box:
         [asked] = posted(emulator, "/api/sandbox")
+        assert asked["buildInfo"] == {"dockerfileContent": "FROM debian:12.9\n"}
+        assert (asked["cpu"], asked["memory"], asked["disk"]) == (1, 2, 5)
+        assert not {"networkAllowList", "snapshot", "gpu"} & asked.keys()
         assert (asked["ttlMinutes"], asked["autoStopInterval"], asked["autoDeleteInterval"]) == (20, 20, 0)
         assert (asked["user"], asked["env"]) == ("root", {"A": "task", "B": "factory"})
         assert (asked["domainAllowList"], "networkBlockAll" in asked) == ("pypi.org", False)

@@ -69,16 +69,10 @@ def test_an_image(image: str, is_fixed: bool) -> None:
     assert (planned.warnings == ()) == is_fixed
 
 
-@pytest.mark.parametrize("image", ["", "a b", "debian\nRUN x", "$IMAGE"])
-def test_no_image(image: str) -> None:
+@pytest.mark.parametrize("image", [None, "", "a b", "debian\nRUN x", "$IMAGE"])
+def test_no_image(image: str | None) -> None:
     with pytest.raises(TaskError, match="docker_image"):
         plan_image(ContainerSpec(name="t", docker_image=image))
-
-
-def test_neither_image_nor_dockerfile(tmp_path: Path) -> None:
-    for context in (None, tmp_path):
-        with pytest.raises(TaskError, match="expected a Dockerfile or a docker_image"):
-            plan_image(ContainerSpec(name="t", context_dir=context))
 
 
 @pytest.mark.parametrize("snapshot", [None, "s"])
@@ -100,6 +94,8 @@ FROM debian:$V
 ENV A=1 LD_LIBRARY_PATH=/x${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 WORKDIR /app
 COPY --from=build /src/x /x
+RUN --mount=type=bind,from=build,source=d,target=/d make
+ONBUILD COPY no /x
 COPY <<EOF /etc/conf
 COPY not/there /x
 EOF
@@ -125,16 +121,18 @@ def test_a_text_that_needs_no_files_is_sent_as_it_is(tmp_path: Path) -> None:
     assert "STAGE" not in planned.env
 
 
-def test_a_stage_that_starts_from_another_has_what_that_one_has(tmp_path: Path) -> None:
-    planned = plan(
-        tmp_path, "FROM x AS Base\nENV A=1\nWORKDIR /w\nUSER u\nFROM y\nWORKDIR /other\nFROM base\nENV B=$A\n"
-    )
-    assert (planned.env, planned.workdir, planned.user) == ({"A": "1", "B": "1"}, "/w", "u")
-
-
-def test_a_directory_relative_to_that_of_the_base_image_is_not_known(tmp_path: Path) -> None:
-    assert plan(tmp_path, "FROM x\nWORKDIR sub\n").workdir is None
-    assert plan(tmp_path, "FROM x\n").workdir is None
+@pytest.mark.parametrize(
+    ("text", "workdir", "user"),
+    [
+        ("FROM x AS Base\nENV A=1\nWORKDIR /w\nUSER u\nFROM y\nWORKDIR /other\nFROM base\nENV B=$A\n", "/w", "u"),
+        ("FROM x\nENV A=1 B=1\nWORKDIR sub\n", None, "root"),
+        ("FROM x\nENV A=1 B=1\n", None, "root"),
+    ],
+)
+def test_a_stage_has_what_its_base_has(tmp_path: Path, text: str, workdir: str | None, user: str) -> None:
+    """A directory that is relative to the base image's is not known."""
+    planned = plan(tmp_path, text)
+    assert (planned.env, planned.workdir, planned.user) == ({"A": "1", "B": "1"}, workdir, user)
 
 
 IN_CONTEXT = {"a.txt": "1", "b.txt": "2", "d__one": "3", "d__s__two": "4", "my file": "5"}
@@ -167,14 +165,6 @@ def test_files_that_the_builder_is_given(tmp_path: Path, instruction: str, expec
     assert not stored.builds_after_start
 
 
-@pytest.mark.parametrize("instruction", ["COPY /a.txt ./b.txt /x/", "ENV D=d\nCOPY $D /x"])
-def test_files_that_the_sdk_would_not_find_go_up_after_the_start(tmp_path: Path, instruction: str) -> None:
-    planned = plan(tmp_path, f"FROM x\n{instruction}\n", **IN_CONTEXT)
-    assert planned.local is not None
-    assert "the SDK takes variables and leading slashes" in str(planned.local.not_stored)
-    assert planned.stored(tmp_path / "staged", ()).builds_after_start
-
-
 @pytest.mark.parametrize(
     ("instruction", "expected"),
     [
@@ -192,11 +182,6 @@ def test_files_that_are_no_source_of_a_copy(tmp_path: Path, instruction: str, ex
     stored = planned.stored(tmp_path / "staged", ())
     assert stored.dockerfile == text.replace("FROM x", "FROM scratch AS ares-exp-context\nCOPY . /\nFROM x")
     assert [path.name for path in sorted((tmp_path / "staged").iterdir())] == [expected[0].partition("/")[0]]
-
-
-@pytest.mark.parametrize("instruction", ["RUN --mount=type=bind,from=x,source=d,target=/d make", "ONBUILD COPY no /x"])
-def test_files_of_somewhere_else(tmp_path: Path, instruction: str) -> None:
-    assert plan(tmp_path, f"FROM x\n{instruction}\n", **IN_CONTEXT).local is None
 
 
 def test_dockerignore_is_kept_to(tmp_path: Path) -> None:
@@ -222,22 +207,27 @@ def test_no_file_outside_of_the_context_is_ever_taken(tmp_path: Path, source: st
         plan(context, f"FROM x\n{form.format(source)}\n")
 
 
-def test_an_absolute_source_is_in_the_context_not_on_this_machine(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="nothing in"):
-        plan(tmp_path, "FROM x\nCOPY /etc/passwd /x\n")
+NOT_FOUND = "the SDK takes variables and leading slashes"
 
 
-@pytest.mark.parametrize("what", ["link", "empty directory", "device", "no UTF-8"])
-def test_what_would_not_arrive_as_it_is_goes_up_after_the_start(tmp_path: Path, what: str) -> None:
-    task = spec(tmp_path, "FROM x\nCOPY d /x\n", d__file="1")
+@pytest.mark.parametrize(
+    ("instruction", "what"),
+    [
+        ("COPY /a.txt ./b.txt /x/", NOT_FOUND),
+        ("ENV D=d\nCOPY $D /x", NOT_FOUND),
+        *(("COPY d /x", what) for what in ("link", "empty directory", "device", "no UTF-8")),
+    ],
+)
+def test_files_that_the_sdk_cannot_store_go_up_after_the_start(tmp_path: Path, instruction: str, what: str) -> None:
+    task, folder = spec(tmp_path, f"FROM x\n{instruction}\n", **IN_CONTEXT), tmp_path / "d"
     if what == "link":
-        (tmp_path / "d" / "link").symlink_to("file")
+        (folder / "link").symlink_to("one")
     elif what == "empty directory":
-        (tmp_path / "d" / "empty").mkdir()
+        (folder / "empty").mkdir()
     elif what == "device":
-        os.mkfifo(tmp_path / "d" / "pipe")
-    else:
-        (tmp_path / "d" / os.fsdecode(b"\xff")).touch()
+        os.mkfifo(folder / "pipe")
+    elif what == "no UTF-8":
+        (folder / os.fsdecode(b"\xff")).touch()
     planned = plan_image(task)
     assert planned.local is not None
     assert what in str(planned.local.not_stored)
@@ -292,22 +282,21 @@ def test_a_build_argument_that_cannot_be_read_here_matters_only_after_the_start(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (None, "expected a Dockerfile or a docker_image"),
         ("", "no FROM"),
         ("RUN x\n", "no FROM"),
         ("FROM x\nWORDS x\n", "line 2: expected a Dockerfile instruction, got WORDS"),
         ("FROM x\nCOPY missing /x\n", "line 2: nothing in .* matches 'missing'"),
+        ("FROM x\nCOPY /etc/passwd /x\n", "nothing in"),  # it is in the context, not on this machine
         ("FROM x\nENV A=1 B\n", "line 2: ENV"),
+        (b"FROM x\nENV A=\xff\n", "Cannot read"),
         ("# syntax=someone/else:1\nanything\n", "line 1: the frontend someone/else:1"),
     ],
 )
-def test_malformed(tmp_path: Path, text: str, message: str) -> None:
+def test_malformed(tmp_path: Path, text: str | bytes | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / "Dockerfile").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(TaskError, match=message):
-        plan(tmp_path, text)
-
-
-def test_unreadable_files_are_the_tasks_fault(tmp_path: Path) -> None:
-    (tmp_path / "Dockerfile").write_bytes(b"FROM x\nENV A=\xff\n")
-    with pytest.raises(TaskError, match="Cannot read"):
         plan_image(ContainerSpec(name="t", context_dir=tmp_path))
 
 
@@ -390,9 +379,8 @@ async def test_the_rest_is_done_in_a_running_sandbox_as_a_builder_does_it(tmp_pa
 @pytest.mark.local
 @pytest.mark.once
 async def test_arguments_of_the_platform_are_those_of_the_builder(tmp_path: Path) -> None:
-    planned = plan(
-        tmp_path / "context", "FROM x\nCOPY a /a\nARG TARGETARCH\nRUN echo $TARGETARCH >/arch\n", a="1"
-    ).after_start()
+    text = "FROM x\nCOPY a /a\nARG TARGETARCH\nRUN echo $TARGETARCH >/arch\n"
+    planned = plan(tmp_path / "context", text, a="1").after_start()
     async with built(planned, tmp_path / "built") as box:
         await finish(planned, box)
         assert (await box.exec("cat /arch")).output == "amd64\n"

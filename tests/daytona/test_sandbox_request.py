@@ -193,20 +193,6 @@ async def created(
 
 @pytest.mark.local
 @pytest.mark.once
-async def test_sent_for_an_image(emulator: Emulator) -> None:
-    spec = replace(TASK, cpus=0.5, memory_mb=1536, storage_mb=5000, env={"A": "1"}, network=NO_NETWORK)
-    sent = await created(emulator, spec, PLAIN, plan_image(spec))
-    assert sent["buildInfo"] == {"dockerfileContent": "FROM debian:12\n"}
-    assert (sent["cpu"], sent["memory"], sent["disk"]) == (1, 2, 5)
-    assert (sent["user"], sent["env"]) == ("root", {"A": "1"})
-    assert sent["labels"]["a"] == "b"
-    assert (sent["autoStopInterval"], sent["ttlMinutes"], sent["autoDeleteInterval"]) == (30, 30, 0)
-    assert sent["networkBlockAll"] is True
-    assert not {"networkAllowList", "domainAllowList", "snapshot", "gpu"} & sent.keys()
-
-
-@pytest.mark.local
-@pytest.mark.once
 async def test_files_are_sent_to_the_object_store_before_anything_is_created(
     emulator: Emulator, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ def test_the_objects_of_twenty_questions_are_an_input_of_the_run(cli: Cli, tmp_p
     done = cli("env=twenty_questions", "env.tasks=[dog,cat]", "tracker=wandb", "hydra.run.dir=run")
     assert done.returncode == 0, done.stderr
     wandb = tmp_path / "run" / "wandb"
-    assert json.loads((wandb / "inputs.json").read_text())["task_set"] == "task-set-TwentyQuestionsEnvironments"
+    assert json.loads((wandb / "run.json").read_text())["task_set"] == "task-set-TwentyQuestionsEnvironments"
     assert [path.name for path in (wandb / "task-set").iterdir()] == ["tasks.json"]
     digests = json.loads((wandb / "task-set" / "tasks.json").read_text())
     assert sorted(digests) == ["cat", "dog"]

@@ -86,6 +86,7 @@ REPEATED: list[tuple[list[str], str]] = [
             "`# @package _global_` as the first line of experiment/mine.yaml",
         ),
         (["seed=1,2"], "got `1,2`. Add `-m` for a sweep, with one run per value."),
+        (["seed=[1, 2]"], "got `[1, 2]`. Use `-m seed=1,2` for a sweep, with one run per value."),
         (["env.tasks=a,b"], "one run per value, or write one list: 'env.tasks=[a,b]'."),
         (["--config-name", "other"], "There is no root config `other`."),
         (["policy=scripted", "policy.replies=hello"], "`policy.replies`: Input should be a valid list or a valid dict"),

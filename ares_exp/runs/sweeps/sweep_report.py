@@ -24,6 +24,7 @@ from ares_exp.records.terminal_text import (
     format_number,
     make_table,
     one_line,
+    shown_path,
     wrapped,
     write,
 )
@@ -346,8 +347,7 @@ def _lines(report: SweepReport) -> Iterator[str]:
 
 
 def _shown(path: Path) -> str:
-    here = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return shlex.quote(str(here))
+    return shlex.quote(str(shown_path(path)))
 
 
 def _named(row: Row) -> str:

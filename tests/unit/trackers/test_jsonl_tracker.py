@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -98,29 +97,3 @@ def test_no_secret_reaches_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     text = (tmp_path / "metrics.jsonl").read_text()
     assert SECRET not in text
     assert "a-key-of-the-environment" not in text
-
-
-def test_a_folder_that_cannot_be_written_is_a_warning_and_a_count(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "run").write_text("a file")
-    tracker = JsonlTracker()
-    execute(tracker, tmp_path / "run")
-    assert tracker.failures == 1 + 1 + 3 + 1 + 1 + 1  # the folder, and every line
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "tracker=jsonl failed" in caplog.text
-
-
-def test_nothing_happens_before_a_start_or_after_the_end(tmp_path: Path) -> None:
-    tracker = JsonlTracker()
-    tracker.log_episode(RESULTS[0])
-    tracker.finish(RunSummary(0, ()))
-    for name in ("a", "b"):
-        execute(tracker, tmp_path / name)
-        whole = lines(tmp_path / name)
-        assert [line["progress/finished"] for line in whole if line["kind"] == "episode"] == [1, 2, 3]
-        tracker.log_episode(RESULTS[0])
-        tracker.finish(RunSummary(3, RESULTS))
-        assert lines(tmp_path / name) == whole
-    assert tracker.failures == 0
-    assert "tracker" not in {thread.name for thread in threading.enumerate()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,14 @@ from ares_exp.records.run_summary import RunSummary
 from ares_exp.trackers import several
 from ares_exp.trackers.jsonl_tracker import JsonlTracker
 from ares_exp.trackers.several import SeveralTrackers
-from ares_exp.trackers.tracker import NullTracker, RunInfo, Tracker
-from tests.unit.trackers.tracked_run import RESULTS, run_info
+from ares_exp.trackers.tensorboard_tracker import TensorboardTracker
+from ares_exp.trackers.tracker import NullTracker, RunInfo, TrackerBase
+from tests.unit.trackers.tracked_run import RESULTS, patient_tracker, run_info
+from tests.unit.trackers.wandb_service import LEAVES_FOLDERS
+from tests.unit.trajectories.chats import chat
+
+TRAJECTORY = chat("e1")
+WITH_WANDB = [pytest.mark.slow, LEAVES_FOLDERS]
 
 
 class Notes:
@@ -78,10 +84,9 @@ class Older:
         self.told.append("finish")
 
 
-def execute(tracker: Tracker, run_dir: Path) -> None:
-    trajectory: Any = "a trajectory"
+def execute(tracker: TrackerBase, run_dir: Path) -> None:
     tracker.start(run_info(run_dir))
-    tracker.log_episode(RESULTS[0], trajectory)
+    tracker.log_episode(RESULTS[0], TRAJECTORY)
     tracker.log_system({"system/a": 1.0})
     tracker.log_order({"verb": "stop"})
     tracker.finish(RunSummary(3, RESULTS))
@@ -91,7 +96,7 @@ def test_one_that_raises_fails_nothing_else(tmp_path: Path, caplog: pytest.LogCa
     first, last = Notes(), Notes()
     trackers = SeveralTrackers({"first": first, "broken": Raises(), "jsonl": JsonlTracker(), "last": last})
     execute(trackers, tmp_path)
-    assert first.told == last.told == ["run-1", ("e1", "a trajectory"), {"system/a": 1.0}, {"verb": "stop"}, 3]
+    assert first.told == last.told == ["run-1", ("e1", TRAJECTORY), {"system/a": 1.0}, {"verb": "stop"}, 3]
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 5
     assert trackers.failures == 5 + Raises.failures
     assert caplog.messages == ["The tracker broken failed: OSError: start"]
@@ -136,3 +141,44 @@ def test_one_that_never_finishes_is_left_behind(tmp_path: Path, monkeypatch: pyt
     execute(trackers, tmp_path)
     assert trackers.failures == 1
     go_on.set()
+
+
+@pytest.mark.parametrize(
+    ("kind", "in_the_way", "failures", "warning"),
+    [
+        # The folder, and every line.
+        (JsonlTracker, "", 1 + 1 + 1 + 1 + 1 + 1, "tracker=jsonl failed: FileExistsError"),
+        (TensorboardTracker, "tensorboard", 1, "tracker=tensorboard failed: FileExistsError"),
+        pytest.param(
+            patient_tracker, "wandb", 1, "W&B could not be started, this run is not tracked", marks=WITH_WANDB
+        ),
+    ],
+)
+def test_a_folder_that_cannot_be_written_is_a_warning(
+    kind: Callable[[], TrackerBase], in_the_way: str, failures: int, warning: str, no_account: None, tmp_path: Path,
+    log: list[str],
+) -> None:  # fmt: skip
+    place = tmp_path / "run" / in_the_way
+    place.parent.mkdir(exist_ok=True)
+    place.write_text("a file")
+    tracker = kind()
+    execute(tracker, tmp_path / "run")
+    assert tracker.failures == failures
+    assert log[0].startswith(warning)
+
+
+@pytest.mark.parametrize("kind", [JsonlTracker, TensorboardTracker, pytest.param(patient_tracker, marks=WITH_WANDB)])
+def test_a_tracker_records_from_start_to_finish(
+    kind: Callable[[], TrackerBase], no_account: None, tmp_path: Path
+) -> None:
+    tracker = kind()
+    tracker.log_episode(RESULTS[0])
+    tracker.finish(RunSummary(0, ()))
+    execute(tracker, tmp_path / "run")
+    recorded = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert recorded
+    tracker.log_episode(RESULTS[0])
+    tracker.finish(RunSummary(3, RESULTS))
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == recorded
+    assert tracker.failures == 0
+    assert "tracker" not in {thread.name for thread in threading.enumerate()}

@@ -95,30 +95,6 @@ def test_a_resumed_run_goes_on_at_the_right_step(tmp_path: Path) -> None:
     assert sorted(set(recorded.times)) == [15.0, 110.0]
 
 
-def test_a_folder_that_cannot_be_written_is_a_warning_and_a_count(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "tensorboard").write_text("a file")
-    tracker = TensorboardTracker()
-    tracker.start(run_info(tmp_path))
-    tracker.log_episode(RESULTS[0])
-    tracker.finish(RunSummary(1, RESULTS[:1]))
-    assert tracker.failures == 1
-    assert "tracker=tensorboard failed: FileExistsError" in caplog.text
-
-
-def test_nothing_happens_before_the_start_or_after_the_end(tmp_path: Path) -> None:
-    tracker = TensorboardTracker()
-    tracker.log_episode(RESULTS[0])
-    tracker.log_system({})
-    tracker.finish(RunSummary(0, ()))
-    before = execute(tracker, tmp_path).scalars
-    tracker.log_episode(RESULTS[0])
-    tracker.finish(RunSummary(3, RESULTS))
-    assert EventFiles(tmp_path / "tensorboard").scalars == before
-    assert tracker.failures == 0
-
-
 def test_a_missing_package_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.commands.wandb import BARS, PLOTS
+from ares_exp.commands.wandb import BARS, CHARTS
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.runs.control.runner_monitor import RunnerMonitor
 from ares_exp.trackers.wandb_files import KEY
@@ -40,7 +40,7 @@ def test_every_panel_shows_something_that_is_logged(service: WandbService, tmp_p
     tracker.finish(RunSummary(3, RESULTS))
     recorded = ServedRun(service)
     logged = {key for row in recorded.history for key in row}
-    drawn = {key for _, _, axis, keys in PLOTS for key in (axis, *keys)}
+    drawn = {key for keys in CHARTS.values() for key in keys}
     assert {key for key in drawn if not key.startswith("outcome/")} - logged == set()
     assert {key for keys in BARS.values() for key in keys} - set(recorded.summary) == set()
     assert KEY in recorded.summary
@@ -57,29 +57,21 @@ def test_a_view_of_a_group_is_saved(service: WandbService, tmp_path: Path, monke
     (view,) = service.views
     assert (view["entityName"], view["projectName"], view["displayName"]) == ("me", "ares_exp", "a/sweep")
     spec = json.loads(view["spec"])["section"]
-    assert [one["name"] for one in spec["panelBankConfig"]["sections"]] == [
-        "Results",
-        "Progress",
-        "Episodes",
-        "Runner",
-        "Trajectories",
-    ]
+    names = [one["name"] for one in spec["panelBankConfig"]["sections"]]
+    assert names == ["Results", "Charts", "Trajectories"]
     assert "a/sweep" in json.dumps(spec["runSets"])
     assert "stat/mean_reward_low" in view["spec"]
 
 
 @pytest.mark.once
-def test_without_a_key_the_command_says_so(no_account: None) -> None:
-    done = dashboard("--entity", "me")
-    assert done.returncode == 2
-    assert "WANDB_API_KEY" in done.stderr
-
-
-@pytest.mark.once
-def test_a_service_that_refuses_is_one_paragraph(service: WandbService) -> None:
+@pytest.mark.parametrize(
+    ("key", "cause"), [("", "WANDB_API_KEY"), ("0" * 40, "W&B did not take the view for me/ares_exp")]
+)
+def test_a_view_that_is_refused_is_one_line(
+    key: str, cause: str, service: WandbService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     service.mood = "refusing"
+    monkeypatch.setenv("WANDB_API_KEY", key)
     done = dashboard("--entity", "me")
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith("error: W&B did not take the view for me/ares_exp")
-    assert done.stderr.count("\n") == 1
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert cause in done.stderr

@@ -11,18 +11,14 @@ from typing import Any
 
 import pytest
 
-from ares_exp.llms.response import LLMResponse, TextData, ThinkingData
 from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome
 from ares_exp.records.run_summary import RunSummary
-from ares_exp.reports.written_report import episode_page
 from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.trackers.tracker import RunInfo
-from ares_exp.trackers.wandb_service import read_identity
 from ares_exp.trackers.wandb_tracker import WandbTracker
-from tests.unit.commands.recorded import data_in, run_of
 from tests.unit.trackers.tracked_run import RESULTS, SECRET, episode, patient_tracker, run_info
 from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, ServedArtifact, ServedRun, WandbService
-from tests.unit.trajectories.chats import chat, with_response
+from tests.unit.trajectories.chats import chat
 
 pytestmark = LEAVES_FOLDERS
 
@@ -43,7 +39,8 @@ def paths(artifact: ServedArtifact) -> set[str]:
 
 
 def test_config_names_and_totals(service: WandbService, tmp_path: Path) -> None:
-    info = run_info(tmp_path, group="a sweep", job_type="evaluation", tags=("one",))
+    config = {**run_info(tmp_path).config, "objective": "scored_only/mean_reward"}
+    info = run_info(tmp_path, config=config, group="a sweep", job_type="evaluation", tags=("one",))
     assert record(info, project="a-project", tags=("two", "one")).failures == 0
     recorded = ServedRun(service)
     assert (recorded.first["name"], recorded.first["project"]) == ("run-1", "a-project")
@@ -60,11 +57,15 @@ def test_config_names_and_totals(service: WandbService, tmp_path: Path) -> None:
     assert recorded.summary["run/mean_reward"] == 0.75
     assert recorded.summary["stat/mean_reward"] == 0.5  # there, the error counts as zero
     assert recorded.summary["stat/scored_only/mean_reward"] == 0.75
-    assert recorded.summary["objective"] == 0.5
+    assert recorded.summary["objective"] == 0.75
+    for name, count in (("reward", 2), ("num_steps", 3), ("duration_sec", 3), ("generated_tokens", 3)):
+        assert recorded.summary[f"attempts/{name}"]["_type"] == "histogram"
+        assert sum(recorded.summary[f"attempts/{name}"]["values"]) == count
     assert recorded.exit_codes == [1]
 
 
-def test_curves_of_a_training_are_over_its_optimizer_steps(service: WandbService, tmp_path: Path) -> None:
+def test_trainings_orders_and_samples_have_their_axes(service: WandbService, tmp_path: Path) -> None:
+    order = {"id": "a1", "verb": "pause", "by": "me", "reason": "lunch", "outcome": "done"}
     tracker = patient_tracker()
     tracker.start(run_info(tmp_path))
     tracker.log_training({"heldout/reward": 0.1}, step=0)
@@ -72,6 +73,9 @@ def test_curves_of_a_training_are_over_its_optimizer_steps(service: WandbService
         tracker.log_episode(result)
         tracker.log_training({"train/reward": step / 10, "train/staleness_max": 0}, step=step)
     tracker.log_training({"heldout/reward": 0.4}, step=3)
+    tracker.log_order(order)
+    tracker.log_order({"verb": None, "outcome": "refused", "says": "garbage"})
+    tracker.log_system({"system/loop_lag_sec": 0.25, "system/containers": 3})
     tracker.finish(RunSummary(3, RESULTS))
     assert tracker.failures == 0
     recorded = ServedRun(service)
@@ -85,37 +89,24 @@ def test_curves_of_a_training_are_over_its_optimizer_steps(service: WandbService
     for key in ("train/*", "heldout/*"):
         assert recorded.step_metrics[key] == "progress/optimizer_step"
     assert len(recorded.rows) == 3
-
-
-def test_orders_and_samples_of_the_runner_have_their_place(service: WandbService, tmp_path: Path) -> None:
-    tracker = patient_tracker()
-    tracker.start(run_info(tmp_path))
-    tracker.log_order({"id": "a1", "verb": "pause", "by": "me", "reason": "lunch", "outcome": "done"})
-    tracker.log_order({"verb": None, "outcome": "refused", "says": "garbage"})
-    tracker.log_system({"system/loop_lag_sec": 0.25, "system/containers": 3})
-    tracker.finish(RunSummary(0, ()))
-    assert tracker.failures == 0
-    recorded = ServedRun(service)
-    orders = {key: value for key, value in recorded.config.items() if key.startswith("control")}
-    order = {"id": "a1", "verb": "pause", "by": "me", "reason": "lunch", "outcome": "done"}
-    assert orders == {"control/a1": order}
+    assert {key: value for key, value in recorded.config.items() if key.startswith("control")} == {"control/a1": order}
     (row,) = [row for row in recorded.history if "system/loop_lag_sec" in row]
     assert (row["system/loop_lag_sec"], row["system/containers"]) == (0.25, 3)
-    assert 0 <= row["progress/wall_sec"] < 60
+    assert row["progress/wall_sec"] >= 0
     assert "progress/finished" not in row
 
 
-def test_the_objective_is_the_metric_that_the_config_names(service: WandbService, tmp_path: Path) -> None:
-    record(run_info(tmp_path, config={"objective": "scored_only/mean_reward"}))
-    assert ServedRun(service).summary["objective"] == 0.75
+AGAIN: dict[str, Any] = {
+    "episode_id": "e2-again", "retry": 1, "reward": 1.0, "outcome": Outcome.COMPLETED, "error": None
+}  # fmt: skip
 
 
 def test_every_try_has_a_row_against_their_number_and_against_time(service: WandbService, tmp_path: Path) -> None:
     started = time.time()
     results = [replace(one, started_at=started, finished_at=started + 100 + n) for n, one in enumerate(RESULTS)]
-    record(run_info(tmp_path), results)
+    record(run_info(tmp_path), (*results, replace(results[1], **AGAIN)))
     recorded = ServedRun(service)
-    first, second, third = recorded.rows
+    first, second, third, last = recorded.rows
     assert (first["episode/reward"], first["episode/num_steps"]) == (1.0, 1)
     assert first["episode/duration_sec"] == pytest.approx(100)
     assert (first["episode/prompt_tokens"], first["episode/generated_tokens"], first["episode/cost"]) == (100, 10, 0.25)
@@ -123,21 +114,15 @@ def test_every_try_has_a_row_against_their_number_and_against_time(service: Wand
     assert "progress/mean_reward" not in second
     assert (third["outcome/completed"], third["outcome/agent_error"]) == (2, 1)
     assert (third["progress/finished"], third["progress/mean_reward"]) == (3, 0.75)
+    assert (last["progress/finished"], last["outcome/completed"], last["outcome/agent_error"]) == (4, 3, 0)
+    assert last["progress/mean_reward"] == pytest.approx(2.5 / 3), "an attempt counts by its last try"
     wall = [row["progress/wall_sec"] for row in recorded.rows]
     assert wall[0] == pytest.approx(100, abs=1)
-    assert [later - wall[0] for later in wall] == pytest.approx([0, 1, 2])
+    assert [later - wall[0] for later in wall] == pytest.approx([0, 1, 2, 1])
     for key in ("episode/*", "outcome/*", "progress/mean_reward"):
         assert recorded.step_metrics[key] == "progress/finished"
     for key in ("system/*", "progress/finished"):
         assert recorded.step_metrics[key] == "progress/wall_sec"
-
-
-def test_an_attempt_that_is_tried_again_counts_by_its_last_try(service: WandbService, tmp_path: Path) -> None:
-    again = replace(episode(2, 1.0), episode_id="e2-again", retry=1)
-    record(run_info(tmp_path), (*RESULTS, again))
-    last = ServedRun(service).rows[-1]
-    assert (last["progress/finished"], last["outcome/completed"], last["outcome/agent_error"]) == (4, 3, 0)
-    assert last["progress/mean_reward"] == pytest.approx(2.5 / 3)
 
 
 def test_the_table_has_every_try_once_with_a_readable_trajectory(service: WandbService, tmp_path: Path) -> None:
@@ -154,26 +139,6 @@ def test_the_table_has_every_try_once_with_a_readable_trajectory(service: WandbS
     assert episodes["e2"]["steps"][2]["commands"][0]["command"] == "run 2"
 
 
-def test_a_page_tells_reasoning_from_the_reply() -> None:
-    response = LLMResponse([ThinkingData("<hm>"), ThinkingData("Zm8=", redacted=True), TextData("I do 1.")])
-    payload, episodes = data_in(episode_page(with_response(chat("e1"), response)))
-    pieces = [(one["kind"], one["text"]) for one in episodes["e1"]["steps"][1]["reply"]["pieces"]]
-    assert pieces == [("reasoning", "<hm>"), ("reasoning", "(encrypted)"), ("text", "I do 1.")]
-    assert payload["only"] == "e1"
-
-
-def test_the_report_is_a_page_and_an_artifact(service: WandbService, tmp_path: Path) -> None:
-    info = run_info(tmp_path)
-    run_of(info.run_dir, RESULTS[:2])
-    assert record(info).failures == 0
-    recorded = ServedRun(service)
-    (artifact,) = recorded.artifacts("report")
-    payload, episodes = data_in(artifact.files["report.html"].decode())
-    assert payload["runs"][0]["results"]["totals"]["tries"] == 2
-    assert len(episodes) == 2
-    assert recorded.summary["report"]["_type"] == "html-file"
-
-
 @pytest.mark.nightly
 def test_a_long_table_is_logged_a_few_times_and_has_no_row_twice(service: WandbService, tmp_path: Path) -> None:
     results = [episode(index, 1.0) for index in range(300)]
@@ -185,23 +150,6 @@ def test_a_long_table_is_logged_a_few_times_and_has_no_row_twice(service: WandbS
     assert recorded.table[0]["trajectory"] is None
     assert json.loads(recorded.table[299]["rewards"]) == {"reward": 0.5, "style": 0.75}
     assert recorded.table[0]["rewards"] == "{}"
-
-
-@pytest.mark.nightly
-def test_histograms_are_over_the_attempts(service: WandbService, tmp_path: Path) -> None:
-    record(run_info(tmp_path))
-    summary = ServedRun(service).summary
-    for name, count in (("reward", 2), ("num_steps", 3), ("duration_sec", 3), ("generated_tokens", 3)):
-        assert summary[f"attempts/{name}"]["_type"] == "histogram"
-        assert sum(summary[f"attempts/{name}"]["values"]) == count
-
-
-@pytest.mark.nightly
-def test_of_a_large_task_set_there_are_digests(service: WandbService, tmp_path: Path) -> None:
-    record(run_info(tmp_path, task_set=SAMPLES, tasks=("write-greeting",)), task_set_limit_mb=0)
-    (artifact,) = ServedRun(service).artifacts("task-set")
-    assert paths(artifact) == {"tasks.json"}
-    assert json.loads(artifact.files["tasks.json"])["write-greeting"].startswith("sha256:")
 
 
 @pytest.mark.nightly
@@ -229,18 +177,21 @@ def test_of_tasks_without_a_folder_there_are_names_digests_and_where_they_are_fr
 
 
 @pytest.mark.parametrize(
-    ("env", "name"),
+    ("env", "task_set", "name"),
     [
-        ({"_target_": "x.Harbor", "dataset": None, "repo": "org/name@v1"}, "task-set-org-name-v1"),
-        pytest.param({"_target_": "x.TwentyQuestions"}, "task-set-TwentyQuestions", marks=pytest.mark.nightly),
+        ({"_target_": "x.Harbor", "dataset": None, "repo": "org/name@v1"}, None, "task-set-org-name-v1"),
+        pytest.param({"_target_": "x.TwentyQuestions"}, None, "task-set-TwentyQuestions", marks=pytest.mark.nightly),
+        pytest.param({}, SAMPLES, "task-set-samples", marks=pytest.mark.nightly),
     ],
 )
-def test_what_a_task_set_without_a_folder_is_called(
-    env: dict[str, Any], name: str, service: WandbService, tmp_path: Path
+def test_a_large_task_set_has_a_name_and_digests(
+    env: dict[str, Any], task_set: Path | None, name: str, service: WandbService, tmp_path: Path
 ) -> None:
-    record(run_info(tmp_path, tasks=("t",), config={"env": env}))
+    tasks = {"tasks": ("write-greeting",), "task_digests": {"write-greeting": "sha256:1"}}
+    record(run_info(tmp_path, task_set=task_set, config={"env": env}, **tasks), task_set_limit_mb=0)
     (artifact,) = ServedRun(service).artifacts("task-set")
-    assert artifact.name == name
+    assert (artifact.name, paths(artifact)) == (name, {"tasks.json"})
+    assert json.loads(artifact.files["tasks.json"]) == tasks["task_digests"]
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(1.0, {"store.json", "objects/ab/cd", "e1@1/snapshot.json"}),
@@ -262,30 +213,21 @@ def test_the_snapshot_store_is_an_artifact_up_to_a_size(
     assert listing["bytes_by_file"] == {"e1@1/snapshot.json": 7, "objects/ab/cd": 7}
 
 
-def test_a_resumed_run_goes_on_where_it_was(service: WandbService, tmp_path: Path) -> None:
-    record(run_info(tmp_path), RESULTS)
+@pytest.mark.parametrize("logged", [3, 1, 0], ids=["resumed", "killed", "not tracked"])
+def test_a_resumed_run_has_the_rows_of_all_sessions(service: WandbService, tmp_path: Path, logged: int) -> None:
+    if logged:
+        record(run_info(tmp_path), RESULTS[:logged])
     record(run_info(tmp_path, resumed=True, earlier=RESULTS), (episode(4, 1.0), episode(5, 1.0)))
     assert list(service.runs) == ["run-1"]
     recorded = ServedRun(service)
-    assert [row["progress/finished"] for row in recorded.rows] == [1, 2, 3, 4, 5]
-    assert recorded.rows[3]["progress/mean_reward"] == pytest.approx(2.5 / 3)
+    assert [row["progress/finished"] for row in recorded.rows] == [*range(1, 1 + logged), 4, 5]
+    assert recorded.rows[logged]["progress/mean_reward"] == pytest.approx(2.5 / 3)
     steps = [row["_step"] for row in recorded.history]
     assert steps == sorted(set(steps))
     assert [row["episode_id"] for row in recorded.table] == ["e1", "e2", "e3", "e4", "e5"]
-    assert "Please do task1." in recorded.page(recorded.table[0]["trajectory"])
-    assert recorded.summary["run/tries"] == 5
-
-
-@pytest.mark.parametrize("logged", [1, 0], ids=["killed", "not tracked"])
-def test_rows_that_were_not_logged_before_come_into_the_table(
-    service: WandbService, tmp_path: Path, logged: int
-) -> None:
     if logged:
-        record(run_info(tmp_path), RESULTS[:logged])
-    record(run_info(tmp_path, resumed=True, earlier=RESULTS), (episode(4, 1.0),))
-    recorded = ServedRun(service)
-    assert [row["episode_id"] for row in recorded.table] == ["e1", "e2", "e3", "e4"]
-    assert [row["progress/finished"] for row in recorded.rows] == [*range(1, 1 + logged), 4]
+        assert "Please do task1." in recorded.page(recorded.table[0]["trajectory"])
+    assert recorded.summary["run/tries"] == 5
 
 
 @pytest.mark.nightly
@@ -330,10 +272,3 @@ def test_no_secret_is_recorded(service: WandbService, tmp_path: Path, monkeypatc
     spellings = (secret, json.dumps(secret)[1:-1], "tok&lt;en&gt;", SECRET)
     assert [file for file in files if any(one.encode() in file.read_bytes() for one in spellings)] == []
     assert [one for one in service.everything if any(spelling.encode() in one for spelling in spellings)] == []
-
-
-def test_the_identity_of_a_stranger_is_checked(tmp_path: Path) -> None:
-    (tmp_path / "wandb").mkdir()
-    for text in ("", "[]", '{"id": "../x", "project": "p"}', '{"id": 3}', "{" * 100_000):
-        (tmp_path / "wandb" / "run.json").write_text(text)
-        assert read_identity(tmp_path) is None

@@ -1,16 +1,20 @@
-"""A W&B sweep drives the same command: its agent puts the command line together, and gets the run it waits for."""
+"""The W&B runs of the real command: how each kind of run is filed, and the run that a W&B sweep waits for."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.unit.trackers.wandb_service import WandbService
+from tests.conftest import Cli
+from tests.unit.trackers.wandb_service import ServedRun, WandbService, wandb_sync
+
+pytestmark = [pytest.mark.once, pytest.mark.local]
 
 SWEEP = """
 project: ares_exp
@@ -34,25 +38,49 @@ def agent_command(sweep: str, **values: object) -> list[str]:
     return [part for word in command for part in (known[word[2:-1]] if word.startswith("${") else [word])]
 
 
-@pytest.mark.once
-@pytest.mark.local
 def test_the_run_of_a_sweep_is_the_agent_s_and_tells_its_objective(service: WandbService, tmp_path: Path) -> None:
     command = agent_command(SWEEP, experiment="smoke", seed=2, **{"timeouts.agent": 30.5})
-    assert command == [
-        "/usr/bin/env",
-        "python",
-        "-m",
-        "ares_exp",
-        "experiment=smoke",
-        "seed=2",
-        "timeouts.agent=30.5",
-    ]
+    assert command[2:] == ["-m", "ares_exp", "experiment=smoke", "seed=2", "timeouts.agent=30.5"]
     told = {"WANDB_SWEEP_ID": "the-sweep", "WANDB_RUN_ID": "the-run"}
-    done = subprocess.run(
-        [sys.executable, *command[2:]], cwd=tmp_path, env={**os.environ, **told}, capture_output=True, text=True,
-        timeout=90, check=False,
-    )  # fmt: skip
+    command, env = [sys.executable, *command[2:]], {**os.environ, **told}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stderr
     assert list(service.runs) == ["the-run"]
     assert service.runs["the-run"][0]["sweep"] == "the-sweep"
-    assert service.summary("the-run")[yaml.safe_load(SWEEP)["metric"]["name"]] == 1.0
+    assert ServedRun(service, "the-run").summary[yaml.safe_load(SWEEP)["metric"]["name"]] == 1.0
+
+
+TRAINER = """
+class Trainer:
+    def check(self, policy, task_names): pass
+    async def train(self, run): run.log({"train/reward": 0.5}, step=1)
+"""
+FILED = {
+    ("run", None): ["hydra.run.dir=first"],
+    ("run", "study/sweep"): ["-m", "name=study", "seed=1,2", "hydra.sweep.dir=sweep"],
+    ("replay", None): ["replay=first", "hydra.run.dir=replay"],
+    ("branch", None): ["branch_from=first/write-greeting@1", "hydra.run.dir=branch"],
+    ("train", None): ["train", "--config-dir=options", "trainer=toy", "hydra.run.dir=train"],
+}
+"""Job type and group of runs, and their command lines."""
+
+
+def test_runs_are_filed_by_their_kind_and_choices(cli: Cli, service: WandbService, tmp_path: Path) -> None:
+    (tmp_path / "toy.py").write_text(TRAINER)
+    (tmp_path / "options" / "trainer").mkdir(parents=True)
+    (tmp_path / "options" / "trainer" / "toy.yaml").write_text("_target_: toy.Trainer\n")
+    for command in FILED.values():
+        done = cli(*command, "env.tasks=write-greeting", "tracker.wandb.mode=offline", "tracker.wandb.tags=[mine]")
+        assert done.returncode == 0, done.stderr
+    assert service.asked == []
+    wandb_sync(tmp_path)
+
+    runs = [ServedRun(service, run_id) for run_id in service.runs]
+    filed = Counter((run.first["jobType"], run.first["groupName"]) for run in runs)
+    assert filed == {kind: 2 if kind[1] else 1 for kind in FILED}
+    for run in runs:
+        assert run.first["tags"] == ["mine"]
+        assert (run.config["choices"]["env"], run.config["choices"]["agent"]) == ("harbor", "shell")
+        assert "env.tasks=write-greeting" in run.config["command"]
+        assert "model" in run.config
+        assert "task-set-samples" in {one["name"] for one in run.config["inputs"]}

@@ -19,9 +19,9 @@ from ares_exp.records.run_dir import append_lines
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.tasks.task_set import SAMPLES
 from tests.leaks import wait_until
-from tests.unit.commands.recorded import run_of
+from tests.unit.commands.recorded import data_in, run_of
 from tests.unit.trackers.tracked_run import RESULTS, episode, patient_tracker, run_info
-from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, ServedRun, WandbService
+from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, ServedRun, WandbService, wandb_sync
 from tests.unit.trajectories.chats import chat
 
 main = partial(run_word, program="ares-exp")
@@ -79,6 +79,9 @@ def test_plain_wandb_sync_uploads_all_but_the_links(service: WandbService, tmp_p
     assert files["trajectories"] >= {"episodes.jsonl", "trajectories/e1.json", "trajectories/e3.json"}
     assert (files["snapshots"], files["report"]) == ({"store.json", "objects/ab"}, {"report.html"})
     assert "ares_exp/rollout.py" in files["code"]
+    payload, episodes = data_in(recorded.artifacts("report")[-1].files["report.html"].decode())
+    assert (payload["runs"][0]["results"]["totals"]["tries"], len(episodes)) == (3, 3)
+    assert recorded.summary["report"]["_type"] == "html-file"
     (inputs,) = recorded.config["inputs"]
     assert recorded.artifacts("task-set") == []
 
@@ -128,18 +131,18 @@ def test_a_killed_offline_run_has_everything_up_to_its_last_episode(service: Wan
     assert "Please do task3." in recorded.page(recorded.table[2]["trajectory"])
     assert {f"trajectories/e{n}.json" for n in (1, 2, 3)} <= set(recorded.artifacts("trajectories")[-1].manifest)
 
+    # With many episodes, the kill may come before the last rows of the table: they are in the run directory.
+    rows = [json.dumps(result.to_dict()) for result in (*RESULTS, episode(4, 1.0))]
+    (run_dir / "episodes.jsonl").write_text("\n".join(rows) + "\n")
+    assert main(["wandb", "sync", str(run_dir)]) == 0
+    assert [row["episode_id"] for row in recorded.table] == ["e1", "e2", "e3", "e4"]
+    assert "episodes.jsonl" in recorded.artifacts("trajectories")[-1].manifest
+
 
 def is_on_disk(run_dir: Path) -> bool:
     """Whether W&B's file has three rows and the last artifact."""
     (*_, written) = (b"", *(path.read_bytes() for path in run_dir.glob("wandb/offline-run-*/*.wandb")))
     return written.count(b"episode/num_steps") >= 3 and b"trajectories/e3.json" in written
-
-
-def wandb_sync(run_dir: Path) -> None:
-    """W&B's own command, as a user types it."""
-    command = [sys.executable, "-m", "wandb", "sync", *map(str, run_dir.glob("wandb/offline-run-*"))]
-    done = subprocess.run(command, cwd=run_dir, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_moved_run_directory_is_uploaded_whole_and_its_sessions_are_one_run(
@@ -200,7 +203,7 @@ def test_a_branch_uses_the_trajectories_of_its_parent_if_they_are_as_they_were(
     (parent / "trajectories" / "e1.json").write_text("something else")
     capfd.readouterr()
     assert main(["wandb", "sync", str(tmp_path / "other")]) == 1
-    assert f"the trajectories of {parent}, from which it was branched, are left out" in capfd.readouterr().err
+    assert f"the trajectories of its parent {parent} are missing or changed" in capfd.readouterr().err
     assert not [one for one in service.everything if b"something else" in one]
     assert used.used_by == ["branch"]
 
@@ -228,25 +231,27 @@ def test_a_service_that_is_gone_is_exit_code_1(
     assert "not uploaded" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("content", [b"", pytest.param(b"nonsense", marks=pytest.mark.nightly)])
-def test_a_broken_session_is_told(
-    content: bytes, service: WandbService, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    session = tmp_path / "wandb" / "offline-run-20260101_000000-x" / "run-x.wandb"
-    session.parent.mkdir(parents=True)
-    session.write_bytes(content)
-    assert main(["wandb", "sync", str(tmp_path)]) == 1
-    assert f"not uploaded: {session}" in capfd.readouterr().err
+BROKEN_RECORDS = ("", "[]", '{"id": "../x", "project": "p"}', '{"id": 3}', "{" * 100_000)
 
 
-def test_a_broken_record_is_told(service: WandbService, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("content", "records"),
+    [(b"", [None]), pytest.param(b"nonsense", [None], marks=pytest.mark.nightly), (None, BROKEN_RECORDS)],
+    ids=["an empty session", "a broken session", "a broken record"],
+)
+def test_a_broken_run_is_named(
+    content: bytes | None, records: Sequence[str | None], service: WandbService, tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     session = tmp_path / "wandb" / "offline-run-20260101_000000-x" / "run-x.wandb"
     session.parent.mkdir(parents=True)
-    session.touch()
-    session.with_name("run-x.wandb.synced").touch()
-    (tmp_path / "wandb" / "inputs.json").write_text('{"parents": 3}')
-    assert main(["wandb", "sync", str(tmp_path)]) == 2
-    assert "inputs.json" in capfd.readouterr().err
+    session.write_bytes(content or b"")
+    for record in records:
+        if record is not None:
+            (tmp_path / "wandb" / "run.json").write_text(record)
+        assert main(["wandb", "sync", str(tmp_path)]) == (1 if record is None else 2)
+        expected = f"not uploaded: {session}" if record is None else str(tmp_path / "wandb" / "run.json")
+        assert expected in capfd.readouterr().err
 
 
 def test_a_place_without_a_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pydantic
 import pytest
-import yaml
-from hydra.utils import instantiate
 
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.trackers.tracker import Tracker
-from ares_exp.trackers.wandb_tracker import MAX_WAITING, WandbTracker, effective_mode
-from tests.closed_port import closed_port
+from ares_exp.trackers.wandb_tracker import MAX_WAITING, WandbTracker
 from tests.leaks import processes
 from tests.unit.trackers.tracked_run import RESULTS, SECRET, patient_tracker, run_info, write_results
-from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, ServedRun, WandbService
+from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, ServedRun, WandbService, wandb_sync
 
 CONF = Path(__file__).parents[3] / "conf" / "tracker"
 
 pytestmark = [pytest.mark.usefixtures("no_account"), LEAVES_FOLDERS]
-
-
-@pytest.fixture(name="closed_port")
-def _closed_port() -> Iterator[int]:
-    with closed_port() as port:
-        yield port
 
 
 def _execute(tracker: Tracker, run_dir: Path, run_id: str = "run-1", planned: int = 3) -> None:
@@ -51,35 +39,24 @@ def _files_below(path: Path) -> set[Path]:
     return {file for file in path.rglob("*") if file.is_file()}
 
 
-def test_everything_stays_in_the_run_directory_and_holds_no_secret(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_offline_run_leaves_nothing_outside_of_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], log: list[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["ares_exp", f"policy.api_key={SECRET}"])
-    run_dir = tmp_path / "run"
-    write_results(run_dir)
-    before = dict(os.environ)
-    _execute(patient_tracker(), run_dir)
-
-    outside = {file for file in _files_below(tmp_path) if not file.is_relative_to(run_dir)}
-    assert outside == set()
-    assert {file.relative_to(run_dir).parts[0] for file in _files_below(run_dir)} == {
-        "episodes.jsonl",
-        "trajectories",
-        "wandb",
-    }
-    assert [file for file in _files_below(run_dir) if SECRET.encode() in file.read_bytes()] == []
-    assert dict(os.environ) == before
-
-
-def test_nothing_is_printed_and_no_signal_is_taken(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], log: list[str]
-) -> None:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGWINCH, signal.SIGCHLD)
-    before = [*map(signal.getsignal, numbers), sys.stdout, sys.stderr]
+    before = [dict(os.environ), *map(signal.getsignal, numbers), sys.stdout, sys.stderr]
     _execute(patient_tracker(), tmp_path / "run")
-    assert [*map(signal.getsignal, numbers), sys.stdout, sys.stderr] == before
-    assert capfd.readouterr() == ("", "")
-    assert log == []
+
+    assert [dict(os.environ), *map(signal.getsignal, numbers), sys.stdout, sys.stderr] == before
+    assert (capfd.readouterr(), log) == (("", ""), [])
+    files = _files_below(tmp_path)
+    assert {file.relative_to(tmp_path).parts[:2] for file in files} == {("run", "wandb")}
+    assert [file for file in files if SECRET.encode() in file.read_bytes()] == []
+    # The system monitor, which leaves a socket in the temporary directory after a short run, was never started.
+    assert [file for file in files if "symon" in file.name] == []
+    assert list(Path(tempfile.gettempdir()).glob(f"wandb-{os.getpid()}-*")) == []
+    commands = [words for _, parent, _, words in processes() if parent == os.getpid()]
+    assert [words for words in commands if "wandb-core" in words] == []
 
 
 def test_two_live_runs_in_one_process_do_not_end_each_other(service: WandbService, tmp_path: Path) -> None:
@@ -97,100 +74,42 @@ def test_two_live_runs_in_one_process_do_not_end_each_other(service: WandbServic
     assert "WANDB_DATA_DIR" not in os.environ
 
 
-def test_nothing_of_wandb_stays_behind_after_finish(tmp_path: Path) -> None:
-    _execute(patient_tracker(), tmp_path / "run")
-    assert list(Path(tempfile.gettempdir()).glob(f"wandb-{os.getpid()}-*")) == []
-    # The system monitor, which leaves a socket in the temporary directory after a short run, was never started.
-    assert [file for file in _files_below(tmp_path) if "symon" in file.name] == []
-    assert "WANDB_SERVICE" not in os.environ
-    commands = [words for _, parent, _, words in processes() if parent == os.getpid()]
-    assert [words for words in commands if "wandb-core" in words] == []
-
-
-@pytest.mark.nightly
-def test_a_tracker_can_be_used_for_a_second_run(service: WandbService, tmp_path: Path) -> None:
-    tracker = patient_tracker()
-    _execute(tracker, tmp_path / "a", run_id="a")
-    _execute(tracker, tmp_path / "b", run_id="b")
-    assert tracker.failures == 0
-    assert [len(ServedRun(service, name).rows) for name in ("a", "b")] == [3, 3]
-
-
-def test_a_complete_run_exits_with_zero(service: WandbService, tmp_path: Path) -> None:
+def test_a_complete_run_exits_with_zero_and_a_plain_id(service: WandbService, tmp_path: Path) -> None:
     tracker = patient_tracker(log_artifacts=False)
-    tracker.start(run_info(tmp_path / "run"))
+    tracker.start(run_info(tmp_path / "run", run_id="a/b:c d"))
     tracker.finish(RunSummary(1, (RESULTS[0],)))
-    assert ServedRun(service).exit_codes == [0]
+    assert (tracker.failures, list(service.runs)) == (0, ["a-b-c-d"])
+    assert ServedRun(service, "a-b-c-d").exit_codes == [0]
     assert service.artifacts == []
 
 
-def test_a_run_id_that_wandb_refuses_is_made_plain(service: WandbService, tmp_path: Path) -> None:
-    tracker = patient_tracker()
-    _execute(tracker, tmp_path / "run", run_id="a/b:c d")
-    assert tracker.failures == 0
-    assert list(service.runs) == ["a-b-c-d"]
-
-
-def test_start_and_log_return_at_once_and_the_loop_goes_on(tmp_path: Path) -> None:
-    async def execute() -> tuple[float, float, int]:
-        tracker = patient_tracker()
-        started = time.perf_counter()
-        tracker.start(run_info(tmp_path / "run"))
-        tracker.log_episode(RESULTS[0])
-        latency = time.perf_counter() - started
-        finishing = asyncio.create_task(asyncio.to_thread(tracker.finish, RunSummary(1, RESULTS[:1])))
-        turns = 0
-        while not finishing.done():
-            await asyncio.sleep(0.001)
-            turns += 1
-        assert tracker.failures == 0
-        return latency, time.perf_counter() - started, turns
-
-    latency, whole, turns = asyncio.run(execute())
-    assert latency < whole / 4
-    assert turns > 1
-
-
-def test_an_unreachable_service_is_one_warning_and_an_offline_run(
-    tmp_path: Path, closed_port: int, monkeypatch: pytest.MonkeyPatch, log: list[str]
-) -> None:
-    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{closed_port}")
-    monkeypatch.setenv("WANDB_API_KEY", SECRET)
-    tracker = WandbTracker(init_timeout_sec=1.0)
-    started = time.perf_counter()
-    tracker.start(run_info(tmp_path / "run"))
-    assert time.perf_counter() - started < 1.0  # what waiting for the service would take
-    for result in RESULTS:
-        tracker.log_episode(result)
-    tracker.finish(RunSummary(3, RESULTS))
-
-    assert tracker.failures == 1
+@pytest.mark.parametrize(
+    ("mood", "key", "cause"),
+    [("closed", SECRET, "CommError"), ("broken", SECRET, "CommError"), ("well", None, "No API key")],
+)
+def test_without_the_service_a_run_is_recorded_offline(
+    mood: str, key: str | None, cause: str, service: WandbService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    log: list[str],
+) -> None:  # fmt: skip
+    if mood == "closed":
+        service.close()
+    service.mood = mood
+    if key is None:
+        monkeypatch.delenv("WANDB_API_KEY")
+    run_dir = tmp_path / "run"
+    tracker = WandbTracker(mode="online", init_timeout_sec=1.0)
+    _execute(tracker, run_dir)
     (message,) = log
     assert "recording offline" in message
-    assert "ares-exp wandb sync" in message
-    assert _offline_sessions(tmp_path / "run") == 1
+    assert f"`ares-exp wandb sync {run_dir}`" in message
+    assert cause in message
+    assert (tracker.failures, _offline_sessions(run_dir)) == (1, 1)
+    assert tracker.place == f"W&B, offline; upload: ares-exp wandb sync {run_dir}"
     assert [file for file in _files_below(tmp_path) if SECRET.encode() in file.read_bytes()] == []
-
-
-def test_online_without_a_key_asks_nothing_and_records_offline(
-    tmp_path: Path, closed_port: int, monkeypatch: pytest.MonkeyPatch, log: list[str]
-) -> None:
-    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{closed_port}")
-    tracker = patient_tracker(mode="online")
-    _execute(tracker, tmp_path / "run")
-    assert tracker.failures == 1
-    assert "No API key" in log[0]
-    assert _offline_sessions(tmp_path / "run") == 1
-
-
-def test_a_run_directory_that_cannot_be_written_is_reported_not_raised(tmp_path: Path, log: list[str]) -> None:
-    run_dir = tmp_path / "run"
-    run_dir.mkdir()
-    (run_dir / "wandb").write_text("a file in the way")
-    tracker = patient_tracker()
-    _execute(tracker, run_dir)
-    assert tracker.failures == 1
-    assert "not tracked" in log[0]
+    if mood == "broken":
+        service.mood = "well"
+        wandb_sync(run_dir)
+        assert len(ServedRun(service).rows) == 3
 
 
 def test_a_slow_finish_is_given_up(tmp_path: Path, log: list[str]) -> None:
@@ -204,43 +123,10 @@ def test_a_slow_finish_is_given_up(tmp_path: Path, log: list[str]) -> None:
             thread.join(60.0)
 
 
-@pytest.mark.parametrize(
-    ("mode", "environment", "expected_folder"),
-    [
-        ("disabled", {}, False),
-        ("auto", {"WANDB_MODE": "disabled"}, False),
-        ("auto", {"WANDB_MODE": "offline", "WANDB_API_KEY": SECRET}, True),
-        ("offline", {"WANDB_API_KEY": SECRET}, True),
-    ],
-)
-def test_modes(
-    mode: str, environment: dict[str, str], expected_folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    tracker = patient_tracker(mode=mode)
-    _execute(tracker, tmp_path / "run")
-    assert (tmp_path / "run" / "wandb").exists() is expected_folder
-    assert tracker.failures == 0
-
-
-def test_finish_without_start_does_nothing() -> None:
-    tracker = patient_tracker()
-    tracker.log_episode(RESULTS[0])
-    tracker.finish(RunSummary(0, ()))
-    assert tracker.failures == 0
-
-
 @pytest.mark.parametrize("arguments", [{"mode": "sometimes"}, {"init_timeout_sec": 0}, {"project": ""}])
 def test_wrong_arguments_are_refused(arguments: dict[str, object]) -> None:
     with pytest.raises(pydantic.ValidationError, match=next(iter(arguments))):
         WandbTracker(**arguments)  # type: ignore[arg-type]
-
-
-def test_the_option_of_the_group_has_the_defaults_of_the_tracker() -> None:
-    tracker = instantiate(yaml.safe_load((CONF / "wandb.yaml").read_text()))
-    shown = [{name: value for name, value in vars(one).items() if name[0] != "_"} for one in (tracker, WandbTracker())]
-    assert shown[0] == shown[1]
 
 
 def test_samples_that_nobody_has_time_for_are_dropped_and_no_episode_is(tmp_path: Path, service: WandbService) -> None:
@@ -258,34 +144,34 @@ def test_samples_that_nobody_has_time_for_are_dropped_and_no_episode_is(tmp_path
     assert len(recorded.rows) == len(recorded.table) == len(RESULTS)
 
 
-# Its mode
-
-LOGIN = "machine api.wandb.ai\n  login user\n  password 0\n"
-ELSEWHERE = {"WANDB_BASE_URL": "https://wandb.example.com/"}
+LOGIN = "machine {host}\n  login user\n  password {key}\n"
+KEY = {"WANDB_API_KEY": "0" * 40}
 
 
 @pytest.mark.parametrize(
-    ("netrc", "environ", "mode"),
+    ("mode", "netrc", "environment", "recorded"),
     [
-        (None, {}, "offline"),
-        (LOGIN, {}, "online"),
-        (LOGIN, {"WANDB_MODE": "offline"}, "offline"),
-        (LOGIN, ELSEWHERE, "offline"),
-        (LOGIN.replace("api.wandb.ai", "wandb.example.com"), ELSEWHERE, "online"),
-        ("machine github.com login user password 0\n", {}, "offline"),
-        ("machine", {}, "offline"),
-        (None, {"WANDB_API_KEY": "0"}, "online"),
+        ("auto", None, {}, "offline-run"),
+        ("auto", None, KEY, "run"),
+        ("auto", LOGIN, {}, "run"),
+        ("auto", LOGIN.replace("{host}", "github.com"), {}, "offline-run"),
+        ("auto", LOGIN, {"WANDB_MODE": "offline"}, "offline-run"),
+        ("auto", None, {"WANDB_MODE": "disabled", **KEY}, None),
+        ("offline", None, KEY, "offline-run"),
+        ("disabled", None, KEY, None),
     ],
 )
-def test_a_login_counts_as_a_key(tmp_path: Path, netrc: str | None, environ: dict[str, str], mode: str) -> None:
+def test_the_mode_follows_keys_and_settings(
+    mode: str, netrc: str | None, environment: dict[str, str], recorded: str | None, service: WandbService,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: list[str],
+) -> None:  # fmt: skip
+    monkeypatch.delenv("WANDB_API_KEY")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     if netrc is not None:
-        (tmp_path / ".netrc").write_text(netrc)
-        (tmp_path / ".netrc").chmod(0o600)
-    assert effective_mode("auto", {"HOME": str(tmp_path), **environ}) == mode
-
-
-def test_the_netrc_file_may_be_elsewhere(tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text(LOGIN)
-    (tmp_path / "mine").chmod(0o600)
-    assert effective_mode("auto", {"NETRC": str(tmp_path / "mine")}) == "online"
-    assert effective_mode("auto", {}) == "offline"
+        (tmp_path / "home" / ".netrc").write_text(netrc.format(host=service.url.rpartition("/")[2], key="0" * 40))
+        (tmp_path / "home" / ".netrc").chmod(0o600)
+    _execute(patient_tracker(mode=mode), tmp_path / "run")
+    folders = [path.name.partition("-202")[0] for path in (tmp_path / "run").glob("wandb/*run-202*")]
+    assert (folders, log) == ([recorded] if recorded else [], [])
+    assert bool(service.asked) == (recorded == "run")

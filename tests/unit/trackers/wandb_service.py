@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,15 +105,6 @@ class WandbService:
         with self.changed:
             return self.changed.wait_for(condition, timeout)
 
-    def history(self, run: str) -> list[dict[str, Any]]:
-        """The history of a run, by line."""
-        return [line for _, line in sorted(self.lines.get((run, "wandb-history.jsonl"), {}).items())]
-
-    def summary(self, run: str) -> dict[str, Any]:
-        """The last summary of a run."""
-        lines = self.lines.get((run, "wandb-summary.json"), {})
-        return dict(lines[max(lines)]) if lines else {}
-
     @property
     def everything(self) -> list[bytes]:
         """All that arrived, in pieces."""
@@ -158,23 +151,13 @@ class WandbService:
         return {"model": {**project, "bucket": self._bucket(run) if run in self.runs else None}}
 
     def _bucket(self, run: str) -> dict[str, Any]:
-        history = self.history(run)
-        config = json.dumps({key: value for one in self.runs[run] for key, value in json.loads(one["config"]).items()})
-        return {
-            "id": f"id-{run}",
-            "name": run,
-            "displayName": run,
-            "config": config,
-            "summaryMetrics": json.dumps(self.summary(run)),
-            "logLineCount": 0,
-            "historyLineCount": len(history),
-            "eventsLineCount": 0,
-            "historyTail": json.dumps([json.dumps(line) for line in history[-1:]]),
-            "eventsTail": "[]",
-            "tags": [],
-            "notes": None,
-            "wandbConfig": '{"t": 1}',  # without this time the client takes the run for one that never started
-        }
+        history, summary = ServedRun(self, run).history, ServedRun(self, run).summary
+        config = {key: value for one in self.runs[run] for key, value in json.loads(one["config"]).items()}
+        bucket = {"id": f"id-{run}", "name": run, "displayName": run, "tags": [], "notes": None}
+        bucket |= {"config": json.dumps(config), "summaryMetrics": json.dumps(summary), "eventsTail": "[]"}
+        bucket |= {"historyTail": json.dumps([json.dumps(line) for line in history[-1:]])}
+        bucket |= {"historyLineCount": len(history), "logLineCount": 0, "eventsLineCount": 0}
+        return bucket | {"wandbConfig": '{"t": 1}'}  # without it the client takes the run for one that never started
 
     def _UpsertBucket(self, variables: dict[str, Any]) -> dict[str, Any]:
         run = variables["name"]
@@ -186,42 +169,34 @@ class WandbService:
     def _CreateArtifact(self, variables: dict[str, Any]) -> dict[str, Any]:
         asked = variables["input"]
         name, digest = asked["artifactCollectionName"], asked["digest"]
-        same = [one for one in self.artifacts if (one.name, one.digest, one.state) == (name, digest, "COMMITTED")]
-        if same:
-            found = same[0]
-        else:
-            found = ServedArtifact(
-                id=f"artifact-{len(self.artifacts)}",
-                type=asked["artifactTypeName"],
-                name=name,
-                digest=digest,
-                run=asked["runName"],
-            )
-            self.artifacts.append(found)
+        known = [one for one in self.artifacts if (one.name, one.digest, one.state) == (name, digest, "COMMITTED")]
+        if not known:
+            made = (f"artifact-{len(self.artifacts)}", asked["artifactTypeName"], name, digest, asked["runName"])
+            known = [ServedArtifact(*made)]
+            self.artifacts += known
+        found = known[0]
         sequence = {"id": f"sequence-{name}", "latestArtifact": None}
         return {"createArtifact": {"artifact": {"id": found.id, "state": found.state, "artifactSequence": sequence}}}
 
     def _CreateArtifactManifest(self, variables: dict[str, Any]) -> dict[str, Any]:
-        url = self._artifact_url(variables["artifactID"], "wandb_manifest.json")
-        manifest = {"id": f"manifest-{variables['artifactID']}", "file": {"id": "f", "uploadUrl": url}}
-        manifest["file"]["uploadHeaders"] = []
-        return {"createArtifactManifest": {"artifactManifest": manifest}}
+        return {"createArtifactManifest": {"artifactManifest": self._manifest(variables["artifactID"])}}
+
+    def _UpdateArtifactManifest(self, variables: dict[str, Any]) -> dict[str, Any]:
+        artifact = variables["artifactManifestID"].removeprefix("manifest-")
+        return {"updateArtifactManifest": {"artifactManifest": self._manifest(artifact)}}
+
+    def _manifest(self, artifact: str) -> dict[str, Any]:
+        url = self._artifact_url(artifact, "wandb_manifest.json")
+        return {"id": f"manifest-{artifact}", "file": {"id": "f", "uploadUrl": url, "uploadHeaders": []}}
 
     def _CreateArtifactFiles(self, variables: dict[str, Any]) -> dict[str, Any]:
-        nodes = [
-            {
-                "id": f"file-{number}",
-                "name": one["name"],
-                "displayName": one["name"],
-                "storagePath": one["name"],
-                "uploadUrl": self._artifact_url(one["artifactID"], one["name"]),
-                "uploadHeaders": [],
-                "artifact": {"id": one["artifactID"]},
-                "uploadMultipartUrls": None,
-            }
-            for number, one in enumerate(variables["input"]["artifactFiles"])
-        ]
-        return {"createArtifactFiles": {"files": {"edges": [{"node": node} for node in nodes]}}}
+        edges = []
+        for one in variables["input"]["artifactFiles"]:
+            node = dict.fromkeys(("id", "name", "displayName", "storagePath"), one["name"])
+            url = self._artifact_url(one["artifactID"], one["name"])
+            upload = {"uploadUrl": url, "uploadHeaders": [], "uploadMultipartUrls": None}
+            edges.append({"node": {**node, **upload, "artifact": {"id": one["artifactID"]}}})
+        return {"createArtifactFiles": {"files": {"edges": edges}}}
 
     def _CommitArtifact(self, variables: dict[str, Any]) -> dict[str, Any]:
         found = self._artifact(variables["artifactID"])
@@ -233,11 +208,6 @@ class WandbService:
         found = self._artifact(asked["artifactID"])
         found.used_by.append(asked["runName"])
         return {"useArtifact": {"artifact": {"id": found.id, "digest": found.digest}}}
-
-    def _UpdateArtifactManifest(self, variables: dict[str, Any]) -> dict[str, Any]:
-        url = self._artifact_url(variables["artifactManifestID"].removeprefix("manifest-"), "wandb_manifest.json")
-        manifest = {"id": variables["artifactManifestID"], "file": {"id": "f", "uploadUrl": url, "uploadHeaders": []}}
-        return {"updateArtifactManifest": {"artifactManifest": manifest}}
 
     def _CreateRunFiles(self, variables: dict[str, Any]) -> dict[str, Any]:
         run = variables["run"]
@@ -254,13 +224,9 @@ class WandbService:
 
     def _ArtifactByID(self, variables: dict[str, Any]) -> dict[str, Any]:
         found = self._artifact(variables["id"])
-        entity = {"name": "me"}
-        sequence = {
-            "__typename": "ArtifactSequence",
-            "id": f"sequence-{found.name}",
-            "name": found.name,
-            "project": {"id": "p", "internalId": "p", "name": "a-project", "entity": entity},
-        }
+        project = {"id": "p", "internalId": "p", "name": "a-project", "entity": {"name": "me"}}
+        sequence = {"__typename": "ArtifactSequence", "id": f"sequence-{found.name}", "name": found.name}
+        sequence |= {"project": project}
         told = {"id": found.id, "state": found.state, "digest": found.digest, "artifactSequence": sequence}
         told |= {"artifactType": {"name": found.type}, "versionIndex": 0, "description": None, "metadata": "{}"}
         told |= {"ttlDurationSeconds": -1, "ttlIsInherited": True, "tags": [], "historyStep": None, "size": 1}
@@ -272,6 +238,13 @@ class WandbService:
 
     def _artifact_url(self, artifact_id: str, name: str) -> str:
         return f"{self.url}/artifact/{self.artifacts.index(self._artifact(artifact_id))}/{name}"
+
+
+def wandb_sync(run_dir: Path) -> None:
+    """Uploads the offline runs below a folder by W&B's own command, as a user types it."""
+    command = [sys.executable, "-m", "wandb", "sync", *map(str, run_dir.rglob("offline-run-*"))]
+    done = subprocess.run(command, cwd=run_dir, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 class ServedRun:
@@ -297,7 +270,7 @@ class ServedRun:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        return self._service.history(self._id)
+        return [line for _, line in sorted(self._service.lines.get((self._id, "wandb-history.jsonl"), {}).items())]
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -306,7 +279,8 @@ class ServedRun:
 
     @property
     def summary(self) -> dict[str, Any]:
-        return self._service.summary(self._id)
+        lines = self._service.lines.get((self._id, "wandb-summary.json"), {})
+        return dict(lines[max(lines)]) if lines else {}
 
     @property
     def step_metrics(self) -> dict[str, str]:

@@ -31,16 +31,25 @@ from ares_exp.runs.executors.remote_messages import EnvironmentOrder
 from tests.unit.runs.executors.hosted import HostedEnvironment
 
 
-class Slow:
+class Inside:
+    """An environment that always asks the same."""
+
+    async def reset(self) -> TimeStep[Any]:
+        return restart(LLMRequest([{"role": "user", "content": "?"}]))
+
+    async def step(self, action: Any) -> TimeStep[Any]:
+        return transition(0.0, LLMRequest([{"role": "user", "content": "?"}]))
+
+    async def close(self) -> None: ...
+
+
+class Slow(Inside):
     """Waits in its first step until it is told, or cancelled."""
 
     def __init__(self) -> None:
         self.stepping = asyncio.Event()
         self.cancelled = asyncio.Event()
         self.closed = asyncio.Event()
-
-    async def reset(self) -> TimeStep[Any]:
-        return restart(LLMRequest([{"role": "user", "content": "?"}]))
 
     async def step(self, action: Any) -> TimeStep[Any]:
         self.stepping.set()
@@ -64,22 +73,16 @@ def call(number: int, *messages: tuple[str, tuple[Any, ...]], wait_sec: float | 
 RESPONSE = LLMResponse.from_text("Hm.")
 
 
-class Reporting:
+class Reporting(Inside):
     """Counts the format errors of its episode: one more in each of the first `changes` steps."""
 
     def __init__(self, changes: int) -> None:
         self._changes = changes
         self._steps = 0
 
-    async def reset(self) -> TimeStep[Any]:
-        return restart(LLMRequest([{"role": "user", "content": "?"}]))
-
     async def step(self, action: Any) -> TimeStep[Any]:
         self._steps += 1
-        return transition(0.0, LLMRequest([{"role": "user", "content": "?"}]))
-
-    async def close(self) -> None:
-        pass
+        return await super().step(action)
 
     def report(self) -> EpisodeReport:
         return EpisodeReport(format_errors=min(self._steps, self._changes))
@@ -163,17 +166,12 @@ async def test_an_environment_that_cannot_be_made_can_be_closed() -> None:
 
 
 async def test_a_message_that_comes_twice_is_carried_out_once() -> None:
-    class Counted:
+    class Counted(Inside):
         steps = 0
-
-        async def reset(self) -> TimeStep[Any]:
-            return restart(None)
 
         async def step(self, action: Any) -> TimeStep[Any]:
             self.steps += 1
-            return transition(None)
-
-        async def close(self) -> None: ...
+            return await super().step(action)
 
     inside = Counted()
     host = EnvironmentHost(lease_sec=60)
@@ -276,16 +274,11 @@ async def test_files_of_an_episode_are_sent_when_it_has_ended(tmp_path: Path) ->
     """More than one piece, in folders, once."""
     kept = tmp_path / "node" / "files"
 
-    class Writing:
-        async def reset(self) -> TimeStep[Any]:
-            return restart(None)
-
+    class Writing(Inside):
         async def step(self, action: Any) -> TimeStep[Any]:
             (kept / "verifier").mkdir(parents=True)
             (kept / "verifier" / "log.txt").write_text("x" * 200_000)
             return termination(1.0)
-
-        async def close(self) -> None: ...
 
     environment = HostedEnvironment(Writing, files=kept)
     environment.output_dir = tmp_path / "run" / "files" / "e"
@@ -303,10 +296,7 @@ async def test_sent_files_cannot_leave_the_run_directory(tmp_path: Path, caplog:
     kept = tmp_path / "node" / "files"
     (tmp_path / "secret").write_text("from the run's machine")
 
-    class Hostile:
-        async def reset(self) -> TimeStep[Any]:
-            return restart(None)
-
+    class Hostile(Inside):
         async def step(self, action: Any) -> TimeStep[Any]:
             (kept / "sub").mkdir(parents=True)
             (kept / "absolute").symlink_to(tmp_path / "secret")
@@ -317,8 +307,6 @@ async def test_sent_files_cannot_leave_the_run_directory(tmp_path: Path, caplog:
             (kept / "program").write_text("#!/bin/sh")
             (kept / "program").chmod(0o6777)
             return termination(1.0)
-
-        async def close(self) -> None: ...
 
     environment = HostedEnvironment(Hostile, files=kept)
     environment.output_dir = tmp_path / "run" / "files" / "e"
