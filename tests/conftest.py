@@ -107,6 +107,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if marked[0].search(collection_path.read_text(encoding="utf-8")) else True
 
 
+@functools.cache
 def is_slow(path: Path) -> bool:
     """Whether all tests of a file are slow."""
     name = path.relative_to(Path(__file__).parent).as_posix()

@@ -105,8 +105,11 @@ for _block in BLOCKS:
         and not any(lines_of(_block.text) <= lines_of(other.text) for other in COMMANDS)
     ):
         COMMANDS.append(_block)
-COVERED = ("sweeps", "tasks", "trackers", "trajectories", "troubleshooting")
-"""Pages whose commands other tests of this folder run by day, with other words."""
+COVERED = (
+    *("recipes", "report", "running", "snapshots", "statistics", "sweeps"),
+    *("tasks", "trackers", "trajectories", "troubleshooting"),
+)
+"""Pages whose commands other end-to-end tests run by day, with other words."""
 SCRIPTS = [block for block in BLOCKS if block.kind == "python" and block.file is None]
 _PLAYS = re.compile(r"(python -m ares_exp|ares-exp) (-|\S+=)")
 COMPOSED = [

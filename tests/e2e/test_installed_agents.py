@@ -31,7 +31,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         pytest.param("claude_code", "local", marks=[LOCAL, pytest.mark.npm("claude_code")]),
         pytest.param("codex", "docker", marks=[DOCKER, pytest.mark.npm("codex")]),
-        pytest.param("opencode", "docker", marks=[DOCKER, pytest.mark.npm("opencode")]),
+        pytest.param("opencode", "docker", marks=[DOCKER, pytest.mark.npm("opencode"), pytest.mark.nightly]),
         pytest.param("qwen_code", "local", marks=[LOCAL, pytest.mark.npm("qwen_code"), pytest.mark.nightly]),
         pytest.param("mini_swe_agent", "local", marks=[LOCAL, pytest.mark.npm("mini_swe_agent")]),
     ],

@@ -30,7 +30,7 @@ from tests.e2e.killed_run import (
 
 pytestmark = [pytest.mark.once, pytest.mark.local, pytest.mark.timeout(600)]
 
-KILLS, DOCKER_KILLS = 3, 1
+KILLS, DOCKER_KILLS = 2, 1
 """At so many moments runs are killed. `tests/soak/kills.py` does it 200 times."""
 AT_ONCE = 3
 VARIANTS = ([], ["snapshot=every_step"], ["collector=none"], ["collector=[json,jsonl]"], ["collector=jsonl"])

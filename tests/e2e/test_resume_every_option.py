@@ -169,12 +169,11 @@ def require_sandbox(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
 
 RECIPES: dict[str, dict[str, Recipe]] = {
     "agent": {
-        **{name: agent(name) for name in ("shell", "tools", "command")},
-        "terminal": agent("terminal", NIGHTLY),
-        "claude_code": agent("claude_code", pytest.mark.npm("claude_code")),
+        **{name: agent(name) for name in ("shell", "command")},
+        **{name: agent(name, NIGHTLY) for name in ("tools", "terminal")},
         **{
             name: agent(name, pytest.mark.npm(name), NIGHTLY)
-            for name in ("codex", "mini_swe_agent", "opencode", "qwen_code")
+            for name in ("claude_code", "codex", "mini_swe_agent", "opencode", "qwen_code")
         },
     },
     "policy": {
@@ -184,7 +183,7 @@ RECIPES: dict[str, dict[str, Recipe]] = {
         "sglang": endpoint("sglang", NIGHTLY, behaviour=lambda: TokenEngine(SCRIPTS["shell"])),
         "noop": Recipe(lambda *_: ["policy=noop", "container=local"], (LOCAL, NIGHTLY), 0.0, interrupted=False),
         "oracle": Recipe(lambda *_: ["policy=oracle", "container=local"], (LOCAL, NIGHTLY), interrupted=False),
-        "replay": Recipe(replay, interrupted=False),
+        "replay": Recipe(replay, (LOCAL, NIGHTLY), interrupted=False),
         "scripted": Recipe(
             lambda *_: ["policy=scripted", f"policy.replies=['{GREET}','{SUBMIT}']", "container=local"],
             interrupted=False,
@@ -199,8 +198,8 @@ RECIPES: dict[str, dict[str, Recipe]] = {
         "podman": container("podman", DOCKER, start_podman),
     },
     "collector": {
-        **{name: collector(name) for name in ("json", "jsonl")},
-        **{name: collector(name, NIGHTLY) for name in ("memory", "none")},
+        "json": collector("json"),
+        **{name: collector(name, NIGHTLY) for name in ("jsonl", "memory", "none")},
     },
 }
 

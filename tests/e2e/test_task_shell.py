@@ -15,13 +15,14 @@ import pytest
 
 from tests.conftest import SECRET_FREE, Cli
 from tests.leaks import processes, wait_until
+from tests.warm_start import warm_command
 
 BACKENDS = [pytest.param("local", marks=pytest.mark.local), pytest.param("docker", marks=pytest.mark.docker)]
 
 
 def shell(folder: Path, *words: str, typed: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "ares_exp", "task", "shell", *words],
+        [*warm_command(), "task", "shell", *words],
         input=typed,
         env=SECRET_FREE,
         cwd=folder,
@@ -128,7 +129,7 @@ def test_ctrl_c_reaches_the_shell_and_not_the_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.local
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.nightly)])
 def test_signal_removes_the_container(tmp_path: Path, number: signal.Signals) -> None:
     with at_a_terminal(tmp_path, "write-greeting") as (started, ours):
         until(ours, b"/app")

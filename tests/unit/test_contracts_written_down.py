@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.once
 PACKAGE = Path(__file__).parents[2] / "ares_exp"
 
 FOREIGN = {

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.once
 PACKAGE = Path(__file__).parents[2] / "ares_exp"
 
 FLOORS = (

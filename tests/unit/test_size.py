@@ -7,6 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.once
 PACKAGE = Path(__file__).parents[2] / "ares_exp"
 MODULES = [path for path in PACKAGE.rglob("*.py") if "samples" not in path.parts]
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ares_exp.containers.filesystem.stored_objects import ObjectStore
+
 ON_EVERY_PYTHON = ("test_local.py", "test_local_dockerfile.py")
 
 
@@ -29,3 +31,8 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def env(temporary: Path) -> dict[str, str]:
     """The environment of another process that shares that directory, and has no engine."""
     return {**os.environ, "TMPDIR": str(temporary), "DOCKER_HOST": "unix:///no/such.sock"}
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> ObjectStore:
+    return ObjectStore(tmp_path / "store")

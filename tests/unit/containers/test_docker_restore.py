@@ -18,11 +18,6 @@ from ares_exp.errors import SnapshotCorruptError
 from tests.unit.containers.filesystem.trees import make_awkward, tree_of
 
 
-@pytest.fixture
-def objects(tmp_path: Path) -> ObjectStore:
-    return ObjectStore(tmp_path / "store")
-
-
 def archived(entries: dict[str, Entry], objects: ObjectStore) -> bytes:
     return b"".join(archive(StoredChanges(Delta("x:1", entries), objects)))
 

@@ -60,11 +60,6 @@ class TestLocalChanges(ChangesContract):
         await super().test_changes_on_top_of_changes(box, factory, spec, objects)
 
 
-@pytest.fixture
-def objects(tmp_path: Path) -> ObjectStore:
-    return ObjectStore(tmp_path / "store")
-
-
 async def after(command: str, objects: ObjectStore) -> Delta:
     """What a container changed by a command."""
     async with local_container() as container:

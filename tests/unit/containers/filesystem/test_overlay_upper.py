@@ -33,11 +33,6 @@ KEY = "a-very-secret-value-0123456789"
 
 
 @pytest.fixture
-def objects(tmp_path: Path) -> ObjectStore:
-    return ObjectStore(tmp_path / "store")
-
-
-@pytest.fixture
 def upper(tmp_path: Path) -> Path:
     path = tmp_path / "upper"
     path.mkdir()

@@ -19,11 +19,6 @@ from tests.unit.containers.filesystem.trees import make_awkward, make_unkept
 SECRET = "the-secret-value-987654321"
 
 
-@pytest.fixture
-def objects(tmp_path: Path) -> ObjectStore:
-    return ObjectStore(tmp_path / "store")
-
-
 def archive_of(*members: tarfile.TarInfo | tuple[tarfile.TarInfo, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=form) as archive:

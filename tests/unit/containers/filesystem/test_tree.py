@@ -19,11 +19,6 @@ FILE = Entry("file", mode=0o644, uid=os.geteuid(), gid=os.getegid())
 
 
 @pytest.fixture
-def objects(tmp_path: Path) -> ObjectStore:
-    return ObjectStore(tmp_path / "store")
-
-
-@pytest.fixture
 def out(tmp_path: Path) -> Path:
     path = tmp_path / "out"
     path.mkdir()
