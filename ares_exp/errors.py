@@ -80,6 +80,7 @@ now │   │   ├── EndpointError             the endpoint gave no usable 
 │   └── RestoreError              the container could not be given its files back
 ├── BudgetExhaustedError          the run may spend no more; its episodes are cancelled
 ├── StorageError                  the run can no longer be recorded; its episodes are cancelled
+├── UnreachableError              the run cannot reach an engine or endpoint; it pauses, or ends
 ├── EpisodeStateError (RuntimeError)  step() before reset(), after LAST, or while another call is running
 ├── TrajectoryFormatError (ValueError) a trajectory file cannot be read
 │   └── TrajectoryVersionError
@@ -94,7 +95,7 @@ that `retry` and the statistics use can be read in one place.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -277,7 +278,13 @@ class EndpointTimeoutError(EndpointError, TimeoutError):
 
 
 class EndpointUnreachableError(EndpointError):
-    """There was no connection to the endpoint, or it broke."""
+    """There was no connection to the endpoint, or it broke.
+
+    Attributes:
+        never_connected: Whether no connection could be made: the endpoint has not seen the request.
+    """
+
+    never_connected = False
 
 
 class WireFormatError(PolicyError, ValueError):
@@ -446,6 +453,13 @@ class StorageError(AresExpError):
     """A response, a row or a trajectory could not be written: running episodes are cancelled, and can be resumed."""
 
 
+class UnreachableError(AresExpError):
+    """A container engine, a container service or an LLM endpoint cannot be reached.
+
+    No episode starts while it lasts. If it lasts too long, running episodes are cancelled, and can be resumed.
+    """
+
+
 class EpisodeStateError(AresExpError, RuntimeError):
     """A method was called at a point of the episode where it makes no sense."""
 
@@ -520,6 +534,28 @@ class TrajectoryVersionError(TrajectoryFormatError):
 
 class UntrainableError(AresExpError, ValueError):
     """An episode has calls that cannot be trained on; the message names the episode, the step and the remedy."""
+
+
+INFRASTRUCTURE: Mapping[str, int] = {
+    "ContainerStartError": 2,
+    "EnvironmentStartTimeoutError": 2,
+    "ContainerLostError": 2,
+    "ContainerServiceError": 2,
+    "ContainerAuthorizationError": 0,
+    "ContainerNotFoundError": 0,
+    "OracleResponseError": 1,
+    "RateLimitError": 2,
+    "ServerError": 2,
+    "EndpointUnreachableError": 2,
+}
+"""Retries after errors that neither the agent, nor the model, nor the tests can have caused, and that may go away."""
+
+
+def may_pass(name: str) -> bool:
+    """Returns whether an error of the class with this name may go away, so that the attempt is worth another try."""
+    kind: object = globals().get(name)
+    bases = [base.__name__ for base in kind.__mro__] if isinstance(kind, type) else []
+    return next((INFRASTRUCTURE[base] for base in bases if base in INFRASTRUCTURE), 0) > 0
 
 
 def closest(word: str, known: Iterable[str]) -> list[str]:

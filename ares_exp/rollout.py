@@ -118,6 +118,10 @@ async def _ask(
         if deadline.is_time_up:
             events.usage.add(None)
             return None
+        if deadline.timer.expired() and events.unreachable is not None:
+            raise type(events.unreachable)(
+                f"{events.unreachable} It did not answer within timeouts.policy={limit_sec:g} seconds."
+            ) from error
         if deadline.timer.expired():
             raise PolicyTimeoutError(f"The policy gave no response within its limit of {limit_sec:g} s.") from error
         raise PolicyError(f"The policy raised {type(error).__name__}: {error}") from error

@@ -23,7 +23,8 @@ from ares_exp.errors import PreflightError
 from tests.warm_start import end_warm_start
 
 ROOT = Path(__file__).parent.parent
-SECRET_FREE = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "OPENAI_"))}
+_SECRET = ("ANTHROPIC_", "OPENAI_", "WANDB_")
+SECRET_FREE = {name: value for name, value in os.environ.items() if not name.startswith(_SECRET)}
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -200,9 +201,9 @@ def missing_agent(name: str) -> str | None:
 @pytest.fixture(autouse=True)
 def _skip_without_agent(request: pytest.FixtureRequest) -> None:
     """Skips tests marked `npm(agent)` where that agent is not installed."""
-    marker = request.node.get_closest_marker("npm")
-    if marker is not None and (reason := missing_agent(*marker.args)):
-        pytest.skip(reason)
+    for marker in request.node.iter_markers("npm"):
+        if reason := missing_agent(*marker.args):
+            pytest.skip(reason)
 
 
 @pytest.fixture(autouse=True)

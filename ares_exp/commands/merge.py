@@ -239,6 +239,8 @@ def _warnings(shards: Sequence[Shard]) -> Iterator[str]:
     versions = {str(shard.provenance.get("ares_exp_version")) for shard in shards}
     if len(versions) > 1:
         yield f"The shards were run by different versions of ares_exp: {', '.join(sorted(versions))}."
+    if scored := [str(shard.run_dir.path) for shard in shards if shard.run_dir.scores.is_dir()]:
+        yield f"The scores of `ares-exp score` are not merged: {', '.join(scored[:SHOWN])}. Score the merged run."
     for shard in shards:
         if not shard.totals:
             path = shard.run_dir.path

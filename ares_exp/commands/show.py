@@ -10,15 +10,18 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ares_exp.commands.cli.run_command import EXIT_OK
 from ares_exp.errors import UserError
 from ares_exp.records.latest_run import run_path
+from ares_exp.records.recorded_results import added_rewards, with_added
 from ares_exp.records.results import Outcome
-from ares_exp.records.run_dir import RUN_FOLDERS
+from ares_exp.records.run_dir import RUN_FOLDERS, RunDir
 from ares_exp.records.terminal_text import columns_that_fit, count_of, make_console, make_table, one_line, printable
 from ares_exp.trajectories.episode_printer import EpisodePrinter, moment, number, seconds
 from ares_exp.trajectories.stored_episodes import HELP, StoredEpisode, StoredEpisodes, chosen_episodes, path_of_one
@@ -104,6 +107,8 @@ def _slice(text: str) -> slice:
 
 def _show(stored: StoredEpisode, arguments: argparse.Namespace) -> None:
     episode = stored.load()
+    added = _added_rewards([stored]).get(stored.episode_id, {})
+    episode = replace(episode, rewards=with_added(episode.rewards, added))
     positions = range(len(episode.steps))
     if arguments.step is not None:
         if not -len(positions) <= arguments.step < len(positions):
@@ -128,9 +133,18 @@ def _verifier_output(stored: StoredEpisode) -> dict[str, str]:
     """Returns the text of each file that has the output of a verifier, by the file's name."""
     from ares_exp.reports.episode_files import episode_files
 
-    run = stored.path.parent.parent if stored.path.parent.name in RUN_FOLDERS else stored.path.parent
-    files = episode_files(run, stored.episode_id)
+    files = episode_files(_run_of(stored), stored.episode_id)
     return {one["name"]: one["text"] for one in files if one["name"].endswith(VERIFIER_OUTPUT) and one.get("text")}
+
+
+def _run_of(stored: StoredEpisode) -> Path:
+    return stored.path.parent.parent if stored.path.parent.name in RUN_FOLDERS else stored.path.parent
+
+
+def _added_rewards(episodes: Iterable[StoredEpisode]) -> dict[str, dict[str, float]]:
+    """Returns the rewards that `ares-exp score` added to the runs of some episodes, by episode and name."""
+    runs = dict.fromkeys(map(_run_of, episodes))
+    return {episode_id: rewards for run in runs for episode_id, rewards in added_rewards(RunDir(run)).items()}
 
 
 def _list(episodes: StoredEpisodes, found: str) -> None:
@@ -143,8 +157,12 @@ def _list(episodes: StoredEpisodes, found: str) -> None:
 
 
 def list_columns(episodes: StoredEpisodes) -> dict[str, list[str]]:
-    """Returns the cells of a list of episodes by column."""
-    return {name: [cell(episode) for episode in episodes] for name, cell in _CELLS.items()}
+    """Returns the cells of a list of episodes by column, those of added rewards last."""
+    added = _added_rewards(episodes)
+    columns = {name: [cell(episode) for episode in episodes] for name, cell in _CELLS.items()}
+    for name in dict.fromkeys(name for one in episodes for name in added.get(one.episode_id, ())):
+        columns[one_line(name)] = [number(added.get(one.episode_id, {}).get(name)) for one in episodes]
+    return columns
 
 
 _CELLS: Mapping[str, Callable[[StoredEpisode], str]] = {

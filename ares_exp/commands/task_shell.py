@@ -45,7 +45,7 @@ Examples:
   %(prog)s tasks/my-task
   %(prog)s tasks/my-task --solution --tests container=docker
   %(prog)s write-greeting                              a bundled task, by its name
-  %(prog)s chess-best-move env=terminal_bench container=docker
+  %(prog)s chess-best-move env=terminal_bench
   %(prog)s --episode outputs/my-run/my-task@3          the files after three steps of a recorded episode
 
 Exit codes: 0 the shell has ended; 2 the command line is wrong, or the container cannot be started; 130 interrupted.

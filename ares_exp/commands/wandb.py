@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 from ares_exp.commands.cli.run_command import EXIT_OK, CommandParser
 from ares_exp.errors import UserError
 from ares_exp.records.latest_run import MEANING, run_path
-from ares_exp.records.recorded_results import read_results, recorded_summary
+from ares_exp.records.recorded_results import added_rewards, read_results, recorded_summary
 from ares_exp.records.run_dir import RunDir
+from ares_exp.records.statistics.metric_estimates import added_metrics
 from ares_exp.records.terminal_text import printable
 from ares_exp.runs.resume.trusted_record import is_trusted
-from ares_exp.trackers.wandb_files import KEY, WandbFiles, WandbInputs
+from ares_exp.trackers.wandb_files import KEY, WandbFiles, WandbInputs, scores_bytes
 from ares_exp.trackers.wandb_recording import FINISHED, WALL_SEC
 from ares_exp.trackers.wandb_service import WandbIdentity, close_run, first_line, no_traces, open_run, sessions
 
@@ -41,7 +42,8 @@ missing, or the service does not answer.
 """
 SYNC = """\
 Uploads the W&B runs of run directories: numbers, tables and artifacts by `wandb sync`, then the links to task sets and
-parent runs, and the files of directories that were moved. The sessions of a resumed run become one W&B run.
+parent runs, the scores of `ares-exp score`, and the files of directories that were moved. The sessions of a resumed run
+become one W&B run.
 """
 DASHBOARD = """\
 Builds a saved view of a W&B project that shows its runs, or one group of them. Needs the package wandb-workspaces
@@ -123,7 +125,7 @@ def _upload_run(run_dir: Path, folder: Path, *, again: bool) -> bool:
     files = [one for one in _files(run_dir) if again or not (_mark(one).exists() or one.parent.name in confirmed)]
     if files:
         _sync(files, folder)
-    elif inputs is None or inputs.linked:
+    elif inputs is None or (inputs.linked and inputs.scores_bytes == scores_bytes(run_dir)):
         sys.stdout.write(f"{shown}: nothing to upload (--again uploads it once more)\n")
         return True
     if missing := [file for file in files if not _mark(file).exists()]:
@@ -136,7 +138,8 @@ def _upload_run(run_dir: Path, folder: Path, *, again: bool) -> bool:
     except Exception as error:  # whatever W&B raises
         sys.stderr.write(f"{shown}: its inputs were not uploaded: {printable(first_line(error))}\n")
         return False
-    inputs.model_copy(update={"linked": True, "run_dir": run_dir.absolute()}).write(run_dir)
+    done = {"linked": True, "run_dir": run_dir.absolute(), "scores_bytes": scores_bytes(run_dir)}
+    inputs.model_copy(update=done).write(run_dir)
     sys.stdout.write(f"{shown}: uploaded\n")
     for parent in changed:
         sys.stderr.write(
@@ -165,7 +168,7 @@ def _sync(files: Sequence[Path], folder: Path) -> None:
 
 
 def _complete(run_dir: Path, identity: WandbIdentity, inputs: WandbInputs, folder: Path) -> list[Path]:
-    """Adds to a W&B run what `wandb sync` leaves out: links to inputs, and files of a directory that was moved.
+    """Adds to a W&B run what `wandb sync` leaves out: links to inputs, new scores, and files of a moved directory.
 
     Returns:
         The parents whose trajectories are not as recorded.
@@ -174,13 +177,14 @@ def _complete(run_dir: Path, identity: WandbIdentity, inputs: WandbInputs, folde
     run = open_run(identity, folder, online=True, resume="must", init_timeout=UPLOAD_TIMEOUT_SEC)
     try:
         missing = inputs.link(run, run_dir)
-        if inputs.run_dir != run_dir.absolute():
+        if inputs.run_dir != run_dir.absolute() or inputs.scores_bytes != scores_bytes(run_dir):
             files = WandbFiles(run, run_dir, inputs)
             episodes = RunDir(run_dir).episodes
             results = read_results(episodes).results if episodes.exists() else ()
             for result in results:
                 files.add(result)
             files.end(run_dir / "snapshots", sum(result.snapshots for result in results))
+            run.summary.update(added_metrics(results, added_rewards(RunDir(run_dir))))
     finally:
         close_run(run, exit_code=int(summary is None or not summary.complete))
     return missing

@@ -358,6 +358,13 @@ class ContainerFactoryBase(ContainerFactory):
         """How many of its containers can run at the same time. Default: `None`, any number."""
         return None
 
+    async def check_reachable(self) -> None:
+        """Checks, before each start of an episode, that the engine or service answers. Default: there is none.
+
+        Raises:
+            UnreachableError: It does not answer. No episode starts while it does not.
+        """
+
     def check_snapshots(self) -> None:
         """Checks, before `preflight`, that its containers can be captured; starts nothing. Default: they cannot be.
 

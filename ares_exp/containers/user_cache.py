@@ -7,12 +7,16 @@ holds.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from ares_exp.containers.ownership import Leftover, delete, locked
+
+logger = logging.getLogger(__name__)
 
 _held: dict[tuple[int, int], int] = {}
 """Descriptors with the locks of this process, by device and inode of the folder: the kernel drops them at its end."""
@@ -22,6 +26,13 @@ def user_cache_dir() -> Path:
     """Returns `$XDG_CACHE_HOME/ares_exp`, or `~/.cache/ares_exp` without that variable."""
     home = Path(os.environ.get("XDG_CACHE_HOME", ""))  # a relative one is to be ignored
     return (home if home.is_absolute() else Path.home() / ".cache") / "ares_exp"
+
+
+def announce(sentence: str) -> None:
+    """Reports a download before it starts, on stderr and in the log."""
+    logger.info("%s", sentence)
+    sys.stderr.write(f"{sentence}\n")
+    sys.stderr.flush()
 
 
 def hold(folder: Path) -> None:

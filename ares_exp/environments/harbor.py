@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 Entry = int | str
 MAX_TIMEOUT_SEC = 7 * 86_400
+
+log = logging.getLogger(__name__)
 
 
 class HarborEnvironments(SourceBase):
@@ -139,9 +142,10 @@ class HarborEnvironments(SourceBase):
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
         """Refuses tasks that cannot be run with these parts, all of them in one message."""
-        warnings = TaskWarnings()
+        warnings, of_others = TaskWarnings(), TaskWarnings()
         for task in self._tasks.values():
-            warnings.add(task.name, task.warnings)
+            (warnings if task.origin is None else of_others).add(task.name, task.warnings)
+        of_others.tell(log.info)  # the user of a fetched task cannot correct its task.toml
 
         try:
             refuse_together(self._tasks.values(), lambda task: warnings.add(task.name, check_task(task, parts)))

@@ -30,7 +30,7 @@ class SweBenchEnvironments(SourceBase):
     def __init__(
         self,
         *,
-        dataset: str,
+        dataset: str = "verified",
         split: str = "test",
         tasks: Entry | list[Entry] | None = None,
         exclude: str | list[str] | None = None,

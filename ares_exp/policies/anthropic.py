@@ -28,7 +28,8 @@ class AnthropicPolicy(EndpointPolicy):
     wants it between calls of tools.
 
     Attributes:
-        base_url: URL of the endpoint, up to and with the version; of a local server `http://127.0.0.1:8000/v1`.
+        base_url: URL of the endpoint, up to and with the version; of a local server `http://127.0.0.1:8000/v1`. The
+            option adds `/v1` to the environment variable ANTHROPIC_BASE_URL, if that is set.
         max_output_tokens: Bound on the generated tokens of one response, thinking included. The wire needs one: 32,000
             where neither this nor the agent sets it.
         cache: Whether the prompt is marked for the endpoint's cache (`cache_control`): system prompt, tools and the

@@ -10,7 +10,7 @@ import asyncio
 import importlib
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
@@ -24,6 +24,7 @@ from ares_exp.errors import (
     MalformedResponseError,
     PolicyError,
     PreflightError,
+    UnreachableError,
     UnsendableRequestError,
     WireFormatError,
 )
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 SHOWN_CHARS = 500
 MAX_CONNECTIONS = 1024
 """What `max_concurrency` may be raised to while a run goes on."""
+REACHED_WITHIN_SEC = 10.0
 DRAIN_SEC = 1.0
 """How long is waited behind a streamed answer for the end of its stream: then the connection can be used again."""
 
@@ -172,27 +174,40 @@ class Endpoint:
         Raises:
             PreflightError: It cannot, or does not; with the remedy.
         """
-        client = self._open()
-        failure: PolicyError | None = None
-        try:
-            async with (
-                asyncio.timeout(timeout_sec),
-                client.models.with_streaming_response.list(extra_headers=self._headers) as response,
-            ):
-                return _model_names(await self._whole(response))
-        except Exception as error:
-            failure = self._failure(error, "GET", "models", timeout_sec)
-            if failure is None:
-                raise
-        finally:
-            await client.close()
+        names, failure = await self._models(timeout_sec)
         if not isinstance(failure, EndpointError):
-            return []
+            return names
         if failure.status is None:
             raise PreflightError(f"{failure} Check that the server runs and that policy.base_url is right.")
         if failure.status in (401, 403):
             raise PreflightError(str(failure))
         return []
+
+    async def check_reachable(self) -> None:
+        """Checks that the endpoint gives any answer.
+
+        Raises:
+            UnreachableError: It does not.
+        """
+        _, failure = await self._models(REACHED_WITHIN_SEC)
+        if isinstance(failure, EndpointError) and failure.status is None:
+            raise UnreachableError(str(failure))
+
+    async def _models(self, timeout_sec: float) -> tuple[list[str], PolicyError | None]:
+        """Asks for the names of the models; returns them, or the failure."""
+        client = self._open()
+        try:
+            async with (
+                asyncio.timeout(timeout_sec),
+                client.models.with_streaming_response.list(extra_headers=self._headers) as response,
+            ):
+                return _model_names(await self._whole(response)), None
+        except Exception as error:
+            if (failure := self._failure(error, "GET", "models", timeout_sec)) is None:
+                raise
+            return [], failure
+        finally:
+            await client.close()
 
     def scrub(self, text: str) -> str:
         """Returns `text` without the key."""
@@ -343,7 +358,7 @@ class Endpoint:
 
     def _failure(self, error: Exception, method: str, path: str, timeout_sec: float) -> PolicyError | None:
         """Returns the typed error for `error`; `None` for one that is not the endpoint's."""
-        from aiohttp import ClientError
+        from aiohttp import ClientConnectorError, ClientError
         from openai import APIConnectionError, APIStatusError
 
         request = f"{method} {self.base_url}/{path}"
@@ -355,7 +370,11 @@ class Endpoint:
         if isinstance(error, TimeoutError):
             return EndpointTimeoutError(f"{request} gave no response within {timeout_sec:g} s.", retryable=True)
         if isinstance(error, APIConnectionError | _http_library().HTTPError | ClientError | OSError):
-            return EndpointUnreachableError(f"{request} failed: {self._shown(_innermost(error))}.", retryable=True)
+            *_, innermost = chain = list(_chain(error))
+            why = self._shown(f"{type(innermost).__name__}: {innermost}")
+            failure = EndpointUnreachableError(f"{request} failed: {why}.", retryable=True)
+            failure.never_connected = any(isinstance(one, ClientConnectorError) for one in chain)
+            return failure
         if isinstance(error, UnicodeEncodeError):
             return UnsendableRequestError(f"The request holds text that is not valid Unicode: {error.reason}.")
         return None
@@ -390,8 +409,8 @@ def _model_names(body: bytes) -> list[str]:
     return []
 
 
-def _innermost(error: BaseException) -> str:
-    """Returns type and text of the innermost exception: those of the client only say "Connection error"."""
-    while error.__cause__ or error.__context__:
-        error = error.__cause__ or error.__context__ or error
-    return f"{type(error).__name__}: {error}"
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yields an exception and its causes. Only the innermost says more than "Connection error"."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -6,12 +6,11 @@ A subclass writes and reads the bodies of one wire.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import random
 import time
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -23,6 +22,7 @@ from ares_exp.backoff import backoff_sec
 from ares_exp.errors import (
     ConfigError,
     EndpointError,
+    EndpointUnreachableError,
     MalformedResponseError,
     PreflightError,
     RefusalError,
@@ -324,7 +324,7 @@ class EndpointPolicy(Policy):
             episode: As in `llm_response`.
             on_wait: Likewise.
         """
-        llm_response, latency_sec = await self._post(body, on_wait, episode.may_ask if episode is not None else None)
+        llm_response, latency_sec = await self._post(body, on_wait, episode or EpisodeSpec(""))
         try:
             response = self.read_response(llm_response, self._warn_once)
         except MalformedResponseError as error:
@@ -360,20 +360,26 @@ class EndpointPolicy(Policy):
             ours["top_k"] = None
         return replace(request, stream=False, **ours)
 
-    async def _post(
-        self, body: Mapping[str, Any], on_wait: OnWait, may_ask: Callable[[], Awaitable[None]] | None
-    ) -> tuple[Any, float]:
+    async def _post(self, body: Mapping[str, Any], on_wait: OnWait, episode: EpisodeSpec) -> tuple[Any, float]:
         """Returns the parsed answer and the seconds since the first try started."""
-        slots, started = self._endpoint.slots, 0.0
-        for tries in itertools.count(1):
+        slots, started, tries = self._endpoint.slots, 0.0, 0
+        while True:
             try:
                 async with slots.one(on_wait):
-                    if may_ask is not None:
-                        await may_ask()
+                    if episode.may_ask is not None:
+                        await episode.may_ask()
                     started = started or time.perf_counter()
                     llm_response = await self._endpoint.post(body, timeout_sec=self.timeout_sec)
                 return llm_response, time.perf_counter() - started
             except EndpointError as error:
+                if (
+                    isinstance(error, EndpointUnreachableError)
+                    and error.never_connected
+                    and episode.until_reachable is not None
+                    and await episode.until_reachable(error, self._endpoint.check_reachable)
+                ):
+                    continue  # an outage is not a failed try
+                tries += 1
                 backoff = Backoff(
                     max_retries=self.max_retries, base_sec=self.retry_base_sec, max_wait_sec=self.max_retry_wait_sec
                 )
@@ -383,7 +389,6 @@ class EndpointPolicy(Policy):
                 logger.info("%s Trying again in %.1f s (try %d failed).", error, wait_sec, tries)
             on_wait(wait_sec)
             await asyncio.sleep(wait_sec)
-        raise AssertionError("unreachable: the backoff ends the loop")
 
     def _cost(self, response: LLMResponse) -> float:
         prices = self.prices or {}

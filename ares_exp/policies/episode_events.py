@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ares_exp.environment import TimeStep
+from ares_exp.errors import PolicyError
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import EpisodeUsage
 
@@ -72,6 +73,7 @@ class EpisodeEvents:
         last: The LAST step, once it was reached.
         deadline: Deadline of the pending answer; `None` while no response is pending.
         is_cut_short: Whether the policy is not to be asked any more.
+        unreachable: Why the pending request waits for its endpoint; `None`: the endpoint can be reached.
     """
 
     usage: EpisodeUsage = field(default_factory=EpisodeUsage)
@@ -83,6 +85,7 @@ class EpisodeEvents:
     last: TimeStep[Any] | None = None
     deadline: ResponseDeadline | None = field(default=None, repr=False)
     is_cut_short: bool = False
+    unreachable: PolicyError | None = None
 
     def wait_for(self, what: WaitsFor) -> None:
         """Records that the episode made progress and now waits for `what`."""

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ares_exp.config.parts import completed, name_of
-from ares_exp.errors import ConfigError
+from ares_exp.errors import ConfigError, MalformedResponseError, PolicyError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
+from ares_exp.records.recorded_results import MAX_COUNT, MAX_NUMBER, is_countable
 from ares_exp.records.results import EpisodeResult
 
 if TYPE_CHECKING:
     from ares_exp.policies.replay_report import ReplayReport
 
 
-from dataclasses import is_dataclass
-
-from ares_exp.errors import MalformedResponseError, PolicyError
-from ares_exp.records.recorded_results import MAX_COUNT, MAX_NUMBER, is_countable
+Check = Callable[[], Awaitable[None]]
+"""Raises `UnreachableError` while a service cannot be reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +36,8 @@ class EpisodeSpec:
             for a place): before they pass where that is known, so that no time limit of the episode runs out meanwhile.
         may_ask: Is to be awaited before each try of a request, by a policy that tries several times: while the run is
             held (`ares-exp ctl RUN pause --now`) it does not return.
+        until_reachable: Is to be awaited when no connection could be made, with the error and a check of the endpoint.
+            No episode starts until the check passes. Returns whether it failed first. `None`: there is no such wait.
         normalisers: What of the agent's requests differs whenever it is run again: name → pattern and replacement.
         earlier: Responses that a branch has from the episode that it branches off, in order.
     """
@@ -47,6 +48,9 @@ class EpisodeSpec:
     retry: int = 0
     on_wait: Callable[[float], None] | None = field(default=None, compare=False, repr=False)
     may_ask: Callable[[], Awaitable[None]] | None = field(default=None, compare=False, repr=False)
+    until_reachable: Callable[[PolicyError, Check], Awaitable[bool]] | None = field(
+        default=None, compare=False, repr=False
+    )
     normalisers: Mapping[str, tuple[str, str]] = field(default_factory=dict, compare=False, repr=False)
     earlier: Sequence[LLMResponse] = field(default=(), compare=False, repr=False)
 

@@ -1,9 +1,10 @@
-"""The results that a run recorded: its `episodes.jsonl`, read. It may come from anywhere: every row is checked."""
+"""The results that a run recorded: `episodes.jsonl` and `scores/`, read. They are untrusted: every row is checked."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -11,7 +12,7 @@ from ares_exp.errors import ConfigError
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.records.record_files import read_json_object, read_yaml
 from ares_exp.records.results import EnvironmentUsage, EpisodeResult
-from ares_exp.records.run_dir import RunDir, open_regular
+from ares_exp.records.run_dir import SCORES_SUFFIX, RunDir, open_regular
 from ares_exp.records.run_summary import RunSummary
 
 MAX_ROWS = 2_000_000
@@ -38,12 +39,48 @@ class RecordedResults:
 
 
 def read_results(path: Path) -> RecordedResults:
-    """Reads an `episodes.jsonl`.
+    """Reads an `episodes.jsonl`. The scores of `ares-exp score` are added to the rewards of the episodes.
 
     Raises:
         ConfigError: It cannot be read, or a line that is not the torn last one is no result; with its number.
     """
     results: list[EpisodeResult] = []
+    whole_bytes, torn = read_lines(path, "the result of an episode", lambda data: results.append(checked_result(data)))
+    if added := added_rewards(RunDir(path.parent)):
+        results = [replace(one, rewards=with_added(one.rewards, added.get(one.episode_id, {}))) for one in results]
+    return RecordedResults(tuple(results), torn, whole_bytes)
+
+
+def added_rewards(run_dir: RunDir) -> dict[str, dict[str, float]]:
+    """Reads the scores that `ares-exp score` added to a run after its end, by episode and name.
+
+    Raises:
+        ConfigError: A file cannot be read, or a line that is not the torn last one is no score; with its number.
+    """
+    added: dict[str, dict[str, float]] = {}
+
+    def take(line: Any) -> None:
+        if "config" not in line:  # which starts what one call has added
+            numbers = {str(name): float(value) for name, value in line["rewards"].items()}
+            _check_numbers(numbers.values())
+            added.setdefault(str(line["episode_id"]), {}).update(numbers)
+
+    for path in sorted(run_dir.scores.glob(f"*{SCORES_SUFFIX}")):
+        read_lines(path, "the scores of an episode", take)
+    return added
+
+
+def with_added(rewards: Mapping[str, float], added: Mapping[str, float]) -> dict[str, float]:
+    """Returns the rewards of an episode, then those that were added; a name that it has keeps its first value."""
+    return {**rewards, **added, **rewards}
+
+
+def read_lines(path: Path, what: str, take: Callable[[Any], None]) -> tuple[int, bool]:
+    """Passes the JSON of each whole line to `take`. Returns where the whole lines end, and whether a torn one follows.
+
+    Raises:
+        ConfigError: The file cannot be read, or a line is not `what`.
+    """
     whole_bytes, number = 0, 0
     try:
         with open_regular(path) as lines:
@@ -52,17 +89,17 @@ def read_results(path: Path) -> RecordedResults:
                 if len(line) > MAX_ROW_BYTES or number > MAX_ROWS:
                     raise ValueError(f"more than {MAX_ROW_BYTES:,} bytes in a line, or {MAX_ROWS:,} lines")
                 if not line.endswith(b"\n"):
-                    return RecordedResults(tuple(results), torn=True, whole_bytes=whole_bytes)
-                results.append(checked_result(json.loads(line, parse_constant=_refuse)))
+                    return whole_bytes, True
+                take(json.loads(line, parse_constant=_refuse))
                 whole_bytes += len(line)
     except OSError as error:
         raise ConfigError(f"Cannot read {path}: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
-            f"{path}, line {number}: expected the result of an episode, got something else: {error}. "
+            f"{path}, line {number}: expected {what}, got something else: {error}. "
             "Only a torn last line is left out; repair this one, or remove it to go without its episode."
         ) from None
-    return RecordedResults(tuple(results), torn=False, whole_bytes=whole_bytes)
+    return whole_bytes, False
 
 
 _COUNTS = tuple(field.name for field in fields(Usage))
@@ -83,14 +120,18 @@ def checked_result(data: Any) -> EpisodeResult:
     times = (result.started_at, result.finished_at, result.duration_sec, *result.phase_sec.values())
     used = result.environment_usage or EnvironmentUsage()
     numbers = (result.reward or 0.0, *result.rewards.values(), result.cost, used.cost, *times)
-    if not all(abs(number) < MAX_NUMBER for number in numbers):
-        raise ValueError(f"a number is not finite, or beyond {MAX_NUMBER:g}")
+    _check_numbers(numbers)
     counts = (result.attempt, result.retry, result.num_steps, result.prompt_tokens, result.generated_tokens)
     counts_beside = (result.snapshots, result.snapshot_failures, used.prompt_tokens, used.generated_tokens)
     troubles = (result.length_stops, result.format_errors)
     if not all(0 <= count < MAX_COUNT for count in (*counts, *counts_beside, *troubles)):
         raise ValueError(f"a count is not between 0 and {MAX_COUNT:,}")
     return result
+
+
+def _check_numbers(numbers: Iterable[float]) -> None:
+    if not all(abs(number) < MAX_NUMBER for number in numbers):
+        raise ValueError(f"a number is not finite, or beyond {MAX_NUMBER:g}")
 
 
 def _refuse(name: str) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
@@ -16,10 +17,14 @@ from ares_exp.errors import (
     HostLostError,
     PolicyError,
     StorageError,
+    UnreachableError,
     VerifierError,
 )
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.validation import Text, validated
+
+_OF_AN_ATTEMPT = re.compile(r"(.+__\d+)__\w+")
+"""The id of an episode: its task, its attempt, and what other episodes of the attempt do not have."""
 
 
 @dataclass(slots=True)
@@ -91,6 +96,7 @@ class Outcome(StrEnum):
             (KeyboardInterrupt, cls.CANCELLED),
             (BudgetExhaustedError, cls.CANCELLED),
             (StorageError, cls.CANCELLED),
+            (UnreachableError, cls.CANCELLED),
             (AgentError, cls.AGENT_ERROR),
             (HostLostError, cls.LOST),
             (ContainerError, cls.CONTAINER_ERROR),
@@ -380,6 +386,12 @@ class EpisodeResult:
 _FIELDS = tuple(field.name for field in fields(EpisodeResult))
 _MAPPINGS = frozenset({"rewards", "phase_sec", "replayed", "environment_usage", "agent"})
 """Fields of a row with keys or fields of their own, some of them `None`: they become columns where they have some."""
+
+
+def attempt_of(episode_id: str) -> str:
+    """Returns the start that the ids of all episodes of an attempt share."""
+    found = _OF_AN_ATTEMPT.fullmatch(episode_id)
+    return found[1] if found else episode_id
 
 
 def final_results(results: Iterable[EpisodeResult]) -> tuple[EpisodeResult, ...]:

@@ -24,6 +24,8 @@ from ares_exp.records.secrets import mask_known_secrets
 T = TypeVar("T")
 
 EPISODES = "episodes.jsonl"
+SCORES_SUFFIX = ".jsonl"
+"""End of the names of the files in `scores/`, one for each scorer."""
 SWEEP_RECORD = "multirun.yaml"
 """Hydra's record of a sweep: where it is, there is a sweep."""
 STOP = "stop"
@@ -344,6 +346,7 @@ class RunDir:
         self.results = path / "results.json"
         self.trajectories = path / "trajectories"
         self.files = path / "files"
+        self.scores = path / "scores"
         self.responses = path / "responses"
         self.sessions = path / "sessions.jsonl"
         self.snapshots = path / "snapshots"
@@ -394,8 +397,7 @@ class RunDir:
         """Refuses links in place of the run's folders: a run deletes files there, and the directory is untrusted."""
         folders = (
             *(self.trajectories, self.files, self.responses, self.snapshots, self.branch_point, self.tensorboard),
-            self.checkpoints,
-            self.control,
+            *(self.checkpoints, self.control, self.scores),
         )
         if links := [path.name for path in folders if path.is_symlink()]:
             raise ConfigError(

@@ -10,7 +10,7 @@ import json
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,17 @@ from typing import Any
 from ares_exp.config.overrides import dotted_items
 from ares_exp.errors import ConfigError, TrajectoryFormatError
 from ares_exp.records.record_files import read_yaml
-from ares_exp.records.recorded_results import read_object, recorded_summary
+from ares_exp.records.recorded_results import added_rewards, read_object, recorded_summary, with_added
 from ares_exp.records.results import EpisodeResult
 from ares_exp.records.run_dir import RunDir, is_run, open_regular
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.statistics.estimate import mean_over_attempts
-from ares_exp.records.statistics.run_statistics import json_ready, results_document
+from ares_exp.records.statistics.run_statistics import json_ready, mean_scores, results_document
+from ares_exp.records.terminal_text import count_of
 from ares_exp.reports.episode_files import episode_files, file_changes
 from ares_exp.reports.episode_payload import episode_payload
 from ares_exp.reports.run_facts import command_line, run_facts
+from ares_exp.reports.summary import format_estimate
 from ares_exp.trajectories.files.line_file import has_writer
 from ares_exp.trajectories.stored_episodes import HeaderCache, StoredEpisode, StoredEpisodes, load
 
@@ -174,9 +176,11 @@ class ShownRun:
             TrajectoryFormatError: It cannot be read.
         """
         stored = self.stored[episode_id]
+        recorded = stored.load()
+        rewards = with_added(recorded.rewards, added_rewards(self.dir).get(episode_id, {}))
         return {
             **episode_payload(
-                stored.load(),
+                replace(recorded, rewards=rewards),
                 is_running=stored.outcome is None,
                 files=episode_files(self.path, episode_id),
                 changes=file_changes(self.path, episode_id),
@@ -261,6 +265,10 @@ class ShownRun:
             about.append(f"replay of {replay.get('recording')}")
             if isinstance(score, int | float):
                 about.append(f"{matching} of {compared} steps match ({score:.2f})")
+        about += [
+            f"scored again: {name} {format_estimate(mean)} over {count_of(mean.attempts, 'attempt')}"
+            for name, mean in mean_scores(self.summary.results, added_rewards(self.dir))
+        ]
         if "branch_from" in told:
             about.append(f"branches of {told['branch_from']}")
         if (parts := self.path / "parts").is_dir():

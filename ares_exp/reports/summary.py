@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO
 
+from ares_exp.errors import may_pass
 from ares_exp.records.results import HOST_IMAGE, UNFINISHED, EpisodeResult, count_outcomes, reward_names
 from ares_exp.records.run_dir import RUN_FILES, RUN_FOLDERS, RunDir
 from ares_exp.records.run_summary import RunSummary
@@ -289,8 +290,16 @@ def _places(summary: RunSummary, run_dir: Path, stream: TextIO) -> Iterator[str]
     parts = [f"Written to {shown}"]
     if any((run_dir / name).exists() for name in (*RUN_FOLDERS, *RUN_FILES)):
         parts.append(f"show: ares-exp show {_quoted(shown)}")
-    if len(summary.finished) < summary.planned and RunDir(run_dir).sessions.is_file():
-        parts.append(f"go on: ares-exp resume={_quoted(shown)}")
+    if RunDir(run_dir).sessions.is_file():
+        resume = f"ares-exp resume={_quoted(shown)}"
+        if len(summary.finished) < summary.planned:
+            parts.append(f"go on: {resume}")
+        lost = {
+            one.outcome for one in summary.finished if one.reward is None and one.error and may_pass(one.error.type)
+        }
+        if lost:
+            redo = shlex.quote(f"resume_redo=[{','.join(sorted(lost))}]")
+            parts.append(f"repeat what was lost: {resume} {redo}")
     yield ""
     yield from filter(None, [" ".join(f"{key}={value}" for key, value in run_facts(RunDir(run_dir)).items())])
     is_narrow = stream.isatty() and len("; ".join(parts)) > width_of(stream)

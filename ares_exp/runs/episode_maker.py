@@ -15,16 +15,17 @@ from ares_exp.config.parts import name_of
 from ares_exp.environment import MinimalEnvironment
 from ares_exp.environments.episode_limits import limited
 from ares_exp.environments.source import EpisodeParts
-from ares_exp.errors import SnapshotError
+from ares_exp.errors import PolicyError, SnapshotError
 from ares_exp.llms.request import LLMClient
 from ares_exp.policies.asked_ahead import BackgroundClient, PaidBackgroundRequests, counted_when_awaited
-from ares_exp.policies.policy import EpisodeSpec
-from ares_exp.policies.waiting import Gate
+from ares_exp.policies.policy import Check, EpisodeSpec
+from ares_exp.policies.waiting import Gate, reported
 from ares_exp.records.environment_responses import copy_responses
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_storage import RunStorage
 from ares_exp.rollout import run_episode
 from ares_exp.runs.components import Components, Settings
+from ares_exp.runs.outages import Outages
 from ares_exp.runs.resume.resumable_policy import ResumablePolicy
 from ares_exp.runs.running_episode import RunningEpisode
 from ares_exp.runs.scheduler import PlannedEpisode
@@ -42,10 +43,13 @@ logger = logging.getLogger(__name__)
 class EpisodeMaker:
     """Makes planned episodes from the components of a run. Nothing of them is kept on disk but what collectors keep."""
 
-    def __init__(self, components: Components, settings: Settings, gate: Gate | None = None) -> None:
+    def __init__(
+        self, components: Components, settings: Settings, gate: Gate | None = None, outages: Outages | None = None
+    ) -> None:
         self._parts = components
         self._settings = settings
         self._gate = gate or Gate()
+        self._outages = outages
         self._ends = EpisodeEnds()
 
     async def make(self, episode: RunningEpisode) -> tuple[MinimalEnvironment, LLMClient]:
@@ -165,6 +169,7 @@ class EpisodeMaker:
             retry=planned.retry,
             on_wait=counted_when_awaited(episode.waited),
             may_ask=self._may_ask(episode),
+            until_reachable=self._until_reachable(episode),
             normalisers=self._parts.effective_agent.normalisers,
         )
         if (branching := self._parts.branching) is not None:
@@ -174,6 +179,20 @@ class EpisodeMaker:
     def _may_ask(self, episode: RunningEpisode) -> Callable[[], Awaitable[None]]:
         on_wait = counted_when_awaited(episode.held)
         return lambda: self._gate.passed(on_wait)
+
+    def _until_reachable(self, episode: RunningEpisode) -> Callable[[PolicyError, Check], Awaitable[bool]] | None:
+        outages, on_wait = self._outages, counted_when_awaited(episode.waited)
+        if outages is None:
+            return None
+
+        async def until_reachable(error: PolicyError, check: Check) -> bool:
+            episode.unreachable = error
+            with reported(on_wait):
+                was_away = await outages.wait(check)
+            episode.unreachable = None
+            return was_away
+
+        return until_reachable
 
 
 class ResumableEpisodeMaker(EpisodeMaker):
@@ -186,8 +205,9 @@ class ResumableEpisodeMaker(EpisodeMaker):
         run_dir: RunDir,
         gate: Gate,
         storage: RunStorage,
+        outages: Outages,
     ) -> None:
-        super().__init__(components, settings, gate)
+        super().__init__(components, settings, gate, outages)
         self._run_dir = run_dir
         self._storage = storage
 

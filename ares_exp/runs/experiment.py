@@ -22,6 +22,7 @@ from ares_exp.errors import (
     HostLostError,
     SnapshotError,
     StorageError,
+    UnreachableError,
 )
 from ares_exp.policies.waiting import Gate
 from ares_exp.records.results import UNFINISHED, EpisodeResult, final_results
@@ -36,6 +37,7 @@ from ares_exp.runs.control.runner_monitor import RunnerMonitor
 from ares_exp.runs.control.status import LiveStatus
 from ares_exp.runs.episode_maker import ResumableEpisodeMaker
 from ares_exp.runs.executors.executor import LocalExecutor, Place
+from ares_exp.runs.outages import Outages
 from ares_exp.runs.preparation import bounded_concurrency, check_collectors, planned_episodes, prepare
 from ares_exp.runs.progress import Progress
 from ares_exp.runs.recorder import Recorder
@@ -97,17 +99,18 @@ class Experiment:
         self._losses: dict[tuple[str, int], int] = {}
         self._gate = Gate()
         self._storage = RunStorage(run_dir, self._cannot_record)
-        self._maker = ResumableEpisodeMaker(components, settings, run_dir, self._gate, self._storage)
+        self._scheduler = Scheduler(settings.concurrency, self._execute)
+        self._outages = Outages(self._scheduler, self._end)
+        self._maker = ResumableEpisodeMaker(components, settings, run_dir, self._gate, self._storage, self._outages)
         self._recorder = Recorder(components, run_dir, self._storage, self._maker.start_log)
         self.spending = Spending(
             components, settings, running=lambda: list(self._running.values()), end=self._end, warn=self._warn
         )
-        self._scheduler = Scheduler(settings.concurrency, self._execute)
         self._live = LiveStatus(lambda: list(self._running.values()), self._scheduler)
         self._trained: RunOnRequest | None = None
         self._interrupted = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._ended_by: BudgetExhaustedError | StorageError | None = None
+        self._ended_by: BudgetExhaustedError | StorageError | UnreachableError | None = None
         self._max_loop_lag_sec = 0.0
 
     async def prepare(self) -> Sequence[str]:
@@ -223,7 +226,7 @@ class Experiment:
         if self._trained is None:
             return len(self._planned)
         final = final_results(self._recorder.results)
-        if isinstance(self._ended_by, StorageError):
+        if isinstance(self._ended_by, StorageError | UnreachableError):
             return len(final) + 1  # the training is incomplete, whatever it has asked for
         if self._interrupted or self._ended_by is not None:
             return len(final)
@@ -248,6 +251,7 @@ class Experiment:
                         yield
                     finally:
                         watching.cancel()
+                        self._outages.close()
                         self._live.has_ended = True
         finally:
             self._max_loop_lag_sec = monitor.max_loop_lag_sec
@@ -369,7 +373,7 @@ class Experiment:
     async def _execute_try(self, planned: PlannedEpisode) -> Retry | None:
         losses = self._losses.get(planned.slot, 0)
         async with self._parts.executor.room(planned.task_name, losses=losses) as place:
-            await self._scheduler.starts(planned)
+            await self._scheduler.starts(planned, self._until_containers_answer)
             episode = self._running[planned.episode_id] = RunningEpisode(
                 planned=planned, place=place, recorder=self, limits=self._settings.limits
             )
@@ -387,6 +391,10 @@ class Experiment:
             if self._trained is not None:
                 self._trained.tried(episode)
             return episode.retry
+
+    async def _until_containers_answer(self) -> None:
+        if isinstance(self._parts.executor, LocalExecutor) and self._parts.source.needs_container:
+            await self._outages.wait(self._parts.container_factory.check_reachable)
 
     def _next(self, episode: RunningEpisode, result: EpisodeResult, failure: BaseException | None) -> Retry | None:
         """Returns the retry that follows this try, if any."""
@@ -440,7 +448,7 @@ class Experiment:
         self._recorder.track(self._parts.tracker.log_episode, result, episode.trajectory)
         self.spending.add(result)
 
-    def _end(self, why: BudgetExhaustedError | StorageError) -> None:
+    def _end(self, why: BudgetExhaustedError | StorageError | UnreachableError) -> None:
         """Ends running episodes as cancelled and starts no more. Only the first call counts."""
         if self._ended_by is None:
             self._ended_by = why

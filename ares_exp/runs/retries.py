@@ -10,25 +10,18 @@ from typing import Annotated, Any
 from pydantic import Field, validate_call
 
 from ares_exp.backoff import backoff_sec
-from ares_exp.errors import AresExpError, ConfigError, ContainerServiceError, EndpointError, close_matches
+from ares_exp.errors import (
+    INFRASTRUCTURE,
+    AresExpError,
+    ConfigError,
+    ContainerServiceError,
+    EndpointError,
+    close_matches,
+)
 from ares_exp.records.results import Outcome
 
 Tries = Annotated[int, Field(ge=0, le=1000)]
 Seconds = Annotated[float, Field(ge=0, le=86_400)]
-
-INFRASTRUCTURE: Mapping[str, int] = {
-    "ContainerStartError": 2,
-    "EnvironmentStartTimeoutError": 2,
-    "ContainerLostError": 2,
-    "ContainerServiceError": 2,
-    "ContainerAuthorizationError": 0,
-    "ContainerNotFoundError": 0,
-    "OracleResponseError": 1,
-    "RateLimitError": 2,
-    "ServerError": 2,
-    "EndpointUnreachableError": 2,
-}
-"""Retries after errors that neither the agent, nor the model, nor the tests can have caused, and that may go away."""
 
 
 class RetryRules:

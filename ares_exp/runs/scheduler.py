@@ -7,7 +7,7 @@ import hashlib
 import re
 import uuid
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
@@ -94,7 +94,7 @@ class Scheduler:
     Attributes:
         concurrency: Maximum number of episodes at once.
         interrupted: Whether `interrupt` was called.
-        paused: Whether nothing new starts.
+        holds: Why nothing new starts: a sentence for each cause of a pause, empty for an order.
     """
 
     def __init__(self, concurrency: int, execute: Execute) -> None:
@@ -113,10 +113,11 @@ class Scheduler:
         self._ended: deque[_Running] = deque()
         self._cancelled: set[_Running] = set()
         self._started: set[str] = set()
+        self.holds: dict[object, str] = {}
         self._resumed = asyncio.Event()
         self._resumed.set()
         self._changed = asyncio.Event()
-        self.interrupted = self.paused = self._waits_for_more = False
+        self.interrupted = self._waits_for_more = False
 
     @property
     def running(self) -> int:
@@ -135,21 +136,37 @@ class Scheduler:
             self._cancel_all()
             self._changed.set()
 
-    def pause(self) -> None:
-        """Starts nothing new; what runs goes on to its end."""
-        self.paused = True
+    @property
+    def paused(self) -> bool:
+        """Whether nothing new starts."""
+        return bool(self.holds)
+
+    def pause(self, by: object = "order", why: str = "") -> None:
+        """Starts nothing new until `resume(by)`. Running episodes continue to their end."""
+        self.holds[by] = why
         self._resumed.clear()
 
-    def resume(self) -> None:
-        """Starts new episodes again."""
-        self.paused = False
-        self._resumed.set()
-        self._changed.set()
+    def resume(self, by: object = "order") -> None:
+        """Ends a pause. New episodes start if there is no other one."""
+        self.holds.pop(by, None)
+        if not self.holds:
+            self._resumed.set()
+            self._changed.set()
 
-    async def starts(self, planned: PlannedEpisode) -> None:
-        """Called by `execute` when there is room for a try. Returns when it may start; nothing starts in a pause."""
-        while self.paused:  # it may be paused again before the waiting task runs
-            await self._resumed.wait()
+    async def starts(self, planned: PlannedEpisode, check: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Called by `execute` when there is room for a try. Returns when it may start.
+
+        Args:
+            planned: The try.
+            check: Awaited before the start, and again after each pause. It may pause the scheduler.
+        """
+        while True:
+            while self.paused:  # it may be paused again before the waiting task runs
+                await self._resumed.wait()
+            if check is not None:
+                await check()
+            if not self.paused:
+                break
         self._started.add(planned.episode_id)
 
     def resize(self, concurrency: int) -> None:

@@ -14,6 +14,8 @@ pytest-asyncio in its mode `auto`. `pytest --ares-exp-part=PACKAGE:NAME` runs th
 | `container_contract.ContainerContract` | `factory`, and `spec` |
 | `changes_contract.ChangesContract` | the same, for containers that can be captured |
 | `forwarded_port_contract.ForwardedPortContract` | the same, for containers that forwarded ports can be opened in |
+
+`python -m ares_exp.testing.demo_server` serves two scripted models to the tutorial.
 """
 
 import sys

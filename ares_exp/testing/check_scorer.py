@@ -90,7 +90,7 @@ async def check_scorer(
     await whole.preflight()
     try:
         given = episode if episode is not None else sample_episode("Hello.")
-        score = await ConfiguredScorer(name, scorer, timeout_sec=timeout_sec).score(given.of_scorer(name), container)
+        score = await ConfiguredScorer(name, scorer, timeout_sec=timeout_sec).score(given, container)
     finally:
         await whole.close()
     return dict(score.rewards)

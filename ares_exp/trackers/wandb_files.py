@@ -62,6 +62,7 @@ class WandbInputs(WandbRecord, frozen=True):
         task_set: Name of the artifact whose files are in the folder `wandb/task-set`; `None` without one.
         metadata: Its metadata in W&B.
         linked: Whether the service has the links to task set and parents.
+        scores_bytes: Size of the scores of `ares-exp score` that the service has.
     """
 
     FILE = "inputs.json"
@@ -73,6 +74,7 @@ class WandbInputs(WandbRecord, frozen=True):
     metadata: Mapping[str, Any] = pydantic.Field(default_factory=dict)
     parents: tuple[Parent, ...] = ()
     linked: bool = False
+    scores_bytes: int = 0
 
     def link(self, run: wandb.Run, run_dir: Path) -> list[Path]:
         """Makes the inputs those of an online W&B run; returns the parents whose trajectories are not as recorded.
@@ -258,13 +260,18 @@ def _task_set_artifact(inputs: WandbInputs, run_dir: Path) -> wandb.Artifact:
     return _artifact(plain(inputs.task_set or ""), "task-set", files, inputs.metadata)
 
 
+def scores_bytes(run_dir: Path) -> int:
+    """Returns the size of the scores that `ares-exp score` added to a run: they only grow."""
+    return sum(path.stat().st_size for path in _files(RunDir(run_dir).scores))
+
+
 def _trajectories_artifact(run_dir: Path, finished: set[str] | None = None) -> wandb.Artifact | None:
     """Returns the episodes of a run, or of those that have finished. Equal files give the same version."""
     run, recorded = RunDir(run_dir), read_identity(run_dir)
     shared = [run.episodes, run.summary, run.results, *(run_dir / name for name in RUN_FILES)]
     results = [path for path in shared if path.is_file() and not path.is_symlink()]
     own = [path for path in _files(run.trajectories) if finished is None or path.name.partition(".json")[0] in finished]
-    files = [(path, path.relative_to(run_dir)) for path in (*results, *own)]
+    files = [(path, path.relative_to(run_dir)) for path in (*results, *_files(run.scores), *own)]
     return (
         None if recorded is None or not files else _artifact(f"run-{recorded.id}-trajectories", "trajectories", files)
     )

@@ -14,7 +14,7 @@ from typing import Any, overload
 
 from ares_exp.errors import TrajectoryFormatError, UserError
 from ares_exp.records.latest_run import MEANING
-from ares_exp.records.results import ErrorInfo, Outcome
+from ares_exp.records.results import ErrorInfo, Outcome, attempt_of
 from ares_exp.records.run_dir import RUN_FILES, RUN_FOLDERS, SWEEP_RECORD, is_run
 from ares_exp.records.terminal_text import count_of
 from ares_exp.trajectories.files.episode_file import SHARED_SUFFIXES, find_episodes, find_headers, is_shared
@@ -402,14 +402,14 @@ def chosen_episodes(path: Path) -> StoredEpisodes:
 
 
 def chosen_episode(path: Path) -> StoredEpisode:
-    """Finds the only episode that `path` means.
+    """Finds the only episode that `path` means, or the last one of the only attempt.
 
     Raises:
         TrajectoryFormatError, UserError: As above, or there are none or several.
     """
     episodes = chosen_episodes(path)
-    if len(episodes) == 1:
-        return episodes[0]
+    if len({attempt_of(episode.episode_id) for episode in episodes}) == 1:
+        return max(episodes, key=lambda episode: episode.start_time)
     if not episodes:
         left_out = f" Left out: {episodes.left_out[0]}" if episodes.left_out else ""
         raise UserError(f"Expected an episode, found none in {path}.{left_out}")

@@ -7,6 +7,7 @@ renewed.
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from ares_exp.commands.cli.commands import COMMANDS
 from tests.browser.chromium import Page, chromium
+from tests.demo_models import demo_models
 
 report = partial(COMMANDS["report"].main, program="ares-exp report")
 
@@ -24,6 +26,7 @@ WIDTHS = (1280, 800, 390)
 VIEWS = ("overview", "episodes", "tasks", "charts", "timeline", "search?q=notes", "config")
 OPTION = "# replies without a model\n_target_: tests.browser.improviser.Improviser\n"
 FAILED = "payload.runs[0].episodes.find(one => one.reward === 0 && one.num_steps > 4).episode_id"
+FAILED_FIRST = "payload.runs[0].episodes.find(one => one.reward === 0).episode_id"
 SAME_TASK = "payload.runs[0].episodes.filter(one => one.task_name === 'fix-moving-average').map(one => one.episode_id)"
 
 
@@ -39,6 +42,18 @@ def execute(folder: Path, name: str, *overrides: str) -> None:
     subprocess.run(words, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
 
 
+def tutorial(folder: Path) -> Path:
+    """Runs the commands of the tutorial in `folder`; the last one writes the report that is returned."""
+    folder.mkdir()
+    commands = re.findall(r"(?ms)^```bash\n(.*?)^```$", (ROOT / "docs" / "tutorial.md").read_text())
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    environment = {"PATH": path, "HOME": str(folder), "WANDB_MODE": "disabled"}
+    with demo_models() as url:
+        script = "".join(commands).replace("http://127.0.0.1:8000/v1", url)
+        subprocess.run(["bash", "-c", script], cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
+    return folder / "comparison.html"
+
+
 def reports(folder: Path) -> dict[str, Path]:
     execute(folder, "first", "attempts=5", "snapshot=every_step")
     execute(folder, "better", "attempts=5", "policy.skill=0.9")
@@ -52,7 +67,7 @@ def reports(folder: Path) -> dict[str, Path]:
 
 
 def renew(page: Page, made: dict[str, Path]) -> None:
-    """The three pictures of the documentation."""
+    """The pictures of the documentation."""
     page.size(1100, 780)
     page.open(made["first"].as_uri())
     page.picture(PICTURES / "overview.png")
@@ -61,6 +76,12 @@ def renew(page: Page, made: dict[str, Path]) -> None:
     page.picture(PICTURES / "episode.png")
     page.open(made["pair"].as_uri())
     page.picture(PICTURES / "compare.png")
+    page.size(1100, 700)
+    page.open(made["tutorial"].as_uri())
+    page.picture(PICTURES / "tutorial-compare.png")
+    page.go(page.run(f"return episodeAddress(0, {FAILED_FIRST}, 2)"))
+    page.until("return document.querySelector('.step.here') !== null")
+    page.picture(PICTURES / "tutorial-episode.png")
 
 
 def everything(page: Page, made: dict[str, Path], out: Path) -> None:
@@ -90,7 +111,7 @@ def main() -> None:
         if sys.argv[1:]:
             everything(page, made, Path(sys.argv[1]))
         else:
-            renew(page, made)
+            renew(page, {**made, "tutorial": tutorial(Path(scratch) / "tutorial")})
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import daytona
 import pytest
 from daytona import AsyncDaytona, AsyncSandbox, CreateSandboxFromSnapshotParams
 
-from ares_exp.containers.daytona import factory
+from ares_exp.containers.daytona import factory, leftovers
 from ares_exp.containers.daytona.credentials import Credentials
 from ares_exp.containers.daytona.service import FEW_TRIES, DaytonaService
 from ares_exp.errors import (
@@ -26,6 +26,7 @@ from ares_exp.errors import (
     ContainerRateLimitError,
     ContainerServiceError,
     ContainerServiceUnavailableError,
+    UnreachableError,
 )
 from tests.daytona.emulator import Emulator, Fault
 
@@ -129,6 +130,15 @@ async def test_a_connection_that_was_never_made_is_always_tried_again(
     with pytest.raises(ContainerServiceUnavailableError, match=r"(cannot be asked|no answer).*DAYTONA_API_URL"):
         await service.call("The sandbox x", look, timeout_sec=0.5)
     await service.close()
+
+
+async def test_service_that_fails_is_unreachable(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = factory.DaytonaContainerFactory()
+    await made.check_reachable()
+    monkeypatch.setattr(leftovers, "_ANSWER_SEC", 0.3)
+    emulator.faults.add(Fault("status", status=503, times=None))
+    with pytest.raises(UnreachableError, match=r"The service: the Daytona service answers 503: .* DAYTONA_API_URL"):
+        await made.check_reachable()
 
 
 async def test_an_answer_that_does_not_come(emulator: Emulator, service: DaytonaService) -> None:

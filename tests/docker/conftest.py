@@ -8,6 +8,7 @@ import docker
 import pytest
 
 from tests.docker.private_engine import private_engine, the_private_engine
+from tests.swebench_rows import build_context, make_repository
 
 __all__ = ["private_engine", "the_private_engine"]
 
@@ -38,3 +39,20 @@ def context(tmp_path: Path, engine: docker.DockerClient) -> Iterator[Path]:
     yield directory
     for image in engine.api.images(filters={"label": f"test={directory.name}"}):  # of failed builds too
         engine.api.remove_image(image["Id"], force=True)
+
+
+@pytest.fixture
+def swebench_image(engine: docker.DockerClient, tmp_path: Path) -> Iterator[str]:
+    """An image of the repository `tmp_path / "repositories"`, as the published ones of rows."""
+    context = build_context(tmp_path, *make_repository(tmp_path / "repositories"))
+    dockerfile = (context / "Dockerfile").read_text()
+    (context / "Dockerfile").write_text(
+        dockerfile.replace(
+            "COPY",
+            "RUN command -v git || { apt-get update -qq && apt-get install -y -qq --no-install-recommends git; }\nCOPY",
+        )
+    )
+    name = f"ares-exp-test-{uuid.uuid4().hex[:8]}"
+    engine.images.build(path=str(context), tag=name, rm=True)
+    yield name
+    engine.api.remove_image(name, force=True)

@@ -53,10 +53,15 @@ class EngineRelay:
     async def close(self) -> None:
         """Breaks every connection; nobody answers any more."""
         self._cancel()
-        await stop_accepting(self._server)
+        await self.stop_accepting()
         self._cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._path.unlink(missing_ok=True)
+
+    async def stop_accepting(self) -> None:
+        """Takes no new connections, as an engine that is being stopped; open ones still work."""
+        if self._path.exists():
+            await stop_accepting(self._server)
+            self._path.unlink()
 
     def _cancel(self) -> None:
         for task in self._tasks:

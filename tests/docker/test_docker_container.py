@@ -67,7 +67,9 @@ async def test_a_cancelled_start_leaves_nothing(engine: docker.DockerClient, del
 
 async def test_a_late_start_leaves_nothing(engine: docker.DockerClient) -> None:
     box = DockerContainerFactory()(ContainerSpec("late", docker_image=IMAGE, start_timeout_sec=0.02))
-    with pytest.raises(EnvironmentStartTimeoutError, match=r"late did not start within 0\.02 s"):
+    with pytest.raises(
+        EnvironmentStartTimeoutError, match=r"late did not start within 0\.02 s\. Set `timeouts\.build_multiplier=2`"
+    ):
         await box.start()
     assert not exists(engine, box)
 

@@ -117,6 +117,17 @@ async def test_an_engine_that_is_gone(monkeypatch: pytest.MonkeyPatch, engine: d
     gc.collect()
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # as above
+async def test_container_of_a_stopping_engine_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with EngineRelay() as relay:
+        monkeypatch.setenv("DOCKER_HOST", relay.host)
+        async with DockerContainerFactory()(SPEC) as box:
+            await relay.stop_accepting()
+            with pytest.raises(ContainerLostError, match=f"out of reach. The engine at {relay.host} does not answer"):
+                await box.exec("true", user="nobody")  # needs a new connection
+    gc.collect()
+
+
 async def test_an_engine_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     async with EngineRelay() as relay:
         monkeypatch.setenv("DOCKER_HOST", relay.host)

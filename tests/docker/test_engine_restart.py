@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
@@ -16,7 +19,10 @@ from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.docker import container_lifetime as life
 from ares_exp.containers.docker.container import DockerContainer
 from ares_exp.errors import ContainerDiedError, ContainerError, ContainerLostError, TransferError
+from ares_exp.runs.control.status import read_status
 from tests.docker.private_engine import IMAGE, PrivateEngine
+from tests.e2e.counting_endpoint import SUBMIT
+from tests.e2e.killed_run import make_tasks
 from tests.leaks import wait_until
 
 pytestmark = [pytest.mark.docker, pytest.mark.root, pytest.mark.once, pytest.mark.timeout(300)]
@@ -82,6 +88,31 @@ async def test_an_engine_that_is_killed_and_comes_back(engine: PrivateEngine, tm
     assert left(engine) == []
     async with DockerContainerFactory()(SPEC) as box:
         assert (await box.exec("echo new")).output == "new\n"
+
+
+def test_run_pauses_while_its_engine_is_stopped(engine: PrivateEngine, tmp_path: Path) -> None:
+    make_tasks(tmp_path, ("",))
+    for file in ("task.toml", "tests/test.sh"):
+        path = tmp_path / "tasks" / "task-0" / file
+        path.write_text(path.read_text().replace("debian:bookworm-slim", IMAGE).replace("/bin/sh", "/usr/bin/sh"))
+    words = "env.path=tasks container=docker policy=scripted attempts=12 concurrency=2 tracker=none hydra.run.dir=run"
+    command = [sys.executable, "-m", "ares_exp", *words.split(), f"policy.replies=['```bash\nsleep 2\n```','{SUBMIT}']"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as run:
+        try:
+            rows = tmp_path / "run" / "episodes.jsonl"
+            assert wait_until(lambda: rows.exists() and rows.read_text(), BOUND_SEC)
+            engine.stop()
+            status = tmp_path / "run" / "status.json"
+            assert wait_until(lambda: (now := read_status(status)) is not None and now.outage, BOUND_SEC)
+            engine.start()
+            out, _ = run.communicate(timeout=2 * BOUND_SEC)
+        finally:
+            run.kill()
+    lost = [row for row in map(json.loads, rows.read_text().splitlines()) if row["reward"] is None]
+    assert len(lost) <= 4, out  # of each slot: what ran, and what started on the engine that was ending
+    assert {row["outcome"] for row in lost} <= {"container_error"}, out
+    assert "12 of 12 episodes finished" in out
+    assert not lost or "ares-exp resume=run 'resume_redo=[container_error]'" in out
 
 
 async def test_stop_does_not_wait_for_an_engine_that_hangs(

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import docker
 import pytest
 
 from ares_exp.config.overrides import listed
 from tests.conftest import Cli
 from tests.swebench_rows import (
     SUBMIT,
-    build_context,
     git,
-    make_repository,
     make_row,
     put_harness_on_path,
     reply,
@@ -34,28 +29,11 @@ SLOW = reply("printf 'import time\\ntime.sleep(1000)\\n' > calc.py")
 NAMES = {what: f"demo__calc-{what}" for what in ("resolved", "unresolved", "broken", "slow")}
 
 
-@pytest.fixture
-def image(engine: docker.DockerClient, tmp_path: Path) -> Iterator[str]:
-    """An image of the repository, as the published ones of rows."""
-    context = build_context(tmp_path, *make_repository(tmp_path / "repositories"))
-    dockerfile = (context / "Dockerfile").read_text()
-    (context / "Dockerfile").write_text(
-        dockerfile.replace(
-            "COPY",
-            "RUN command -v git || { apt-get update -qq && apt-get install -y -qq --no-install-recommends git; }\nCOPY",
-        )
-    )
-    name = f"ares-exp-test-{uuid.uuid4().hex[:8]}"
-    engine.images.build(path=str(context), tag=name, rm=True)
-    yield name
-    engine.api.remove_image(name, force=True)
-
-
-def test_rows_on_an_engine(cli: Cli, tmp_path: Path, image: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_on_an_engine(cli: Cli, tmp_path: Path, swebench_image: str, monkeypatch: pytest.MonkeyPatch) -> None:
     put_harness_on_path(tmp_path / "harness", monkeypatch)
     repository = tmp_path / "repositories" / "demo" / "calc"
     base = git(repository, "rev-parse", "HEAD~1").strip()
-    made = [make_row(repository, base, name, image=image) for name in NAMES.values()]
+    made = [make_row(repository, base, name, image=swebench_image) for name in NAMES.values()]
     for row in made:
         row |= {name: row[name].rstrip("\n") for name in ("patch", "test_patch")}  # as a copy may have lost them
     rows = write_rows(tmp_path / "rows.jsonl", *made)
@@ -65,7 +43,7 @@ def test_rows_on_an_engine(cli: Cli, tmp_path: Path, image: str, monkeypatch: py
     assert oracle.returncode == 0, oracle.stderr
     [result] = results(tmp_path / "oracle")
     assert (result["reward"], result["outcome"]) == (1.0, "completed")
-    assert result["container_image"] == image
+    assert result["container_image"] == swebench_image
     kept = {path.name for path in (tmp_path / "oracle" / "files" / result["episode_id"]).rglob("*") if path.is_file()}
     assert kept == {"model.patch", "test_output.txt", "report.json", "reward.json"}
 

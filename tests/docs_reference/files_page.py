@@ -27,6 +27,7 @@ NAMED: Mapping[str, str] = {
     "trajectories": "`<episode_id>.json`: every step of an episode, whole when it has ended, of `collector=json`",
     "files": "`<episode_id>/verifier/`: reward files and output of the task's tests; `artifacts/` with a "
     "`manifest.json`; of a multi-step task `steps/<name>/` with both",
+    "scores": "`<name>.jsonl`: of a scorer of `ares-exp score`, its config, then a line per episode",
     "snapshots": "`<episode_id>@<step>/snapshot.json`, with the shared contents of files in `objects/`",
     "branch_point": "of a branched run: the snapshot that its episodes started with, where the recorded run had none",
     "replay": "of a replay: every step compared, the diffs, rewards, determinism scores by task",

@@ -11,9 +11,7 @@ from typing import NamedTuple
 from tests.docs_reference.markdown import GENERATED
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
-ABOUT = (
-    "LLM code agents as reproducible RL experiments: one Hydra command runs, records and scores episodes in containers."
-)
+ABOUT = "Evaluate and train code agents in containers. Stop a run at any time and resume it in the middle of episodes."
 
 
 class Entry(NamedTuple):
@@ -25,10 +23,11 @@ class Entry(NamedTuple):
 
 
 def index_page() -> str:
-    """The index, by chapters."""
-    parts = [GENERATED, f"# ares_exp\n\n{ABOUT} The [README](../README.md) is where to start.\n"]
+    """The front page: its text, which is written by hand, and a list of all pages by chapters."""
+    text, heading, _ = (DOCS / "index.md").read_text().partition("## All pages\n")
+    parts = [text, heading]
     for chapter, entries in _chapters():
-        parts.append(f"\n## {chapter}\n\n")
+        parts.append(f"\n### {chapter}\n\n")
         parts += [f"- [{entry.title}]({entry.path}): {entry.sentence}\n" for entry in entries]
     return "".join(parts)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from ares_exp.records.recorded_results import read_results
+from ares_exp.records.run_dir import RunDir
+from ares_exp.reports.run_payload import ShownRun
 from ares_exp.trajectories import load
 from tests.conftest import SECRET_FREE, Cli
 from tests.loopback_endpoint import LoopbackEndpoint, respond, slow
@@ -156,3 +160,73 @@ def test_a_branch_and_a_game_without_a_container(cli: Cli, tmp_path: Path, grade
     branched = cli("branch_from=task/write-greeting@1", "hydra.run.dir=branch")
     assert branched.returncode == 0, branched.stderr
     assert [row["reward"] for row in rows(tmp_path / "branch")] == [1.8]
+
+
+def test_score_adds_scores_to_a_finished_run(cli: Cli, tmp_path: Path, grader: LoopbackEndpoint) -> None:
+    started = cli(*TASK, *AT, "attempts=2", "snapshot=every_step")
+    assert started.returncode == 0, started.stderr
+    before = (tmp_path / "run" / "episodes.jsonl").read_bytes()
+    judge = ("score", "run", *JUDGE, f"scorer.policy.base_url={grader.url}")
+    done = cli(*judge)
+    assert (done.returncode, len(grader.requests)) == (0, 2), done.stderr
+    assert re.search(r"judge: 0\.80 \[.*\] over 2 scored\nSpent on scoring: 30 tokens\n", done.stdout), done.stdout
+    assert "Hello, harbor!" in json.dumps(grader.requests[0].body), "what the task asks for"
+
+    for arguments, said in (
+        ((), "The run has scores named `judge` of all its finished episodes. Use another name: `scorer.name=NAME`"),
+        (("scorer.highest=20",), "named `judge` of a scorer with another config. Use another name"),
+        (("scorer.name=first", "policy=noop"), "got `policy`"),
+    ):
+        rejected = cli(*judge, *arguments)
+        assert rejected.returncode == 2
+        assert said in rejected.stderr
+    (tmp_path / "run").chmod(0o777)
+    assert "Copy it, and score the copy" in cli(*judge, "scorer.name=strict").stderr
+    (tmp_path / "run").chmod(0o700)
+    assert cli(*judge, "scorer.name=strict", "scorer.highest=16").returncode == 0
+    in_containers = cli("score", "run", "env.scorers=[my_scorers.greeting,my_scorers.brief]", env=HERE)
+    assert in_containers.returncode == 0, in_containers.stderr
+
+    assert (tmp_path / "run" / "episodes.jsonl").read_bytes() == before
+    recorded = read_results(tmp_path / "run" / "episodes.jsonl").results
+    own = {"judge": 0.8, "strict": 0.5, "greeting": 0.5, "greeting.chars": 15.0, "brief": 0.5}
+    assert [(row.reward, row.rewards) for row in recorded] == 2 * [(1.0, {"reward": 1.0, **own})]
+    assert "judge   strict" in " ".join(cli("show", "run").stdout.split("\n"))
+    assert "brief 0.5" in cli("show", "run/write-greeting__1").stdout
+    [first, _] = ShownRun(tmp_path / "run").payload()["about"][:2]
+    assert re.fullmatch(r"scored again: brief 0\.50 \[.*\] over 2 attempts", first)
+    assert ShownRun(tmp_path / "run").episode(recorded[0].episode_id)["rewards"]["judge"] == 0.8
+
+
+def test_score_continues_what_failed_or_was_interrupted(cli: Cli, tmp_path: Path, grader: LoopbackEndpoint) -> None:
+    started = cli(
+        "env.tasks=[write-greeting,count-records,publish-release]", *AT, "scorer=bad", "--config-dir", "options"
+    )
+    assert started.returncode == 1, "the scorer of the run fails"
+    episodes = tmp_path / "run" / "episodes.jsonl"
+    kept = episodes.read_text().splitlines(keepends=True)[:2]
+    episodes.write_text("".join(kept))  # killed before the third row
+    container = cli("score", "run", "env.scorers=[my_scorers.greeting]", env=HERE)
+    assert container.returncode == 1
+    assert "no snapshot of its last step exists. Use `replay=RUN` with this scorer" in container.stderr
+    with RunDir(tmp_path / "run").owned(resume=True):
+        running = cli("score", "run", "env.scorers=[my_scorers.greeting]", env=HERE)
+    assert (running.returncode, "is running: another process" in running.stderr) == (2, True)
+
+    command = ["score", "run", *JUDGE, f"scorer.policy.base_url={grader.url}", "concurrency=1"]
+    grader.then(respond("Score: 3"), slow(60))
+    grader.arrived.clear()
+    with WarmProcess(command, cwd=tmp_path, env=SECRET_FREE) as process:
+        while len(grader.requests) < 2 and process.poll() is None:
+            grader.arrived.wait(5)
+            grader.arrived.clear()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, "1 of 2 episodes done. Run the command again" in said) == (130, True), said
+    with (tmp_path / "run" / "scores" / "judge.jsonl").open("a") as scores:
+        scores.write('{"episode_id": ')  # a crash of the machine
+    again = cli(*command)
+    assert again.returncode == 0, again.stderr
+    assert "Left out: 1 lost" in again.stdout
+    assert len(grader.requests) == 3
+    assert {row.rewards["judge"] for row in read_results(episodes).results} == {0.3, 0.8}

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from ares_exp.environment import TimeStep, restart, termination, transition
-from ares_exp.errors import MalformedResponseError, PolicyError, PolicyTimeoutError, RefusalError
+from ares_exp.errors import (
+    EndpointUnreachableError,
+    MalformedResponseError,
+    PolicyError,
+    PolicyTimeoutError,
+    RefusalError,
+)
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.policies.episode_events import EpisodeEvents, ResponseDeadline
@@ -156,16 +162,18 @@ async def test_when_the_environments_time_is_up_it_gets_none_and_ends_the_episod
     assert (env.actions, events.usage.num_steps, events.last) == ([None] * 3, 0, last)
 
 
-async def test_a_policy_that_never_answers_is_bounded() -> None:
-    env = ThreeSteps()
+@pytest.mark.parametrize("unreachable", [None, EndpointUnreachableError("There is no server.")])
+async def test_a_policy_that_never_answers_is_bounded(unreachable: PolicyError | None) -> None:
+    env, events = ThreeSteps(), EpisodeEvents()
 
     async def policy(request: LLMRequest) -> LLMResponse:
+        events.unreachable = unreachable
         await asyncio.Event().wait()
         raise AssertionError
 
-    with pytest.raises(PolicyError, match=r"0\.05 s"):
-        await run_episode(env, policy, EpisodeEvents(), policy_timeout_sec=0.05)
-    assert env.closed_with == [PolicyTimeoutError]
+    with pytest.raises(PolicyError, match=rf"{unreachable or ''}.*0\.05 s"):
+        await run_episode(env, policy, events, policy_timeout_sec=0.05)
+    assert env.closed_with == [type(unreachable) if unreachable else PolicyTimeoutError]
 
 
 @pytest.mark.parametrize(("limit_sec", "left_sec", "extended_by"), [(5.0, 9.0, 0.0), (9.0, 5.0, 3.0), (None, 5.0, 3.0)])

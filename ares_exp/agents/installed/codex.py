@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field, validate_call
 
-from ares_exp.agents.installed.installed_agent import EndpointOptions, InstalledAgentFactory
+from ares_exp.agents.installed.installed_agent import POLICY, EndpointOptions, InstalledAgentFactory
 from ares_exp.agents.installed.packaged import LONGEST_WAIT_MS, PackagedRecipe
 from ares_exp.agents.installed.recipe import Launch, LaunchedCommand
 from ares_exp.agents.interception.line import KEEPALIVE_SEC
@@ -99,7 +99,7 @@ class CodexFactory(InstalledAgentFactory):
     def __init__(
         self,
         *,
-        model_name: str = "policy",
+        model_name: str | None = None,
         subagents: bool = False,
         idle_timeout_ms: Annotated[int, Field(gt=0)] = LONGEST_WAIT_MS,
         extra_args: list[str] | None = None,
@@ -111,7 +111,8 @@ class CodexFactory(InstalledAgentFactory):
         """Validates the options.
 
         Args:
-            model_name: The name of the model that it is told to ask for.
+            model_name: The name of the model that it is told to ask for; any name works. It chooses its prompts and
+                tools by the name. `None`: `policy`.
             subagents: Whether it may start agents of its own (`agents.enabled`); each is a conversation.
             idle_timeout_ms: How long it waits for an event of a response before it asks again
                 (`stream_idle_timeout_ms`); keepalives are such events.
@@ -124,4 +125,4 @@ class CodexFactory(InstalledAgentFactory):
         recipe = CodexRecipe(extra_args=extra_args or (), env=env)
         recipe.subagents = subagents
         recipe.idle_timeout_ms = idle_timeout_ms
-        super().__init__(recipe, EndpointOptions(model_name, port, keepalive_sec, forward_sampling))
+        super().__init__(recipe, EndpointOptions(model_name or POLICY, port, keepalive_sec, forward_sampling))

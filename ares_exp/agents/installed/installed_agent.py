@@ -30,6 +30,8 @@ OUTPUT_FILE = f"{AGENT_DIR}/output.txt"
 SHOWN_BYTES = 4000
 """So much of the end of what it printed is looked at when it has ended."""
 SHOWN_LINES = 20
+POLICY = "policy"
+"""The name of the model that an agent is told to ask for, if no other is known."""
 _SETUP_SEC = 120.0
 
 
@@ -45,7 +47,7 @@ class EndpointOptions:
         background_requests: What becomes of calls beside its work.
     """
 
-    model_name: str = "policy"
+    model_name: str = POLICY
     port: int = FORWARDED_PORT
     keepalive_sec: float = KEEPALIVE_SEC
     forward_sampling: bool = False

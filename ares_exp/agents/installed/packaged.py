@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, validate_call
 
 from ares_exp.agents.code_agent import AgentContainer
-from ares_exp.agents.installed.installed_agent import EndpointOptions, InstalledAgentFactory, last_lines
+from ares_exp.agents.installed.installed_agent import POLICY, EndpointOptions, InstalledAgentFactory, last_lines
 from ares_exp.agents.installed.recipe import Launch, LaunchedCommand
 from ares_exp.agents.interception.line import KEEPALIVE_SEC, BackgroundRequests
 from ares_exp.agents.toolbox.package import PACKAGES, AgentPackage, Build
@@ -140,7 +140,7 @@ class PackagedAgentFactory(InstalledAgentFactory):
     def __init__(
         self,
         *,
-        model_name: str = "policy",
+        model_name: str | None = None,
         subagents: bool = True,
         extra_args: list[str] | None = None,
         env: dict[str, str] | None = None,
@@ -153,7 +153,8 @@ class PackagedAgentFactory(InstalledAgentFactory):
         """Validates the options.
 
         Args:
-            model_name: The name of the model that it is told to ask for; it may show it to the model.
+            model_name: The name of the model that it is told to ask for; any name works. It may choose its prompts and
+                tools by the name, and show it to the model. `None`: `policy`.
             subagents: Whether it may start agents of its own; each is a conversation.
             extra_args: More arguments of the program.
             env: More variables of it.
@@ -168,5 +169,5 @@ class PackagedAgentFactory(InstalledAgentFactory):
         recipe = self.recipe_type(extra_args=extra_args or (), env=env, libc=libc)
         recipe.subagents = subagents
         super().__init__(
-            recipe, EndpointOptions(model_name, port, keepalive_sec, forward_sampling, background_requests)
+            recipe, EndpointOptions(model_name or POLICY, port, keepalive_sec, forward_sampling, background_requests)
         )

@@ -11,7 +11,6 @@ import gzip
 import hashlib
 import http.client
 import importlib.util
-import logging
 import os
 import shutil
 import signal
@@ -35,6 +34,7 @@ from ares_exp.agents.toolbox.package_store import AgentStore, Installed
 from ares_exp.cancellation import finish
 from ares_exp.containers.archive import remove, unpack_directory
 from ares_exp.containers.parent_death_guard import while_we_live
+from ares_exp.containers.user_cache import announce
 from ares_exp.errors import ToolboxError, TransferError
 from ares_exp.records.terminal_text import format_size
 
@@ -246,8 +246,6 @@ def _run(command: Sequence[str], build: Build, stop: threading.Event) -> None:
 _WAIT_SEC = 3600.0
 """Bound on waiting for another process that installs the same build."""
 
-_logger = logging.getLogger(__name__)
-
 
 def install(
     build: Build,
@@ -287,7 +285,7 @@ async def ensure(builds: Sequence[Build]) -> list[Installed]:
 
     def install_all() -> list[Installed]:
         for build in builds:
-            install(build, say=_tell, store=store, stop=stop)
+            install(build, say=announce, store=store, stop=stop)
         return [found for build in builds if (found := store.use(build)) is not None]
 
     work = asyncio.ensure_future(asyncio.to_thread(install_all))
@@ -312,9 +310,3 @@ def _make(build: Build, target: Path, stop: threading.Event) -> None:
         else:
             fetch_wheels(part, build, target / part.into, scratch, stop=stop)
     shutil.rmtree(scratch)
-
-
-def _tell(sentence: str) -> None:
-    _logger.info("%s", sentence)
-    sys.stderr.write(f"{sentence}\n")
-    sys.stderr.flush()

@@ -18,6 +18,7 @@ COMMANDS: Mapping[str, CommandModule] = {
     "view": CommandModule("show runs in the browser, live", "ares_exp.commands.view"),
     "report": CommandModule("write one HTML file that shows a run", "ares_exp.commands.report"),
     "export": CommandModule("write a run in another format: Parquet, training rows, …", "ares_exp.commands.export"),
+    "score": CommandModule("score the finished episodes of a run again", "ares_exp.commands.score"),
     "ctl": CommandModule("show the status of a run, and send it orders", "ares_exp.commands.ctl"),
     "snapshots": CommandModule("list, show, verify and remove snapshots", "ares_exp.commands.snapshots"),
     "merge": CommandModule("merge the shards of a run into one run", "ares_exp.commands.merge"),

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from daytona import AsyncSandbox
 
 _ROOT_NAMES = ("root", "0")
-_WHEN_SLOW = "Raise build_timeout_sec in the [environment] table of its task.toml."
+_WHEN_SLOW = "Set `timeouts.build_multiplier=2`."
 
 _logger = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from ares_exp.containers.container import Container, ContainerFactoryBase, Conta
 from ares_exp.containers.daytona.connection import Connections
 from ares_exp.containers.daytona.container import DaytonaContainer
 from ares_exp.containers.daytona.credentials import has_credentials
-from ares_exp.containers.daytona.leftovers import find_all, remove_stale
+from ares_exp.containers.daytona.leftovers import check_answers, find_all, remove_stale
 from ares_exp.containers.daytona.sandbox_request import DaytonaOptions, check_spec
 from ares_exp.containers.network_policy import NetworkPolicy, normalise_host
 from ares_exp.containers.ownership import Leftover
-from ares_exp.errors import ContainerServiceError, PreflightError
+from ares_exp.errors import ContainerServiceError, ContainerServiceUnavailableError, PreflightError, UnreachableError
 from ares_exp.records.secrets import is_sensitive, protect
 
 _MAX_CPUS, _MAX_MB = 1024, 64 * 2**20
@@ -107,6 +107,15 @@ class DaytonaContainerFactory(ContainerFactoryBase):
             await remove_stale(connection.service)
         except ContainerServiceError as error:
             raise PreflightError(f"container=daytona cannot be used. {error}") from error
+        finally:
+            await self._connections.release(connection)
+
+    async def check_reachable(self) -> None:
+        connection = self._connections.acquire()
+        try:
+            await check_answers(connection.service)
+        except ContainerServiceUnavailableError as error:
+            raise UnreachableError(str(error)) from error
         finally:
             await self._connections.release(connection)
 

@@ -33,7 +33,7 @@ from ares_exp.containers.docker.container_lifetime import (
     remove_when_it_appears,
     starts,
 )
-from ares_exp.containers.docker.engine import Engine, connect, engine_errors, in_thread, reason
+from ares_exp.containers.docker.engine import Engine, connect, engine_errors, in_thread, reason, why_unreachable
 from ares_exp.containers.docker.mounts import container_mounts
 from ares_exp.containers.docker.network import ContainerNetwork, NetworkOptions
 from ares_exp.containers.docker.reaper import watch_over_us
@@ -57,7 +57,7 @@ from ares_exp.errors import (
 if TYPE_CHECKING:
     from docker.types import Mount
 
-WHEN_SLOW = "Raise build_timeout_sec in the [environment] table of its task.toml, or build the image before."
+WHEN_SLOW = "Set `timeouts.build_multiplier=2`, or pull or build its image before the run."
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,8 @@ class EngineContainer(Container):
                 engine = self._engine = await connect(self._options.host)
                 await self._start(engine)
             except failures as error:
-                why = reason(error)
+                gone = await why_unreachable(self._options.host) if isinstance(error, engine_errors()) else ""
+                why = gone or reason(error)
                 needs = " The image needs a `sh`." if 'exec: "sh"' in why else ""
                 raise ContainerStartError(f"{what} could not be started: {why}.{needs}") from error
 

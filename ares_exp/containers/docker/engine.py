@@ -119,6 +119,25 @@ async def connect(host: str | None = None) -> Engine:
     return await in_thread(lambda: connect_blocking(host))
 
 
+async def why_unreachable(host: str | None) -> str:
+    """Returns why the engine at `host` gives no answer, within `INQUIRY_TIMEOUT_SEC`; an empty string if it answers.
+
+    Makes a new connection: an engine that is being stopped still answers on open ones.
+    """
+    failures: tuple[type[Exception], ...] = (PreflightError, *engine_errors())
+
+    def ask() -> str:
+        address = address_of_engine(host)
+        try:
+            _probe(address)
+            connect_blocking(host).ask("/_ping").raise_for_status()
+        except failures as error:
+            return f"The engine at {address} does not answer: {reason(error)}"
+        return ""
+
+    return await in_thread(ask, abandon=True)
+
+
 async def in_thread(function: Callable[[], _T], *, pool: Pool = "calls", abandon: bool = False) -> _T:
     """Runs a blocking engine call.
 
@@ -193,10 +212,10 @@ def _connected(pid: int, docker_host: str, context: str) -> Engine:
         api = docker.APIClient(base_url=host, timeout=CALL_TIMEOUT_SEC, max_pool_size=sum(_THREADS.values()))
         return Engine(host, api, capabilities_of(api.info()))
     except engine_errors() as error:
-        raise PreflightError(_why_unreachable(host, error)) from error
+        raise PreflightError(_how_to_reach(host, error)) from error
 
 
-def _why_unreachable(host: str, error: BaseException) -> str:
+def _how_to_reach(host: str, error: BaseException) -> str:
     if urlsplit(host).path.endswith(PODMAN_SOCKET):
         return (
             f"No Podman service answers at {host}: {reason(error)}. Start it (`systemctl --user start podman.socket`, "

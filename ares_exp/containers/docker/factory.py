@@ -18,14 +18,21 @@ from ares_exp.containers.docker.capabilities import Capabilities, unenforced
 from ares_exp.containers.docker.capture import CaptureWay
 from ares_exp.containers.docker.compose.container import ComposeContainer, check_compose
 from ares_exp.containers.docker.container import DockerContainer, DockerOptions
-from ares_exp.containers.docker.engine import connect, connect_blocking, engine_errors, in_thread, reason
+from ares_exp.containers.docker.engine import (
+    connect,
+    connect_blocking,
+    engine_errors,
+    in_thread,
+    reason,
+    why_unreachable,
+)
 from ares_exp.containers.docker.leftovers import find, remove_stale
 from ares_exp.containers.docker.mounts import check_mounts
 from ares_exp.containers.docker.network import NetworkOptions, check_network
 from ares_exp.containers.images.image_build import check_buildable
 from ares_exp.containers.network_policy import NetworkPolicy, normalise_host
 from ares_exp.containers.ownership import Leftover
-from ares_exp.errors import ConfigError, ContainerServiceError, PreflightError, TaskError
+from ares_exp.errors import ConfigError, ContainerServiceError, PreflightError, TaskError, UnreachableError
 from ares_exp.records.secrets import is_sensitive, protect
 
 
@@ -149,6 +156,10 @@ class DockerContainerFactory(ContainerFactoryBase):
                 "DOCKER_HOST to another one."
             ) from error
         await in_thread(lambda: remove_stale(engine), pool="removals")
+
+    async def check_reachable(self) -> None:
+        if why := await why_unreachable(self._options.host):
+            raise UnreachableError(f"{why}.")
 
     def check_snapshots(self) -> None:
         if not self._options.keep_image:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Unpack
 from ares_exp.containers.command_runner import CommandRunner
 from ares_exp.containers.container import ExecOptions, ExecResult, Shell, User
 from ares_exp.containers.docker.container_lifetime import ExitWatch, FirstProcess, exit_reason
-from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
+from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason, why_unreachable
 from ares_exp.containers.docker.network import namespace_obstacle
 from ares_exp.containers.docker.stream import DockerTerminal, EngineStream
 from ares_exp.containers.docker.transfer import get, put
@@ -252,6 +252,8 @@ class RunningContainer:
             dead = await self._exit_watch.cause()
         else:
             dead = await in_thread(lambda: exit_reason(self._engine, self._container), abandon=True)
+        if dead is None and (why := await why_unreachable(self._engine.host)):  # open connections may still work
+            raise ContainerLostError(f"The {self._what} is out of reach. {why}.") from cause
         if dead is not None:
             seen = self._first_process.last_output() if self._first_process is not None else ""
             kind = ContainerLostError if dead.is_outside else ContainerDiedError

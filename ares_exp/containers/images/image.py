@@ -18,6 +18,7 @@ from ares_exp.containers.docker.leftovers import image_labels
 from ares_exp.containers.images.dockerfile_instructions import ignored_patterns
 from ares_exp.containers.images.image_build import build_image, check_buildable
 from ares_exp.containers.images.shared_work import Demand, share, work_lock
+from ares_exp.containers.user_cache import announce
 from ares_exp.errors import ContainerStartError, UserError
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def _pull(api: APIClient, image: str, demand: Demand) -> None:
     from docker.errors import APIError
     from docker.utils import parse_repository_tag
 
+    announce(f"Pulling the image {image}.")
     repository, tag = parse_repository_tag(image)  # the tag may be a digest
     for pause in (*_PULL_PAUSES_SEC, None):
         try:

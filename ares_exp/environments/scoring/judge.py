@@ -120,6 +120,11 @@ class Judge(ScorerBase):
         return True
 
     @property
+    def uses_container(self) -> bool:
+        """Whether it has a `command`."""
+        return self._command is not None
+
+    @property
     def own_models(self) -> Sequence[OwnModel]:
         """The model."""
         return (self._model,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,8 @@ from ares_exp.environments.scoring.scorer_call import REWARD, ConfiguredScorer, 
 from ares_exp.environments.source import EpisodeParts, SourceBase
 from ares_exp.errors import ConfigError, ScorerError
 from ares_exp.records.results import EnvironmentUsage
+from ares_exp.records.run_dir import dump_json
+from ares_exp.records.secrets import scrub
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector
 
@@ -145,7 +148,7 @@ class ScoringEnvironment(EnvironmentWrapper):
         episode, container = self._finished(reward), self.held_container
         scores = []
         for one in self._rules.scorers:
-            scores.append(await one.score(episode.of_scorer(one.name), container))
+            scores.append(await one.score(episode, container))
         self._rewards = named_rewards(reward, super().report().rewards, scores)
         return combined_reward(reward, self._rules.verifier_weight, scores)
 
@@ -202,7 +205,8 @@ def make_scoring_rules(config: DictConfig) -> ScoringRules:
         weight, timeout = (_number(f"{key}.{one}", node.get(one, defaults[one])) for one in ("weight", "timeout_sec"))
         if timeout <= 0:
             raise ConfigError(f"Expected `{key}.timeout_sec` to be a number above 0, got {timeout:g}.")
-        scorers[name] = ConfiguredScorer(name, part, weight, timeout)
+        made_from: Any = OmegaConf.to_container(OmegaConf.select(apart, key), resolve=True)
+        scorers[name] = ConfiguredScorer(name, part, weight, timeout, json.loads(dump_json(scrub(made_from))))
         scorers[name].scorer.set_name(name, key)
     if not scorers:
         return ScoringRules()

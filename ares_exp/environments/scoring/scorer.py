@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -36,7 +36,7 @@ class ScoredEpisode:
     """An episode that has reached LAST and was verified, as scorers get it.
 
     Attributes:
-        trajectory: Its steps, outcome and limit, as recorded, before any scorer.
+        trajectory: Its steps, outcome and limit, as recorded, before any scorer; after the run, as the run recorded it.
         task: The task as its environment shows it: a `Task` of Harbor's format or of SWE-bench, the object of another
             environment, or a name; `None` when the environment shows none.
         reward: The reward that the environment gave at LAST, which is the verifier's; `None` when it gave none.
@@ -58,10 +58,6 @@ class ScoredEpisode:
     scorer: str = ""
     spend: Callable[[EnvironmentUsage], None] = field(default=lambda used: None, repr=False, compare=False)
 
-    def of_scorer(self, name: str) -> ScoredEpisode:
-        """Returns the episode as the scorer of that name gets it."""
-        return replace(self, scorer=name)
-
     @property
     def task_name(self) -> str:
         """Name of the task."""
@@ -74,7 +70,7 @@ class ScoredEpisode:
 
     @property
     def outcome(self) -> Outcome:
-        """`completed` or `truncated`."""
+        """`completed` or `truncated`; after the run also `verifier_error`."""
         return self.trajectory.outcome
 
     @property
@@ -117,7 +113,7 @@ class Scorer(Protocol):
         Args:
             episode: What happened.
             container: The container that the agent worked in, alive and with everything in its place; `None` in an
-                environment without one. It is removed after the last scorer.
+                environment without one, and after the run without a snapshot. It is removed after the last scorer.
 
         Returns:
             A finite number, or several by name.
@@ -139,6 +135,11 @@ class ScorerBase(Scorer):
     def asks_model(self) -> bool:
         """Whether it spends tokens of a model on a score, so that the summary names it. Default: no."""
         return False
+
+    @property
+    def uses_container(self) -> bool:
+        """Whether it uses the container, so that `ares-exp score` restores one. Default: yes."""
+        return True
 
     @property
     def own_models(self) -> Sequence[OwnModel]:

@@ -7,7 +7,7 @@ import functools
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
@@ -117,17 +117,24 @@ class ConfiguredScorer:
         part: What is called.
         weight: Its weight in the episode's reward; 0: recorded only.
         timeout_sec: Bound on one call in seconds.
+        config: What `part` was made from, as it is recorded: without secrets.
     """
 
     name: str
     part: Any
     weight: float = 1.0
     timeout_sec: float = 600.0
+    config: Any = None
 
     @property
     def scorer(self) -> ScorerBase:
         """The part, with the defaults for what it lacks."""
         return as_scorer(self.part)
+
+    @property
+    def uses_container(self) -> bool:
+        """Whether a call may use the container: a function that is not `async` cannot."""
+        return _is_async(self.part) and self.scorer.uses_container
 
     async def score(self, episode: ScoredEpisode, container: Container | None) -> Score:
         """Calls the scorer.
@@ -139,7 +146,7 @@ class ConfiguredScorer:
         limit = asyncio.timeout(self.timeout_sec)
         try:
             async with limit:
-                returned = await _called(self.part, episode, container)
+                returned = await _called(self.part, replace(episode, scorer=self.name), container)
             return checked_score(self.name, self.weight, returned)
         except (ScorerError, ContainerError):
             raise

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from ares_exp.errors import ConfigError, close_matches
 from ares_exp.records.results import EpisodeResult, Outcome
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.statistics.estimate import Estimate
-from ares_exp.records.statistics.run_statistics import RunStatistics, Scores
+from ares_exp.records.statistics.run_statistics import RunStatistics, Scores, mean_scores
 
 DEFAULT = "mean_reward"
 PREFIX = "stat/"
@@ -36,6 +36,12 @@ def metrics(statistics: RunStatistics) -> dict[str, float]:
         spread = getattr(statistics, name)
         found |= {f"stat/{name}_{measure}": getattr(spread, measure) for measure in ("mean", "median", "p95")}
     return found | {f"stat/seconds_{phase}_mean": spread.mean for phase, spread in statistics.phase_sec.items()}
+
+
+def added_metrics(results: Sequence[EpisodeResult], added: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Flattens the means of added rewards by name: `stat/rewards/judge`, `stat/rewards/judge_low`, `…_high`."""
+    means = mean_scores(results, added)
+    return {key: value for name, mean in means for key, value in _estimate(f"stat/rewards/{name}", mean)}
 
 
 def _scores(prefix: str, scores: Scores) -> Iterator[tuple[str, float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median, quantiles
 from typing import Any, Self
@@ -156,6 +156,17 @@ def _scores(
 def _phases(results: Sequence[EpisodeResult]) -> dict[str, Spread]:
     names = dict.fromkeys(name for result in results for name in result.phase_sec)
     return {name: Spread.of([one.phase_sec[name] for one in results if name in one.phase_sec]) for name in names}
+
+
+def mean_scores(
+    results: Sequence[EpisodeResult], added: Mapping[str, Mapping[str, float]]
+) -> Iterator[tuple[str, Estimate]]:
+    """Estimates the means of the rewards that were added after the run, by name, over the attempts that have them."""
+    attempts = by_task(final_results(results)).values()
+    for name in dict.fromkeys(name for rewards in added.values() for name in rewards):
+        scores = [[one.rewards[name] for one in own if name in one.rewards] for own in attempts]
+        if (estimate := mean_over_attempts(scores)) is not None:
+            yield name, estimate
 
 
 def json_ready(data: Any) -> Any:

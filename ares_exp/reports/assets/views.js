@@ -20,6 +20,9 @@ function episodeAddress(index, id, step) {
   return `#/${runName(index)}/e/${encodeURIComponent(id)}${step === null || step === undefined ? "" : "@" + step}`;
 }
 
+const NAMED_REWARDS = 4;
+
+// The columns of the table of episodes, with one for each of the first rewards that at least half of them have.
 function episodeColumns(index, run) {
   const threshold = run.results.statistics.threshold, link = (row) => el("a", { href: episodeAddress(index, row.episode_id), title: row.episode_id }, oneLine(row.task_name, 60));
   const tokens = (row) => (row.prompt_tokens || 0) + (row.generated_tokens || 0);
@@ -39,6 +42,9 @@ function episodeColumns(index, run) {
     { key: "cause", isHidden: true, get: (row) => cause(row, threshold) },
     { key: "id", name: "episode", get: (row) => row.episode_id, show: (row) => el("span", { class: "dim", title: row.episode_id }, oneLine(row.episode_id, 40)) },
   ];
+  const named = [...new Set(run.episodes.flatMap((row) => Object.keys(row.rewards || {})))].filter((name) => name !== "reward" && 2 * run.episodes.filter((row) => name in (row.rewards || {})).length >= run.episodes.length);
+  const valueOf = (name) => (row) => (row.rewards || {})[name];
+  columns.splice(4, 0, ...named.slice(0, NAMED_REWARDS).map((name) => ({ key: "rewards." + name, name, isNumber: true, get: valueOf(name), show: (row) => figure(valueOf(name)(row), score) })));
   const seen = { cost: (row) => row.cost, tokens, error: (row) => row.error, retry: (row) => row.retry, model: (row) => row.model };
   return columns.filter((column) => !seen[column.key] || run.episodes.some(seen[column.key]));
 }
@@ -116,7 +122,7 @@ function factsOf(run) {
 // How long a running run will take, if its episodes go on as they did.
 function eta(status) {
   const done = status ? status.ended - status.cut_short : 0;
-  if (status && status.held) return "paused";
+  if (status && (status.held || status.outage)) return "paused";
   return done > 0 && done < status.expected ? `ETA ${seconds(((status.written_at - status.started_at) / done) * (status.expected - done))}` : "ETA not known yet";
 }
 
@@ -160,6 +166,7 @@ function liveBox(index, run) {
   return el("section", { class: "live", "data-live": status.state }, el("h3", null, "Now"),
     el("p", null, `${status.state}: ${number(status.episodes.length)} of at most ${count(status.concurrency, "episode")}, ${number(status.queued)} queued`, waits ? `; waiting ${waits}` : "", el("span", { class: "dim" }, ` · written at ${moment(status.written_at)}`)),
     held ? el("p", { class: "problem" }, `paused by ${held.by}${held.now ? ", requests to the policy wait" : ""}${held.until ? `, until ${moment(held.until)}` : ""}${held.reason ? `: ${held.reason}` : ""}`) : null,
+    status.outage ? el("p", { class: "problem" }, `paused: ${status.outage}`) : null,
     status.episodes.length ? fold(`${count(status.episodes.length, "running episode")}`, () => el("ul", null, status.episodes.slice(0, MOST_LIVE).map((one) => el("li", null, episode(one))))) : null);
 }
 

@@ -180,7 +180,7 @@ class RunControl:
     def _resume(self) -> str:
         held = self.live.held
         if held is None:
-            return "The run was not paused."
+            return f"No order has paused the run. {self.live.outage}".rstrip()
         self._end_pause()
         return f"Resumed after {format_duration(time.time() - held.since)}."
 

@@ -99,7 +99,8 @@ class RunStatus:
         started_at: Start of this session, in epoch seconds.
         pid, hostname: The process of the run.
         state: `running`, `pausing`, `paused`, `ending` or `ended`.
-        held: The pause; `None` without one.
+        held: The pause by an order; `None` without one.
+        outage: The causes of another pause: what cannot be reached; empty without one.
         concurrency: Maximum number of episodes at once.
         planned: Number of attempts of the run.
         done_before: Number of attempts that earlier sessions have done.
@@ -126,6 +127,7 @@ class RunStatus:
     hostname: str
     state: State
     held: Held | None
+    outage: str
     concurrency: int
     planned: int
     done_before: int
@@ -154,6 +156,8 @@ class RunStatus:
         """Yields the state in lines for people, without those about unknown values."""
         if self.held is not None:
             yield self._pause(self.held)
+        if self.outage:
+            yield f"paused: {self.outage}"
         if self.waiting:
             counts = sorted(self.waiting.items(), key=lambda one: -one[1])
             yield f"waiting {', '.join(f'{PLACES[what]}: {count}' for what, count in counts)}"
@@ -289,6 +293,7 @@ class LiveStatus:
             hostname=_HOSTNAME,
             state=self.state,
             held=self.held,
+            outage=self.outage,
             concurrency=self._scheduler.concurrency,
             planned=self.planned,
             done_before=self.done_before,
@@ -321,6 +326,11 @@ class LiveStatus:
                 for one in running
             ],
         )
+
+    @property
+    def outage(self) -> str:
+        """The causes of a pause that no order made."""
+        return " ".join(filter(None, list(self._scheduler.holds.values())))
 
     @property
     def state(self) -> State:

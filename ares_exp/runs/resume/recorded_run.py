@@ -15,7 +15,7 @@ from ares_exp.config.options import PROVIDER, SCHEME
 from ares_exp.errors import ConfigError, SnapshotError, TrajectoryFormatError, close_matches
 from ares_exp.records.latest_run import run_path
 from ares_exp.records.record_files import broken, read_record, read_yaml
-from ares_exp.records.results import Outcome
+from ares_exp.records.results import Outcome, attempt_of
 from ares_exp.records.run_dir import EPISODES, SWEEP_RECORD, RunDir, is_file, open_regular
 from ares_exp.snapshots.snapshot_id import step_of
 
@@ -152,10 +152,10 @@ class RecordedRun:
         return list(found.values())
 
     def episode(self, name: str) -> RecordedEpisode:
-        """Finds the episode by id, by task if it was run once, or by a unique prefix of an id.
+        """Finds the episode by id, by task, or by a prefix of an id. Of the episodes of one attempt, the last is meant.
 
         Raises:
-            ConfigError: No episode matches, or several do.
+            ConfigError: No episode matches, or episodes of several attempts do.
         """
         episodes = self.episodes()
         if not episodes:
@@ -165,8 +165,8 @@ class RecordedRun:
             [one for one in episodes if one.task_name == name],
             [one for one in episodes if one.episode_id.startswith(name)],
         ):
-            if len(found) == 1:
-                return found[0]
+            if len({attempt_of(one.episode_id) for one in found}) == 1:
+                return found[-1]
             if found:
                 raise ConfigError(f"{name!r} means {len(found)} episodes of {self.path}: {_listed(found)}. Name one.")
         known = [*(one.episode_id for one in episodes), *dict.fromkeys(one.task_name for one in episodes)]
@@ -344,7 +344,7 @@ class EpisodeRef:
         """Finds what `text` means: the longest part of it that is a run directory; the rest is the episode.
 
         Args:
-            text: For the episode its id, a start of it that no other has, or its task if that was run once.
+            text: For the episode its id, a start of it, or its task: the last episode of the only attempt that matches.
 
         Raises:
             ConfigError: There is no such run, episode or step; the message lists those that exist.

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ares_exp.containers.ownership import short_lived_directory
+from ares_exp.containers.user_cache import announce
 from ares_exp.errors import ConfigError, PreflightError, TaskError
 from ares_exp.tasks.child_process import ChildFailedError, ChildProcess
 
@@ -307,6 +308,7 @@ def load_rows(dataset: Dataset, *, child: ChildProcess, timeout_sec: float) -> l
             f"{dataset.hub_name}: data sets of the hub need the package datasets: `pip install 'ares-exp[swebench]'`; "
             "or set env.dataset=<a .jsonl or .parquet file of its rows>."
         )
+    announce(f"Loading {dataset.hub_name} (split {dataset.split}) from the Hugging Face hub, or its cache.")
     directory = short_lived_directory("build")
     try:
         rows = directory.path / "rows.jsonl"
@@ -315,8 +317,9 @@ def load_rows(dataset: Dataset, *, child: ChildProcess, timeout_sec: float) -> l
         return parse_rows(read_row_file(rows), dataset.source)
     except ChildFailedError as error:
         raise PreflightError(
-            f"The data set {dataset.hub_name} (split {dataset.split}) could not be loaded: the program {error}. Is the "
-            "hub within reach, or the data in its cache? Or set env.dataset=<a .jsonl or .parquet file of its rows>."
+            f"The data set {dataset.hub_name} (split {dataset.split}) could not be loaded: the program "
+            f"{str(error).rstrip('.')}. Check the connection to the Hugging Face hub, or use "
+            "`env.dataset=<a .jsonl or .parquet file of its rows>`."
         ) from None
     finally:
         directory.remove()

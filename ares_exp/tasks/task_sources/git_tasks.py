@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import posixpath
 import re
@@ -12,7 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ares_exp.containers.user_cache import announce
 from ares_exp.errors import GitError, PreflightError, TaskError, close_matches
+from ares_exp.records.terminal_text import count_of
 from ares_exp.tasks.task_contract import TaskOrigin
 from ares_exp.tasks.task_sources.cache import TaskCache
 from ares_exp.tasks.task_sources.git_command import Git
@@ -29,8 +30,6 @@ MAX_BYTES = 20 * 10**9
 
 _WITHOUT_PARTIAL_CLONES = ("huggingface.co",)
 """Hosts that leave files out of a copy when asked to, and do not send them later."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -99,7 +98,7 @@ class Repositories:
                 continue
             commit = self.commit(url, ref)
             if missing := self._missing(group, commit, found):
-                log.info("Fetching %d tasks of %s at %s", len(missing), url, commit)
+                announce(f"Fetching {count_of(len(missing), 'task')} of {url} at {commit[:12]}.")
                 self._fetch(url, commit, missing, found, submodules)
         submodules.tell(report)
         return found
@@ -125,6 +124,7 @@ class Repositories:
         is_partial = urlsplit(url).hostname not in _WITHOUT_PARTIAL_CLONES
         options = ("--depth=1", "--no-tags", *(("--filter=blob:none",) if is_partial else ()))
         digits = ("--object-format=sha256",) if len(commit) > 40 else ()  # digits of SHA-1
+        announce(f"Fetching the list of files of {url} at {commit[:12]} to {self._cache.folder}.")
         with self._cache.workspace() as workspace:
             made = workspace / "git"
             self._git.run("init", "--quiet", "--bare", "--template=", *digits, "--", str(made))

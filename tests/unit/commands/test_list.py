@@ -58,7 +58,7 @@ def test_tables_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tasks", "env.limit=1"]) == 0
     assert " ".join(capsys.readouterr().out.split()).endswith("0 access-log-report 1 300 s 60 s Dockerfile ? ?")
     assert main(["containers"]) == 0
-    assert "a bubblewrap container" in capsys.readouterr().out
+    assert "a bubblewrap sandbox" in capsys.readouterr().out
     assert main(["plugins"]) == 0
     assert capsys.readouterr().out == "plugins\n  none\n\n"
 

@@ -234,6 +234,18 @@ def test_one_line_says_where_it_is_how_to_show_it_and_how_to_go_on(
     done, started = (_render(RunSummary(planned, (_result("a", 1.0),)), run_dir) for planned in (1, 2))
     assert done.splitlines()[-2:] == ["", show]
     assert started.splitlines()[-2:] == ["", f"{show}; go on: ares-exp resume='outputs/my run'"]
+    lost = tuple(
+        replace(_result(name, None), outcome=outcome, error=ErrorInfo(name, "gone"))
+        for name, outcome in (
+            ("EndpointUnreachableError", Outcome.POLICY_ERROR),
+            ("ContainerServiceUnavailableError", Outcome.CONTAINER_ERROR),
+            ("ContainerNotFoundError", Outcome.CONTAINER_ERROR),
+            ("VerifierTimeoutError", Outcome.VERIFIER_ERROR),
+        )
+    )
+    command = "repeat what was lost: ares-exp resume='outputs/my run' 'resume_redo=[container_error,policy_error]'"
+    assert _render(RunSummary(4, lost), run_dir).splitlines()[-1] == f"{show}; {command}"
+    assert _render(RunSummary(2, lost[2:]), run_dir).splitlines()[-1] == show
     (run_dir / "trajectories").rmdir()
     (run_dir / "sessions.jsonl").unlink()  # merged runs have none
     assert _render(RunSummary(1, ()), run_dir).endswith("\n\nWritten to outputs/my run\n")

@@ -47,12 +47,45 @@ def composed(group: str, option: str) -> Any:
     )  # of some groups several options can be chosen: each has a node of its own
 
 
-def test_the_endpoint_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    default = inspect.signature(get_object(composed("policy", "openai")._target_)).parameters["base_url"]
-    assert composed("policy", "openai").base_url == default.default
-    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:8000/v1")  # asked for when it is read
-    assert composed("policy", "openai").base_url == "http://127.0.0.1:8000/v1"
+@pytest.mark.parametrize(
+    ("option", "variable", "root", "path"),
+    [
+        ("openai", "OPENAI_BASE_URL", "http://127.0.0.1:8000/v1", ""),
+        ("anthropic", "ANTHROPIC_BASE_URL", "http://127.0.0.1:8000", "/v1"),  # as the vendor's own clients read it
+    ],
+)
+def test_the_endpoint_is_that_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, option: str, variable: str, root: str, path: str
+) -> None:
+    monkeypatch.delenv(variable, raising=False)
+    default = inspect.signature(get_object(composed("policy", option)._target_)).parameters["base_url"]
+    assert composed("policy", option).base_url == default.default
+    monkeypatch.setenv(variable, root)  # asked for when it is read
+    assert composed("policy", option).base_url == root + path
+
+
+@pytest.mark.parametrize(
+    ("chosen", "container"),
+    [
+        (["env=terminal_bench"], "docker"),
+        (["env=swebench"], "docker"),
+        (["container=podman", "env=swebench"], "podman"),
+        (["env=harbor"], "local"),
+    ],
+)
+def test_data_sets_of_images_choose_docker(chosen: list[str], container: str) -> None:
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        config = compose("config", overrides=chosen)
+    assert config.container._target_ == composed("container", container)._target_
+
+
+@pytest.mark.parametrize(
+    ("chosen", "name"), [(["policy=anthropic", "policy.model=m-1"], "m-1"), (["policy=anthropic"], None), ([], None)]
+)
+@pytest.mark.parametrize("agent", ["claude_code", "codex", "opencode", "qwen_code"])
+def test_packaged_agents_are_told_the_policys_model(agent: str, chosen: list[str], name: str | None) -> None:
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        assert compose("config", overrides=[f"agent={agent}", *chosen]).agent.model_name == name
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
@@ -106,6 +139,7 @@ def test_an_option_opens_with_its_description(path: Path) -> None:
     lines = [line for line in path.read_text().splitlines() if "@package" not in line]
     assert lines[0].startswith("# ")
     assert len(lines[0]) < 140
+    assert not lines[0].endswith(".")
 
 
 def test_every_key_has_prose_and_a_default_of_its_type() -> None:

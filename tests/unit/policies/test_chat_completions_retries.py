@@ -14,9 +14,11 @@ from ares_exp.errors import (
     EndpointUnreachableError,
     RateLimitError,
     ServerError,
+    UnreachableError,
 )
 from ares_exp.llms.request import LLMRequest
 from ares_exp.policies.endpoint_policy import Backoff
+from ares_exp.policies.policy import Check, EpisodeSpec
 from tests.closed_port import closed_port
 from tests.loopback_endpoint import Behaviour, LoopbackEndpoint, drop, endless, error, raw, respond, slow
 from tests.unit.policies.conftest import Make
@@ -94,6 +96,36 @@ async def test_a_refused_connection(endpoint: LoopbackEndpoint, make: Make) -> N
             await make(base_url=url, max_retries=1)(HI)
     assert url in str(raised.value)
     assert "refused" in str(raised.value) or "Connect call failed" in str(raised.value)
+
+
+async def test_outage_is_not_a_failed_try(make: Make) -> None:
+    outages = [True, True, False]
+
+    async def until_reachable(error: EndpointError, check: Check) -> bool:
+        with pytest.raises(UnreachableError, match="Connect call failed"):
+            await check()
+        return outages.pop(0)
+
+    with closed_port() as port:
+        policy = make(base_url=f"http://127.0.0.1:{port}/v1", max_retries=0)
+        client = policy.for_episode(EpisodeSpec("t", until_reachable=until_reachable))
+        with pytest.raises(EndpointUnreachableError, match="Gave up after 1 try"):
+            await client(HI)
+    assert outages == []
+
+
+@pytest.mark.parametrize("behaviour", [error(401), error(503), drop()], ids=["401", "503", "dropped"])
+async def test_connected_endpoint_is_no_outage(endpoint: LoopbackEndpoint, make: Make, behaviour: Behaviour) -> None:
+    endpoint.then(behaviour)
+    asked: list[object] = []
+
+    async def until_reachable(error: EndpointError, check: Check) -> bool:
+        asked.append(error)
+        return True
+
+    with pytest.raises(EndpointError):
+        await make(max_retries=0).for_episode(EpisodeSpec("t", until_reachable=until_reachable))(HI)
+    assert asked == []
 
 
 async def test_one_that_fails_does_not_disturb_others(endpoint: LoopbackEndpoint, make: Make) -> None:

@@ -109,3 +109,16 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "episodes.jsonl")
     with pytest.raises(ConfigError, match="regular file"):
         read_results(tmp_path / "episodes.jsonl")
+
+
+@pytest.mark.parametrize("line", ['{"episode_id": "a-0", "rewards": {"x": 1e300}}', "[]", '{"episode_id": "a-0"}', "{"])
+def test_added_scores_join_rows_or_name_their_line(line: str, tmp_path: Path) -> None:
+    scores = tmp_path / "scores" / "judge.jsonl"
+    append_lines(tmp_path / "episodes.jsonl", RESULT.to_dict())
+    append_lines(scores, {"config": {}}, {"episode_id": "a-0", "rewards": {"judge": 0.25, "reward": 1.0}})
+    [row] = read_results(tmp_path / "episodes.jsonl").results
+    assert (row.reward, row.rewards) == (None, {"reward": 0.5, "judge": 0.25}), "the first value stays"
+    with scores.open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(ConfigError, match=r"judge\.jsonl, line 3: expected the scores of an episode"):
+        read_results(tmp_path / "episodes.jsonl")

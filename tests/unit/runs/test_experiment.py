@@ -113,7 +113,7 @@ def experiment(
     tmp_path: Path, *, count: int = 3, concurrency: int = 1, trouble: Any = no_trouble, **parts: Any
 ) -> Experiment:
     run_dir = parts.pop("run_dir", None) or RunDir(tmp_path / "run")
-    limits = parts.pop("limits", EpisodeLimits())
+    limits, policy_timeout_sec = parts.pop("limits", EpisodeLimits()), parts.pop("policy_timeout_sec", 60)
     with run_dir.owned():
         pass
     components: dict[str, Any] = {
@@ -126,7 +126,7 @@ def experiment(
         "tracker": NullTracker(),
         **parts,
     }
-    chosen = Settings(attempts=1, concurrency=concurrency, seed=0, limits=limits, policy_timeout_sec=60)
+    chosen = Settings(attempts=1, concurrency=concurrency, seed=0, limits=limits, policy_timeout_sec=policy_timeout_sec)
     entered = {
         "source": as_source(components.pop("source")),
         "agent_factory": as_agent_factory(components.pop("agent_factory")),

@@ -76,8 +76,8 @@ class State:
 
     def __init__(self, expected: int, *running: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.running = [self.episode(task) for task in running]
-        scheduler = Scheduler(1, None)  # type: ignore[arg-type]
-        self.live = LiveStatus(lambda: list(self.running), scheduler, clock=clock, now=clock)
+        self.scheduler = Scheduler(1, None)  # type: ignore[arg-type]
+        self.live = LiveStatus(lambda: list(self.running), self.scheduler, clock=clock, now=clock)
         self.live.expected = expected
         self.read = self.live.read
 
@@ -107,6 +107,10 @@ def test_the_line_has_the_known_values_only() -> None:
     state.live.held = Held(0.0, now=False, until=None, by="me", reason=None)
     assert progress.line(state.read()) == "1/4 done · 2 running · paused · 6.0 s"
     state.live.held = None
+    state.scheduler.pause("engine", "The engine does not answer.")
+    assert progress.line(state.read()) == "1/4 done · 2 running · paused (The engine does not answer) · 6.0 s"
+    assert "paused: The engine does not answer." in state.read().lines()
+    state.scheduler.resume("engine")
     state.end(1.0)
     state.end(0.5)
     assert progress.line(state.read()) == "3/4 done · reward 0.75 · ETA 2.0 s"

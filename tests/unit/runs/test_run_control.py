@@ -13,15 +13,18 @@ from typing import Any
 import pytest
 
 from ares_exp.environment import TimeStep
+from ares_exp.errors import UnreachableError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.chat_completions import OpenAIPolicy
 from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.runs.control import run_control
 from ares_exp.runs.control.orders import Order, Verb, watch, write_order
 from ares_exp.runs.control.status import RunStatus, read_status
 from ares_exp.runs.executors.executor import LocalExecutor, Place
-from tests.unit.runs.test_experiment import OneStep, Responses, Source, execute, experiment, rows
+from tests.closed_port import closed_port
+from tests.unit.runs.test_experiment import OneStep, Ready, Responses, Source, execute, experiment, rows
 
 LIMIT_SEC = 30
 
@@ -161,6 +164,22 @@ async def test_a_run_that_is_held_asks_for_nothing_and_no_limit_runs(tmp_path: P
 
 
 async def no_delay(where: str) -> None: ...
+
+
+async def test_outage_of_the_endpoint_is_shown_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OpenAIPolicy, "preflight", Ready.preflight)
+    with closed_port() as port:
+        policy = OpenAIPolicy(model="m", base_url=f"http://127.0.0.1:{port}/v1", api_key_env=None)
+        with pytest.raises(UnreachableError):  # imports the client, before the time limit runs
+            await policy._endpoint.check_reachable()
+        async with controlled(tmp_path, count=9, policy=policy, policy_timeout_sec=2) as run:
+            await run.until(lambda: run.status is not None and run.status.outage)
+            assert "No order has paused the run. GET " in (await run.order("resume"))["says"]
+            await run.until(lambda: run.status is not None and run.status.state == "paused")
+    *_, row = rows(tmp_path)
+    assert len(rows(tmp_path)) < 9
+    assert (row["outcome"], row["error"]["type"]) == ("policy_error", "EndpointUnreachableError")
+    assert row["error"]["message"].endswith("It did not answer within timeouts.policy=2 seconds.")
 
 
 async def test_a_pause_for_a_time_ends_by_itself(tmp_path: Path) -> None:

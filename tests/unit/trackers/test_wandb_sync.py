@@ -15,6 +15,7 @@ import pytest
 
 from ares_exp.commands.cli.main import run_word
 from ares_exp.records.results import EpisodeResult
+from ares_exp.records.run_dir import append_lines
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.tasks.task_set import SAMPLES
 from tests.leaks import wait_until
@@ -85,6 +86,16 @@ def test_plain_wandb_sync_uploads_all_but_the_links(service: WandbService, tmp_p
     (task_set,) = recorded.artifacts("task-set")
     assert task_set.used_by == ["run-1"]
     assert inputs == {"name": task_set.name, "digest": task_set.digest}
+
+    scores = [{"config": {}}, {"episode_id": "e1", "rewards": {"judge": 0.5}}]
+    append_lines(tmp_path / "scores" / "judge.jsonl", *scores)
+    assert main(["wandb", "sync", str(tmp_path)]) == 0
+    assert [(row["reward"], json.loads(row["rewards"])) for row in recorded.table[:1]] == [(1.0, {"judge": 0.5})]
+    assert recorded.summary["stat/rewards/judge"] == 0.5
+    assert "scores/judge.jsonl" in recorded.artifacts("trajectories")[-1].manifest
+    requests = len(service.asked)
+    assert main(["wandb", "sync", str(tmp_path)]) == 0
+    assert len(service.asked) == requests, "nothing new"
 
 
 KILLED = """

@@ -190,6 +190,13 @@ def test_several_episodes_are_a_mistake(tmp_path: Path, capsys: pytest.CaptureFi
         assert main(["compare", str(tmp_path / "run" / "a"), str(path / "b")]) == 0
 
 
+def test_a_retried_attempt_means_its_last_episode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chats = chat("a__0__ff", "lost", length=1), chat("a__0__bb", start=2000.0)
+    both = write(tmp_path / "run" / "trajectories.jsonl", *reversed(chats)).parent / "a"
+    assert main(["compare", str(both), str(both)]) == 0
+    assert "a__0__bb" in capsys.readouterr().out
+
+
 def test_requests_with_equal_texts_differ_in_the_rest() -> None:
     old = {"messages": [{"role": "user", "content": "x"}]}
     new = {"messages": [{"role": "user", "content": "x", "name": "bob"}]}

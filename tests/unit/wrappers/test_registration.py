@@ -116,10 +116,10 @@ def test_rows_of_swebench(tmp_path):
 @pytest.mark.parametrize(
     ("id_", "arguments", "said"),
     [
-        ("SWEBench-v0", {}, "needs a value for `env.dataset`"),
+        ("SWEBench-v0", {"dataset": "x.y"}, "Expected `dataset` to be verified"),
         ("TwentyQuestions-v0", {"questions": 0}, r"`questions`: .*greater than or equal to 1 \(got 0\)"),
         ("Preset-v0", {}, r"`preset`: Missing required keyword only argument\.$"),
-        ("Preset-v0", {"preset": "swebench"}, "needs a value for `env.dataset`"),
+        ("Preset-v0", {"preset": "ares"}, "needs a value for `env.preset`"),
         ("Preset-v0", {"preset": "harbr"}, "Did you mean `harbor`"),
         ("Preset-v0", {"preset": "twenty_questions:x"}, "Expected a preset `name`"),
     ],

@@ -94,6 +94,12 @@ def test_names_of_episodes(run: Path, name: str, episode_id: str, step: int | No
     assert str(EpisodeRef.parse(str(ref))) == str(ref)
 
 
+def test_a_task_name_means_its_last_episode(run: Path) -> None:
+    with (run / "episodes.jsonl").open("w") as file:
+        file.write(row("sum__0__fff6", "sum", 1, "lost") + row("sum__0__ccc3", "sum", 4))
+    assert [RecordedRun(run).episode(name).episode_id for name in ("sum", "sum__0")] == ["sum__0__ccc3"] * 2
+
+
 def test_a_run_alone(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run.parent.parent)
     for text in ("s/0", "s/0/", "./s/0", str(run)):

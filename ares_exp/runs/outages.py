@@ -1,0 +1,103 @@
+"""Outages: no episode starts while a container engine, a container service or an LLM endpoint cannot be reached."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from ares_exp.errors import UnreachableError
+from ares_exp.policies.policy import Check
+from ares_exp.records.terminal_text import format_duration
+from ares_exp.runs.scheduler import Scheduler
+
+MAX_OUTAGE_SEC = 300.0
+"""An outage that lasts longer ends the run."""
+FIRST_WAIT_SEC, MAX_WAIT_SEC = 1.0, 10.0
+"""Wait between two checks, doubled after each."""
+CHECK_SEC = 30.0
+"""Bound on a check."""
+
+logger = logging.getLogger(__name__)
+
+
+class Outages:
+    """Pauses the scheduler while a check fails, and ends the run if it fails for `MAX_OUTAGE_SEC`.
+
+    A check raises `UnreachableError` while a service cannot be reached. Everything that needs the service waits for the
+    same sequence of checks.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        end: Callable[[UnreachableError], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Checks nothing yet.
+
+        Args:
+            scheduler: The scheduler of the run.
+            end: Ends the run.
+            clock: Seconds that only grow.
+            sleep: Waits so many seconds.
+        """
+        self._scheduler = scheduler
+        self._end = end
+        self._clock = clock
+        self._sleep = sleep
+        self._watches: dict[Check, asyncio.Task[None]] = {}
+
+    async def wait(self, check: Check) -> bool:
+        """Waits until the check passes. Returns whether it failed at first.
+
+        Raises:
+            UnreachableError: It failed for too long, and the run ends.
+        """
+        if check not in self._watches:
+            if (problem := await _problem(check)) is None:
+                return False
+            if check not in self._watches:
+                self._watches[check] = watch = asyncio.create_task(self._watch(check, str(problem)))
+                watch.add_done_callback(lambda done: done.cancelled() or done.exception())  # others may not wait
+        await asyncio.shield(self._watches[check])
+        return True
+
+    def close(self) -> None:
+        """Checks no more. Idempotent."""
+        for watch in self._watches.values():
+            watch.cancel()
+
+    async def _watch(self, check: Check, why: str) -> None:
+        self._scheduler.pause(check, why)
+        longest = format_duration(MAX_OUTAGE_SEC)
+        logger.warning("%s No episode starts until it answers. The run ends if that takes %s.", why, longest)
+        since, wait_sec = self._clock(), FIRST_WAIT_SEC
+        while (left_sec := since + MAX_OUTAGE_SEC - self._clock()) > 0:
+            await self._sleep(min(wait_sec, left_sec))
+            wait_sec = min(2 * wait_sec, MAX_WAIT_SEC)
+            if await _problem(check) is None:
+                logger.warning(
+                    "Episodes start again after an outage of %s. (%s)", format_duration(self._clock() - since), why
+                )
+                del self._watches[check]
+                self._scheduler.resume(check)
+                return
+        failure = UnreachableError(f"{why} It did not answer for {longest}.")
+        self._end(failure)
+        raise failure
+
+
+async def _problem(check: Check) -> UnreachableError | None:
+    """Runs a check. Other errors than an outage are left to the call that needs the service."""
+    try:
+        async with asyncio.timeout(CHECK_SEC):
+            await check()
+    except UnreachableError as error:
+        return error
+    except Exception as error:
+        logger.debug("A check failed", exc_info=error)
+    return None
