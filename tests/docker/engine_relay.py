@@ -54,13 +54,14 @@ class EngineRelay:
 
     async def close(self) -> None:
         """Breaks every connection; nobody answers any more."""
-        self._cancel()
+        self.cut_all()
         await stop_accepting(self._server)
-        self._cancel()
+        self.cut_all()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._path.unlink(missing_ok=True)
 
-    def _cancel(self) -> None:
+    def cut_all(self) -> None:
+        """Breaks every open connection; new ones are accepted."""
         for task in self._tasks:
             task.cancel()
 
