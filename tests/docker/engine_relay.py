@@ -54,9 +54,9 @@ class EngineRelay:
 
     async def close(self) -> None:
         """Breaks every connection; nobody answers any more."""
-        self._cancel()
+        self.cut_all()
         await self.stop_accepting()
-        self._cancel()
+        self.cut_all()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def stop_accepting(self) -> None:
@@ -65,7 +65,8 @@ class EngineRelay:
             await stop_accepting(self._server)
             self._path.unlink()
 
-    def _cancel(self) -> None:
+    def cut_all(self) -> None:
+        """Breaks every open connection; new ones are accepted."""
         for task in self._tasks:
             task.cancel()
 

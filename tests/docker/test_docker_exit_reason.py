@@ -153,6 +153,15 @@ async def test_broken_connection_is_a_lost_container(
             assert (await box.exec("echo next")).output == "next\n"
 
 
+async def test_cut_connections_are_a_lost_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with EngineRelay() as relay:
+        monkeypatch.setenv("DOCKER_HOST", relay.host)
+        async with DockerContainerFactory()(SPEC) as box:
+            relay.cut_all()  # the container loses its stdin
+            said = await last_words(box, kind=ContainerLostError)
+    assert said.startswith(f"The container of mortal is out of reach: the engine at {relay.host} ")
+
+
 async def test_an_engine_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     async with EngineRelay() as relay:
         monkeypatch.setenv("DOCKER_HOST", relay.host)

@@ -130,10 +130,12 @@ class ExitReason:
     Attributes:
         clause: To follow "The container ".
         is_outside: Whether nothing that ran in the container can have caused it.
+        exit_code: Of its first process, if that ended by itself.
     """
 
     clause: str
     is_outside: bool
+    exit_code: int | None = None
 
 
 class ExitWatch:
@@ -223,7 +225,7 @@ def _told_by(events: list[dict[str, Any]]) -> ExitReason:
     recent = death["timeNano"] - _OOM_BEFORE_DEATH_NS
     if exit_code == _BY_SIGNAL + 9 and any(e["Action"] == "oom" and e["timeNano"] > recent for e in events):
         return _inside("was killed for using more memory than its limit (memory_mb)")
-    return _inside(f"ended with exit code {exit_code}")
+    return ExitReason(f"ended with exit code {exit_code}", is_outside=False, exit_code=exit_code)
 
 
 def _inside(clause: str) -> ExitReason:

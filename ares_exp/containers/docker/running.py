@@ -80,6 +80,7 @@ class RunningContainer:
         self._channels: CommandRunner | None = None
         self._forwarded_ports = ForwardedPorts()
         self._default_user = ""
+        self._has_entrypoint = True
         self._workdir = "/"
         self._start_dir: str | None = None
         self._closed = False
@@ -95,6 +96,7 @@ class RunningContainer:
         found = await in_thread(lambda: self._engine.api.inspect_container(self._container), abandon=True)
         config = found["Config"]
         self._default_user = config["User"] or "root"
+        self._has_entrypoint = bool(config.get("Entrypoint"))
         self._workdir = self._spec_workdir or config["WorkingDir"] or "/"
         root = None if self._default_user in ROOT else "root"
         self._channels = CommandRunner(
@@ -263,6 +265,8 @@ class RunningContainer:
             raise ContainerLostError(f"The {self._what} is out of reach. {why}.") from cause
         if dead is None and (failure := connection_failure(cause)) is not None:  # an engine that is ending answers some
             dead = out_of_reach(self._engine, f"broke the connection ({reason(failure)})")
+        if dead is not None and dead.exit_code == 0 and not self._has_entrypoint and self._first_process is not None:
+            dead = out_of_reach(self._engine, "closed the connection, which ended the container")  # see FIRST_COMMAND
         if dead is not None:
             seen = self._first_process.last_output() if self._first_process is not None else ""
             kind = ContainerLostError if dead.is_outside else ContainerDiedError
