@@ -23,8 +23,8 @@ from tests.warm_start import WarmProcess
 pytestmark = pytest.mark.local
 
 LAUNCHERS = [
-    pytest.param("basic", "none", marks=pytest.mark.nightly),
-    pytest.param("joblib", "none", marks=pytest.mark.once),
+    pytest.param("basic", "none"),
+    pytest.param("joblib", "none", marks=[pytest.mark.once, pytest.mark.nightly]),
     pytest.param("joblib", "wandb", marks=[pytest.mark.once, pytest.mark.nightly]),
     pytest.param("submitit_local", "none", marks=[pytest.mark.once, pytest.mark.nightly]),
 ]
