@@ -17,8 +17,8 @@ class CommandRecord:
     """A finished command of the agent.
 
     Attributes:
-        command: As the agent gave it to the shell.
-        exit_code: `None` when it was killed, by its time limit or with the agent.
+        command: Shell source text that the agent sent.
+        exit_code: Exit status, or `None` if the command was killed by its time limit or with the agent.
         duration_sec: Wall seconds.
         timed_out: Whether its time limit killed it.
     """
@@ -31,7 +31,7 @@ class CommandRecord:
 
 @dataclass(frozen=True, slots=True)
 class BackgroundRequest:
-    """A call of the agent that the policy answered without a step."""
+    """A request of the agent that the policy answered without a step."""
 
     request: LLMRequest
     response: LLMResponse
@@ -42,10 +42,10 @@ class Activity:
     """Counts of the container's work since the last time step.
 
     Attributes:
-        container_sec: Wall seconds of calls of the container: its start and set-up, the agent's commands and transfers,
-            the verifier. Concurrent calls are added up.
+        container_sec: Wall seconds of container calls: start and set-up, the agent's commands and transfers, and the
+            verifier. Concurrent calls are added up.
         commands: The agent's finished commands, in the order in which they ended.
-        background requests: The agent's calls that were answered without a step, in the order of the responses.
+        background_requests: The agent's requests that were answered without a step, in the order of the responses.
     """
 
     container_sec: float = 0.0

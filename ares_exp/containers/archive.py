@@ -18,7 +18,7 @@ MAX_BYTES = 1024**3
 MAX_MEMBERS = 100_000
 _SPOOL_BYTES = 8 * 1024 * 1024
 _PREFIX = ".download-"
-_SHOWN = 5  # skipped members that the warning names
+_SHOWN = 5  # limit on the skipped members that the warning names
 
 _logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def pack(source: Path, file_name: str) -> IO[bytes]:
         file_name: Name of the only member when `source` is a file; not used for a directory.
 
     Returns:
-        The archive, rewound: in memory when small, else in an unnamed temporary file. The caller closes it.
+        The archive, rewound: in memory if small, otherwise in an unnamed temporary file. The caller closes it.
 
     Raises:
         TransferError: `source` is missing or cannot be read.
@@ -72,14 +72,14 @@ def unpack_directory(
     an interrupted download leaves `target` unchanged.
 
     Args:
-        stream: Only its `read(size)` is used.
+        stream: Object with a method `read(size)`.
         target: Host directory.
-        strip_root: The names in the archive start with the directory's own name, which is dropped.
+        strip_root: Whether to drop the first part of each name, which is the directory's own name.
         max_bytes: Bound on the unpacked size.
         max_members: Bound on the number of members.
 
     Raises:
-        TransferError: A member's name leads out of `target`, a bound is exceeded, or the archive is broken.
+        TransferError: A member's name leads out of `target`, a bound is exceeded, or the archive is malformed.
     """
     symlinks: list[tarfile.TarInfo] = []
     left_out: list[str] = []
@@ -113,12 +113,12 @@ def unpack_file(stream: IO[bytes], target: Path, *, max_bytes: int = MAX_BYTES) 
     """Writes the one regular file of an untrusted tar stream to the host path `target`, creating its parents.
 
     Args:
-        stream: Only its `read(size)` is used.
-        target: Host path; replaced in one step when the file is complete.
+        stream: Object with a method `read(size)`.
+        target: Host path, replaced atomically when the file is complete.
         max_bytes: Bound on the file's size.
 
     Raises:
-        TransferError: The archive holds something else, is too large, or is broken.
+        TransferError: The archive does not consist of one regular file, is too large, or is malformed.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -147,7 +147,7 @@ def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
 def _bounded(
     archive: tarfile.TarFile, target: Path, max_bytes: int, max_members: int, *, strip_root: bool
 ) -> Iterator[tarfile.TarInfo]:
-    """Yields the members, each checked against the bounds and for names that lead out."""
+    """Yields the members after checking each against the bounds and for names that lead out of `target`."""
     total = count = 0
     while (member := archive.next()) is not None:
         archive.members = []  # type: ignore[attr-defined]  # a stream never goes back: keep memory flat
@@ -169,7 +169,7 @@ def _bounded(
 
 
 def _links_to_a_file(member: tarfile.TarInfo, target: Path) -> bool:
-    """Returns whether the member is a hard link to a file unpacked before it."""
+    """Returns whether the member is a hard link to an already unpacked file."""
     to = PurePosixPath(member.linkname)
     is_inside = member.islnk() and not to.is_absolute() and ".." not in to.parts
     return is_inside and (target / to).is_file() and not (target / to).is_symlink()
@@ -191,7 +191,7 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) ->
     with content, path.open("xb") as file:
         shutil.copyfileobj(content, file)
     mode = member.mode if member.mode & 0o100 else member.mode & ~0o111
-    path.chmod(mode & 0o755 | 0o600)  # writable for its owner only, never setuid
+    path.chmod(mode & 0o755 | 0o600)  # writable only for its owner, never setuid
     with suppress(OverflowError, ValueError):  # a time that this machine cannot express
         os.utime(path, (member.mtime, member.mtime))
 
@@ -199,8 +199,8 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) ->
 def _make_symlink(member: tarfile.TarInfo, target: Path) -> bool:
     """Creates a symlink if it cannot leave `target`: relative, with `..` only at its start and not beyond the top.
 
-    The directory that it lies in is a real one, not a link, so counting `..` against its depth is exact; what follows
-    can only pass through links that obey the same rule.
+    Its directory is a real directory, not a link, so counting `..` against its depth is exact. The rest of the link can
+    only pass through links that obey the same rule.
 
     Returns:
         Whether the link was created.
@@ -218,7 +218,7 @@ def _make_symlink(member: tarfile.TarInfo, target: Path) -> bool:
 
 
 def _move(new: Path, target: Path) -> None:
-    """Moves a file or directory to `target`; directories are merged, anything else in the way is replaced."""
+    """Moves a file or directory to `target`. Merges directories and replaces anything else in the way."""
     to_directory = target.is_dir() and not target.is_symlink()
     if new.is_dir() and not new.is_symlink():
         if to_directory:

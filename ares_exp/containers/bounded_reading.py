@@ -20,7 +20,7 @@ async def bounded(read: Callable[[Skip], dict[str, Entry]], skip: Skip) -> dict[
     """Runs `read` in a thread. Its `skip` raises after `READ_SEC`, or when the caller is cancelled.
 
     Raises:
-        CaptureError: It took longer than `READ_SEC`; or what `read` raises.
+        CaptureError: The read took longer than `READ_SEC`. Errors of `read` are also raised.
     """
     given_up = threading.Event()
 

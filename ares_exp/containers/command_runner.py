@@ -1,9 +1,9 @@
-"""Commands of one container on persistent shells, so that a command costs no engine call.
+"""Command execution in one container on persistent shells, so that a command needs no engine call.
 
-A command borrows a free channel, or opens one. The channel is free again when no process in the container holds the
-command's output: a background process that a command leaves behind neither blocks it nor writes into the output of the
-next one. Time limits and cancellation kill the command's processes through another channel. Commands that end at about
-the same time share one kill script (`shell_channel.kill_script`): otherwise the killers of many commands cancelled
+A command takes a free channel, or opens one. The channel is free again when no process in the container holds the
+command's output. So a background process of a command neither blocks the channel nor writes into the output of the next
+command. Time limits and cancellation kill the command's processes through another channel. Commands that end at about
+the same time share one kill script (`shell_channel.kill_script`). Otherwise, the killers of many commands cancelled
 together would stop each other.
 """
 
@@ -36,29 +36,25 @@ from ares_exp.containers.shell_channel import (
 from ares_exp.errors import ContainerDiedError, ContainerError
 
 OPEN_TIMEOUT_SEC = 60.0
-"""Bound on opening a channel: a loaded engine takes seconds, a hanging one must not hang us."""
+"""Bound on opening a channel. A loaded engine takes seconds, and a hanging engine must not block the run."""
 
 MAX_IDLE = 16  # of each user
 
 MAX_OPENINGS = 8
-"""Number of channels per user that are opened at the same time for those who wait for one."""
+"""Maximum number of channels per user that are opened at the same time for waiting commands."""
 
 _STOPPED = "The container has been stopped and runs no more commands."
 
 OpenStream = Callable[[User | None], Awaitable[ChannelStream]]
-"""Opens a fresh POSIX `sh` (source from stdin) in the container as that user, `None` being the container's default.
+"""Function that opens a fresh POSIX `sh` (source from stdin) in the container as this user (`None`: the default user).
 
-Its working directory is the container's default. Raises `ContainerDiedError` with the reason when the container is
-gone, and another `ContainerError` when this user cannot get a shell.
+The shell's working directory is the container's default. Raises `ContainerDiedError` with the reason if the container
+is gone, and another `ContainerError` if this user cannot get a shell.
 """
 
 
 class ShellPool:
-    """Channels by user: idle, lent, and the spare that is opened ahead.
-
-    Attributes:
-        is_closed: Whether `close` was called.
-    """
+    """Channels by user: idle channels, lent channels, and a spare that is opened ahead."""
 
     def __init__(self, open_stream: OpenStream, try_again: Callable[[str], bool] = lambda why: False) -> None:
         """Opens no channel yet."""
@@ -82,9 +78,9 @@ class ShellPool:
             self._changed(one)
 
     async def take(self, user: User | None, *, urgent: bool = False) -> Channel:
-        """Returns a ready channel: a free one, one about to become free, or whichever is first of these and new ones.
+        """Returns a ready channel: a free one, or whichever of the settling, lent and new channels is ready first.
 
-        Opening one takes an engine longer than most commands take.
+        It waits for a settling channel first, because the engine takes longer to open one than most commands take.
         """
         while True:
             if self.is_closed:
@@ -97,7 +93,7 @@ class ShellPool:
                 return await self._wait_for_one(user, urgent=urgent)
 
     async def _wait_for_one(self, user: User | None, *, urgent: bool) -> Channel:
-        """Returns the next channel that becomes free, and has as many opened as are waited for."""
+        """Waits for the next free channel, and opens more channels, at most one per waiter."""
         waiting, openings = self._waiting[user], self._openings[user]
         channel: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
         (waiting.appendleft if urgent else waiting.append)(channel)
@@ -111,7 +107,7 @@ class ShellPool:
             raise
 
     async def _open_while_waited_for(self, user: User | None) -> None:
-        """Opens channels one after the other; why one could not be opened is told whoever waited when that started."""
+        """Opens channels one after the other while commands wait. An error goes to the first waiter at that time."""
         try:
             while (first := self._next_waiting(user)) is not None:
                 try:
@@ -119,11 +115,11 @@ class ShellPool:
                 except Exception as error:
                     if not first.done():
                         first.set_exception(error)
-        finally:  # at once: who was told an error may ask again before the callbacks of this task are called
+        finally:  # immediately: a waiter that got an error may wait again before the callbacks of this task run
             self._openings[user].discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
     def _next_waiting(self, user: User | None) -> asyncio.Future[Channel] | None:
-        """Returns the future of the first who waits for a channel, if anybody does; the done ones are removed."""
+        """Returns the future of the first waiter for a channel, or `None`. Removes futures that are done."""
         waiting = self._waiting[user]
         while waiting and waiting[0].done():
             waiting.popleft()
@@ -133,13 +129,13 @@ class ShellPool:
         """Opens a new channel, ready and lent to the caller.
 
         Args:
-            user: Whose shell it is.
-            again: Whether `try_again` may be followed, once: a program that an agent put in the place of the shell can
-                print any complaint.
+            user: User of the shell.
+            again: Whether `try_again` may be followed, once. A program with which an agent replaced the shell can print
+                any complaint.
 
         Raises:
-            ContainerDiedError: The container is gone, or does not answer.
-            ContainerError: This user gets no shell.
+            ContainerDiedError: The container is gone, or does not respond.
+            ContainerError: This user cannot get a shell.
         """
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_SEC):
@@ -169,10 +165,10 @@ class ShellPool:
         return channel
 
     def keep_spare(self, user: User | None) -> None:
-        """Opens one more channel in the background if none is or will be free, at most one at a time.
+        """Opens another channel in the background unless one is or will be free, at most one at a time.
 
-        It alternates with the first when commands follow each other quickly. And it can kill: where a command has used
-        up all process numbers, the spare still works, as its next process has already been forked.
+        It alternates with the first channel if commands follow each other quickly. It can also kill a command that has
+        used up all process numbers, because its next process has already been forked.
         """
 
         async def open_spare() -> None:
@@ -188,7 +184,7 @@ class ShellPool:
         return tuple(self._free[user])
 
     async def close(self) -> None:
-        """Closes every channel, lent ones too. Idempotent."""
+        """Closes all channels, including lent ones. Idempotent."""
         self.is_closed = True
         opening = [*self._spares.values(), *(task for tasks in self._openings.values() for task in tasks)]
         for task in opening:
@@ -204,13 +200,13 @@ class ShellPool:
             await asyncio.wait({channel.listener for channel in channels})
 
     def _coming(self, user: User | None) -> dict[asyncio.Future[None], float]:
-        """Returns the `ready` futures of channels that have just answered, each with the seconds it may take."""
+        """Returns the `ready` futures of channels whose script has just ended, with the seconds until they settle."""
         now = time.monotonic()
         answered = (one for one in self._channels[user] if one.settling_until > now and not one.ready.done())
         return {one.ready: one.settling_until - now for one in answered}
 
     def _changed(self, channel: Channel) -> None:
-        """Gives a ready channel to whoever waits for one, or keeps it; forgets a closed one."""
+        """Passes a ready channel to the first waiter, or keeps it. Forgets a closed channel."""
         known, free = self._channels[channel.user], self._free[channel.user]
         if not channel.is_open:
             known.discard(channel)
@@ -224,7 +220,7 @@ class ShellPool:
             channel.close()
 
 
-# A killed tree is gone within milliseconds; the rest is for a loaded machine. First one try, then all together.
+# A killed tree is gone within milliseconds; the rest is for a loaded machine. First one attempt, then in batches.
 _KILL_SEC = 2.0
 
 END_SEC = 8.0
@@ -247,9 +243,9 @@ class CommandKiller:
         """Kills the processes of a command and collects its output; closes the channel if that fails."""
         if self._shells.is_closed:
             return
-        root = run.pid or channel.shell.pid  # the latter has the script, and might still start it
+        root = run.pid or channel.shell.pid  # the shell has the script, and might still start it
         if not run.pid:
-            channel.close()  # else the kill could hit the channel's next command
+            channel.close()  # otherwise the kill could hit the channel's next command
         try:
             async with asyncio.timeout(END_SEC):
                 for _ in range(2):  # the first may precede the environment of the command's first process
@@ -268,12 +264,12 @@ class CommandKiller:
                 channel.close()
 
     async def kill(self, user: User | None, exec_id: str, root: int) -> None:
-        """Kills the processes of a command, together with those of all other commands waiting to be killed."""
+        """Kills the processes of a command, together with the processes of all other commands waiting to be killed."""
         waiting, own = self._doomed[user], (exec_id, root)
         waiting.add(own)
         try:
             async with self._lock:
-                if own not in waiting:  # an earlier caller has killed it as well
+                if own not in waiting:  # an earlier caller has also killed it
                     return
                 doomed = frozenset(waiting)
                 exec_ids, pids = {one for one, _ in doomed}, {pid for _, pid in doomed if pid}
@@ -288,19 +284,19 @@ class CommandKiller:
             waiting.discard(own)
 
     async def _run_kill_script(self, user: User | None, exec_ids: set[str], pids: set[int]) -> str:
-        """Returns the script's exit code; empty when no shell answered."""
+        """Returns the script's exit code; empty if no shell responded."""
         for take in (functools.partial(self._shells.take, urgent=True), self._shells.open):
             channel = await take(user)
             run = channel.start(BoundedOutput(0))
             await channel.execute(run, lambda key, _: kill_script(exec_ids, pids, key=key), _KILL_SEC)
             if run.word:
                 return run.word
-            for one in (channel, *self._shells.idle(user)):  # it died while idle: so did the others, probably
+            for one in (channel, *self._shells.idle(user)):  # it died while idle, so the other idle shells probably did
                 one.close()
         return ""
 
 
-# A ready channel starts within milliseconds. One that has not started by then was probably stopped by a signal.
+# A ready channel starts within milliseconds. If it does not, a signal has probably stopped it.
 _START_SEC = 10.0
 # The output of an ended command arrives within milliseconds; the rest is for a loaded machine.
 _COLLECT_SEC = 8.0
@@ -322,13 +318,14 @@ class CommandRunner:
         """Opens no shell yet.
 
         Args:
-            open_stream: Opens one shell.
-            workdir: Default directory of commands; `None` is where the shells start. Relative `cwd`s start there.
-            starts_there: Whether the backend opens shells in `workdir`, also for a user who cannot enter it, as
+            open_stream: Function that opens one shell.
+            workdir: Default directory of commands and base of relative `cwd`s. `None`: the start directory of the
+                shells.
+            starts_there: Whether the backend opens shells in `workdir` even for a user who cannot enter it, as
                 container engines do.
-            try_again: Called with the reason why a stream was no shell; returns whether to open another one.
-            shell: The default shell of commands.
-            root: The user who may kill all processes; `None` when that is the default user.
+            try_again: Called with the error message of a stream that was not a shell; returns whether to open another.
+            shell: Default shell of commands.
+            root: User who may kill all processes; `None` if this is the default user.
         """
         self._workdir = workdir
         self._starts_there = starts_there
@@ -340,7 +337,7 @@ class CommandRunner:
         """Opens the default user's first two shells: one to run a command, one to kill it.
 
         Raises:
-            ContainerError: No shell can be opened; `ContainerDiedError` when the container is gone.
+            ContainerError: No shell can be opened; `ContainerDiedError` if the container is gone.
         """
         await self._shells.fill()
 
@@ -356,7 +353,7 @@ class CommandRunner:
         shell: Shell | None = None,
         separate_stderr: bool = False,
     ) -> ExecResult:
-        """Runs a command as `Container.exec` does. The exit code of one that kills its own shell is 137."""
+        """Runs a command; see `Container.exec`. If the command kills its own shell, the exit code is 137."""
         check_arguments(command, cwd, env or {})
         stays = cwd is None and self._starts_there
         if self._workdir is not None:
@@ -396,7 +393,7 @@ class CommandRunner:
     async def _run(
         self, script: Script, user: User | None, output: BoundedOutput, timeout_sec: float | None, exec_id: str
     ) -> tuple[ScriptRun, bool]:
-        """Runs a command to its exit code or time limit; returns it and whether it timed out."""
+        """Runs a command until its exit code or time limit. Returns its `ScriptRun` and whether it timed out."""
         deadline = None if timeout_sec is None else asyncio.get_running_loop().time() + timeout_sec
         for _ in range(MAX_IDLE + 2):
             channel = await self._shells.take(user)
@@ -415,7 +412,7 @@ class CommandRunner:
             if self._shells.is_closed:
                 raise ContainerDiedError("The container was stopped while a command ran in it.")
             if not (run.word or timed_out):
-                channel.raise_if_lost()  # not run again: it may have been run
+                channel.raise_if_lost()  # not retried: the command may have run
             if run.pid or timed_out:
                 return run, timed_out
         raise ContainerDiedError("The container no longer answers: its shells end before they run a command.")

@@ -1,4 +1,4 @@
-"""The `Container` contract, what backends owe it, and the factory of a backend."""
+"""The `Container` contract, the backend contracts, and the container factory."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class ExecResult:
 
     Attributes:
         output: stdout and stderr merged in the order in which they were written, decoded as UTF-8 (invalid bytes
-            become U+FFFD). stdout alone when they were separated. Head and tail only when `elided_bytes` is not 0.
+            become U+FFFD). Only stdout if stderr is separate. Only head and tail if `elided_bytes` is not 0.
         exit_code: Exit status, 128 + n for death by signal n; `None` when the time limit ended the command.
         duration_sec: Wall seconds, measured by the caller's clock.
-        timed_out: Whether the time limit ended it. All processes that it started are dead then.
+        timed_out: Whether the time limit ended the command. In this case, all of its processes are dead.
         elided_bytes: Bytes dropped from the middle of the output, and of the separate stderr.
-        stderr: stderr, if it was separated; else `None`.
+        stderr: The separate stderr, or `None` if it is merged into `output`.
     """
 
     output: str
@@ -51,11 +51,11 @@ class ExecResult:
 
 @dataclass(frozen=True, slots=True)
 class TerminalOutput:
-    """What a terminal printed, as it would go to a screen.
+    """The output of a terminal, as it would appear on a screen.
 
     Attributes:
-        text: Text with control sequences, decoded as UTF-8; head and tail only where there was too much of it.
-        is_new: Whether it is the output of a fresh terminal: the first one, or one in the place of one that ended.
+        text: Text with control sequences, decoded as UTF-8. Only head and tail if the output exceeds the bound.
+        is_new: Whether the output comes from a fresh terminal: the first one, or the replacement of an ended terminal.
     """
 
     text: str
@@ -66,16 +66,16 @@ class ExecOptions(TypedDict, total=False):
     """Keyword arguments of `Container.exec`, all optional.
 
     Attributes:
-        cwd: Working directory; default `ContainerSpec.workdir`, else the image's.
+        cwd: Working directory. Default: `ContainerSpec.workdir`, or the working directory of the image.
         env: Variables on top of the container's.
-        user: Who runs it; default the image's user.
-        timeout_sec: After this many seconds the whole process tree is killed inside the container and the output so far
-            is returned with `timed_out=True`. `None`, the default: no limit. Cancelling the caller kills as well.
-        max_output_bytes: Bound on kept output, half from the head, half from the tail; default `MAX_OUTPUT_BYTES`.
-        shell: The shell of the command; default `"bash -c"`, unless the backend's option says otherwise. A login shell
-            reads profile files, which may reset variables of the image (Debian's reset `PATH`), and which an agent may
-            have edited.
-        separate_stderr: Whether stderr is returned apart from stdout; costs a millisecond. Default no.
+        user: User who runs the command. Default: the image's user.
+        timeout_sec: Time limit. When it expires, the whole process tree is killed inside the container and the output
+            so far is returned with `timed_out=True`. Default: `None`, no limit. Cancelling the caller also kills it.
+        max_output_bytes: Bound on kept output, half from the head, half from the tail. Default: `MAX_OUTPUT_BYTES`.
+        shell: Shell of the command. Default: `"bash -c"`, unless the backend's option sets another shell. A login
+            shell reads profile files, which may reset variables of the image (Debian's reset `PATH`), and which an
+            agent may have edited.
+        separate_stderr: Whether stderr is returned separately from stdout, which takes a millisecond. Default: no.
     """
 
     cwd: str | None
@@ -92,9 +92,9 @@ class Mount:
     """A directory of the host that a container sees, read-only.
 
     Attributes:
-        source: The directory on the host, which does not change.
+        source: Directory on the host, which does not change.
         target: Its absolute path in the container.
-        digest: Digest of its contents, for backends that copy it and keep the copy.
+        digest: Digest of its contents, for backends that copy the directory and keep the copy.
     """
 
     source: Path
@@ -110,20 +110,22 @@ class ContainerSpec:
         name: Short name for humans and labels; need not be unique.
         docker_image: A prebuilt image, or `None`.
         context_dir: The task's `environment/` directory (build context with a `Dockerfile`), or `None`.
-        compose_file: A Docker Compose file whose service `main` is the container, others running beside it; or `None`.
-        workdir: Default directory of commands, in place of the image's; not created.
+        compose_file: Docker Compose file whose service `main` is the container, or `None`.
+        workdir: Default directory of commands, instead of the image's. It is not created.
         env: Environment variables of the container, its first process included.
         network: The network policy at the start.
         phase_networks: The policies that `Container.set_network` may be called with later.
         cpus, memory_mb, storage_mb, gpus: Limits; `None` is unlimited.
-        users: Users who run commands, besides the image's user, as far as the task says. A backend with a limited set
-            of users refuses the others before it starts anything.
+        users: Users who run commands in addition to the image's user, as declared by the task. A backend with a
+            limited set of users rejects other users before it starts anything.
         start_timeout_sec: Bound on build + create + start, seconds.
-        lifetime_sec: Bound on the time it is needed: start, agent and scoring together; `None`: unknown.
+        lifetime_sec: Bound on the time for which the container is needed (start, agent and scoring), or `None` if
+            unknown.
         changes: Changed files that the container starts with, from `SnapshottableContainer.capture_changes`.
-        mounts: Directories of the host that it sees. No part of its changes.
-        directories: Absolute paths that the episode fills, besides those of the Dockerfile (tests and logs, say). A
-            backend whose containers are not separate from the machine rejects the task if they are not empty.
+        mounts: Read-only directories of the host. Captured changes do not include them.
+        directories: Absolute paths that the episode fills, in addition to the paths of the Dockerfile (such as tests
+            and logs). A backend whose containers are not separate from the machine rejects the task if they are not
+            empty.
     """
 
     name: str
@@ -153,12 +155,13 @@ class ContainerSpec:
 
 @runtime_checkable
 class Container(Protocol):
-    """A container that a code agent works in. Made by a `ContainerFactory`, started once, stopped any number of times.
+    """A container that a code agent works in.
 
-    Backends inherit from it, for `async with`.
+    A `ContainerFactory` creates it. It can be started once and stopped any number of times. Backends inherit from this
+    class, for `async with`.
 
     Attributes:
-        image: The source of its files, known once it has started: an image's name, or `"host"`; `None` before.
+        image: The source of its files, known after the start: an image's name, or `"host"`; `None` before.
     """
 
     @property
@@ -170,22 +173,22 @@ class Container(Protocol):
         Bounded by `ContainerSpec.start_timeout_sec`. After an error or a cancellation nothing remains.
 
         Raises:
-            ContainerStartError: It could not be built, created or started.
-            EnvironmentStartTimeoutError: It took too long.
+            ContainerStartError: The container could not be built, created or started.
+            EnvironmentStartTimeoutError: The start exceeded `ContainerSpec.start_timeout_sec`.
         """
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
         """Runs `command` in a fresh `bash -c` (`sh` where the image has no bash), stdin closed.
 
-        Commands may run at the same time. A non-zero exit code is a result, not an error. A background process that the
-        command leaves behind keeps running; its later output is dropped.
+        Commands may run at the same time. A non-zero exit code is a result, not an error. Background processes keep
+        running after the command ends. Their later output is dropped.
 
         Args:
             command: Shell source text, any length.
             options: See `ExecOptions`.
 
         Raises:
-            ContainerDiedError: The container ended or no longer answers.
+            ContainerDiedError: The container has ended or no longer responds.
             ContainerError: The container has no such user.
             ValueError: `command`, `cwd` or `env` holds a NUL or a lone surrogate, or a variable's name is not an
                 identifier.
@@ -198,7 +201,7 @@ class Container(Protocol):
         owner is root.
 
         Raises:
-            TransferError: With the path and the reason.
+            TransferError: The copy failed. The message names the path and the reason.
             ContainerDiedError: The container is gone.
         """
 
@@ -208,21 +211,21 @@ class Container(Protocol):
         The content is untrusted: no traversal, no links that leave `target`, no devices, bounded size and count.
 
         Raises:
-            TransferError: With the path and the reason; a missing `source` included.
+            TransferError: The copy failed, for example because `source` is missing. The message names path and reason.
             ContainerDiedError: The container is gone.
         """
 
     async def set_network(self, policy: NetworkPolicy) -> None:
-        """Puts `policy` in force, for running processes of the container too.
+        """Applies `policy`, also to running processes of the container.
 
-        Connections that it does not allow are cut. The container's loopback works under any policy.
+        Connections that the policy does not allow are cut. The container's loopback works under any policy.
 
         Args:
             policy: One of `ContainerSpec.networks`.
 
         Raises:
-            ValueError: It is none of these.
-            ContainerError: It could not be put in force; the policy in force is then unknown.
+            ValueError: `policy` is not one of `ContainerSpec.networks`.
+            ContainerError: The policy could not be applied. The policy in force is then unknown.
             ContainerDiedError: The container is gone.
         """
 
@@ -245,22 +248,22 @@ class ServiceContainer(Protocol):
     """One service of a task's compose file."""
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
-        """As `Container.exec`, in a `sh -c`, with the service's working directory, user and variables.
+        """Runs a command with `sh -c`, with the service's working directory, user and variables. See `Container.exec`.
 
         Raises:
             ContainerDiedError: The service has ended.
-            ContainerError: Commands cannot be run in it.
+            ContainerError: The service cannot run commands.
         """
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        """As `Container.download`; also from a service that has ended.
+        """Copies a file or directory of the service to the host, even after it has ended; see `Container.download`.
 
         Raises:
-            TransferError: With the path and the reason; a missing `source` included.
+            TransferError: The copy failed, for example because `source` is missing. The message names path and reason.
         """
 
     async def stop(self) -> None:
-        """Kills its processes; its files and the other services stay."""
+        """Kills the service's processes. Its files and the other services remain."""
 
 
 @runtime_checkable
@@ -271,13 +274,13 @@ class ComposedContainer(Protocol):
         """Returns one of its services, `main` included.
 
         Raises:
-            ContainerError: There is no such service; the message names the existing ones.
+            ContainerError: The compose file has no such service. The message names the existing services.
         """
 
 
 @runtime_checkable
 class SnapshottableContainer(Protocol):
-    """A `Container` whose changed files can be captured, and given to another container of its backend by the spec."""
+    """A `Container` whose changed files can be captured and passed to another container (`ContainerSpec.changes`)."""
 
     async def capture_changes(self, objects: ObjectStore) -> Delta:
         """Reads the differences from the container's base (its image, or the host), without disturbing the container.
@@ -285,57 +288,58 @@ class SnapshottableContainer(Protocol):
         Files that have not changed since the last capture of this container are not read again.
 
         Args:
-            objects: Where the contents of files go.
+            objects: Store for the contents of files.
 
         Raises:
-            CaptureError: The files could not be read; with the path and the reason.
-            SnapshotUnsupportedError: This container cannot be captured here; with the reason and a remedy.
+            CaptureError: The files could not be read. The message names the path and the reason.
+            SnapshotUnsupportedError: This container cannot be captured. The message has the reason and a suggested fix.
             ContainerDiedError: The container is gone.
         """
 
 
 @runtime_checkable
 class ContainerFactory(Protocol):
-    """Makes containers of one backend. Constructing it validates its options and touches nothing.
+    """Creates containers of one backend. The constructor validates the options and has no side effects.
 
-    These members are required. The optional ones, with their defaults, are in `ContainerFactoryBase`: inherit from it,
-    or define some of its members.
+    These members are required. The optional members are in `ContainerFactoryBase`, with their defaults. To use them,
+    inherit from it, or define some of its members.
     """
 
     name: str
-    """Short name of the backend (`"local"`, `"docker"`), for records and messages: that of its option."""
+    """Short name of the backend (`"local"`, `"docker"`) for records and messages. Equals the name of its option."""
 
     def __call__(self, spec: ContainerSpec) -> Container:
-        """Makes a container for `spec`, not started yet."""
+        """Creates a container for `spec` without starting it."""
 
     async def preflight(self) -> None:
         """Checks that the backend can run containers.
 
         Raises:
-            PreflightError: With the remedy.
+            PreflightError: The backend cannot run containers. The message suggests a fix.
         """
 
     def check(self, spec: ContainerSpec) -> list[str]:
         """Checks, without starting anything, that this backend can run `spec`.
 
         Returns:
-            Warnings: limits that will not be enforced. They are shown once and recorded with the run.
+            Warnings about limits that the backend will not enforce. They are shown once and recorded with the run.
 
         Raises:
-            UnsupportedTaskError: A feature without which the task would mean something else.
-            TaskError: The container definition is malformed (no Dockerfile, say).
+            UnsupportedTaskError: The task needs a feature that the backend lacks.
+            TaskError: The container definition is malformed (for example, without a Dockerfile).
         """
 
 
 class ContainerFactoryBase(ContainerFactory):
-    """All members of a backend's factory, with defaults for those that `ContainerFactory` does not require.
+    """All members of a backend's factory, with defaults for the members that `ContainerFactory` does not require.
 
     Attributes:
-        harmless_options: Names of the constructor's options that a snapshot may set. A snapshot can come from anywhere:
-            with any other option set, it is restored only with a factory that the user gives. Default: empty.
+        harmless_options: Names of the constructor's options that a snapshot may set. A snapshot can come from any
+            source. If it sets another option, it is restored only with a factory that the user passes. Default: empty.
         has_terminals: Whether its containers are `TerminalContainer`s. Default: no.
         forwards_ports: Whether its containers are `ServingContainer`s, which installed agents need. Default: no.
-        harbor_name: The backend's name in Harbor, for exported jobs. `None`, the default: the class is named instead.
+        harbor_name: Name of the backend in Harbor, for exported jobs. Default: `None`, for which the export names the
+            class.
     """
 
     harmless_options: ClassVar[frozenset[str]] = frozenset()
@@ -355,21 +359,21 @@ class ContainerFactoryBase(ContainerFactory):
 
     @property
     def max_containers(self) -> int | None:
-        """How many of its containers can run at the same time. Default: `None`, any number."""
+        """Maximum number of its containers that run at the same time. Default: `None`, any number."""
         return None
 
     async def check_reachable(self) -> None:
-        """Checks, before each start of an episode, that the engine or service answers. Default: there is none.
+        """Checks, before each start of an episode, that the engine or service responds. Default: no check.
 
         Raises:
-            UnreachableError: It does not answer. No episode starts while it does not.
+            UnreachableError: The engine or service does not respond. Until it responds, no episode starts.
         """
 
     def check_snapshots(self) -> None:
-        """Checks, before `preflight`, that its containers can be captured; starts nothing. Default: they cannot be.
+        """Checks, before `preflight`, that its containers can be captured. Starts nothing. Default: rejects captures.
 
         Raises:
-            UserError: They are not `SnapshottableContainer`s, or not with these options or on this machine.
+            UserError: The containers cannot be captured: the backend, its options or this machine do not support it.
         """
         raise ConfigError(
             f"container={self.name} cannot capture its containers' files (it has no `check_snapshots`). Set "
@@ -381,28 +385,28 @@ class ContainerFactoryBase(ContainerFactory):
 
     @classmethod
     def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:
-        """Lists the things that runs of this machine made with the backend, running runs included. Blocking.
+        """Lists the resources that runs of this machine created with the backend, including active runs. Blocking.
 
-        Default: nothing. `ares-exp clean` removes the stale ones.
+        `ares-exp clean` removes the stale ones. Default: lists nothing.
 
         Args:
-            images: Whether images that are kept for the next run count as stale, too.
-            snapshots: Whether snapshots that the backend's service keeps count as stale, too.
+            images: Whether images that are kept for the next run also count as stale.
+            snapshots: Whether snapshots that the backend's service keeps also count as stale.
 
         Raises:
-            PreflightError: The backend is not available; with the remedy.
-            ContainerServiceError: It is available, but cannot be listed.
+            PreflightError: The backend is not available. The message suggests a fix.
+            ContainerServiceError: The backend is available, but its resources cannot be listed.
         """
         yield from ()
 
 
 def as_container_factory(factory: ContainerFactory) -> ContainerFactoryBase:
-    """Returns `factory` with the defaults of `ContainerFactoryBase` for what it lacks."""
+    """Returns `factory`, with the defaults of `ContainerFactoryBase` for missing members."""
     return completed(factory, ContainerFactoryBase)
 
 
 def refuse_second_start(*, started: bool) -> None:
-    """Refuses the second start of a container.
+    """Rejects the second start of a container.
 
     Args:
         started: Whether the container has been started or stopped before.
@@ -421,13 +425,13 @@ async def bounded_start(
     """Bounds the start in its body; stops the container if the start fails, is cancelled or takes too long.
 
     Args:
-        what: The container, as the first words of a sentence.
+        what: Name of the container, as the first words of a sentence.
         seconds: Time limit.
-        stop: Undoes the start, also a partial one.
-        remedy: Advice to the user for a timeout; a sentence.
+        stop: Function that undoes the start, also a partial one.
+        remedy: Advice to the user if the start times out, as a sentence.
 
     Raises:
-        EnvironmentStartTimeoutError: It took too long.
+        EnvironmentStartTimeoutError: The start exceeded the time limit.
     """
     timer = asyncio.timeout(seconds)
     try:

@@ -1,12 +1,12 @@
 """The egress proxy: the only way out of a container under an allow-list.
 
-It runs in this process, one per container, on a socket that listens inside the container's network (see
-`network_namespace`), which has no other interface. Clients find it by the usual variables (`HTTPS_PROXY`, …); programs
-that ignore them have no network. It speaks `CONNECT` and plain HTTP, to any port of an allowed host.
+One proxy per container runs in this process, on a socket that listens inside the container's network (see
+`network_namespace`), which has no other interface. Clients find it through the usual variables (`HTTPS_PROXY`, …).
+Programs that ignore them have no network. It supports `CONNECT` and plain HTTP, to any port of an allowed host.
 
-A name is resolved here, only if it is allowed, and the connection goes to the checked address. Loopback and link-local
-addresses of this machine (cloud metadata, for example) are never reached. Other non-public addresses need their own
-entry: the owner of an allowed name must not choose which machine of a private network it means.
+The proxy resolves only allowed names, and connects to the checked address. Loopback and link-local addresses of this
+machine (cloud metadata, for example) are never reached. Other non-public addresses need their own entry. Otherwise, the
+owner of an allowed name could choose which machine of a private network it means.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from ares_exp.containers.network_policy import IPAddress, NetworkPolicy, normalise_host
 
 MAX_CONNECTIONS = 64
-"""Simultaneous connections of one container. Further ones get an error, beyond twice as many they are dropped."""
+"""Simultaneous connections of one container. Further ones get an error. Beyond twice as many, they are dropped."""
 
 HEAD_TIMEOUT_SEC = 20.0
 RESOLVE_TIMEOUT_SEC = 15.0
@@ -58,7 +58,7 @@ async def resolve_name(name: str) -> Sequence[IPAddress]:
 
 @functools.lru_cache(maxsize=4)
 def _resolvers(pid: int) -> ThreadPoolExecutor:
-    """Returns separate threads for lookups: a container may ask for many names that answer slowly."""
+    """Returns separate threads for lookups, because a container may look up many names that resolve slowly."""
     return ThreadPoolExecutor(_RESOLVERS, thread_name_prefix="egress names")
 
 
@@ -77,9 +77,9 @@ class EgressProxy:
         """Opens nothing yet.
 
         Args:
-            policy: The policy. Only an `allowlist` allows anything; other policies do not use the proxy.
-            known_hosts: Addresses of names that are not looked up, as in /etc/hosts; trusted.
-            resolve: Looks up the other names.
+            policy: Network policy. Only `allowlist` uses the proxy.
+            known_hosts: Trusted addresses of names that are not looked up, as in /etc/hosts.
+            resolve: Function that looks up the other names.
             idle_timeout_sec: Bound on a connection's silence.
             head_timeout_sec: Bound on the arrival of a request.
         """
@@ -96,7 +96,7 @@ class EgressProxy:
         self._server = await asyncio.start_server(self._serve, sock=listener, limit=MAX_HEAD_BYTES)
 
     async def set_policy(self, policy: NetworkPolicy) -> None:
-        """Puts `policy` in force and cuts every open connection."""
+        """Applies `policy` and cuts every open connection."""
         self._policy = policy
         await self._drop_connections()
 
@@ -106,10 +106,10 @@ class EgressProxy:
         await self._drop_connections()
 
     async def destinations(self, host: str) -> list[IPAddress]:
-        """Returns the addresses at which `host`, a name or an address in canonical form, may be reached; at least one.
+        """Returns the allowed addresses of `host`, a name or an address in canonical form; at least one.
 
         Raises:
-            RefusedError: It may not be reached, or its name cannot be resolved.
+            RefusedError: The host is not allowed, or its name cannot be resolved.
         """
         policy = self._policy
         literal: IPAddress | None = None
@@ -145,7 +145,7 @@ class EgressProxy:
             await asyncio.wait(self._connections, timeout=_DROP_SEC)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) >= 2 * MAX_CONNECTIONS:  # each takes a descriptor of this process
+        if len(self._connections) >= 2 * MAX_CONNECTIONS:  # each connection takes a descriptor of this process
             writer.transport.abort()
             return
         connection = asyncio.current_task()
@@ -156,7 +156,7 @@ class EgressProxy:
             writer.close()
             async with asyncio.timeout(self._idle_timeout_sec):
                 await writer.wait_closed()
-        except (OSError, EOFError) as error:  # a time limit is an OSError too
+        except (OSError, EOFError) as error:  # a `TimeoutError` is also an `OSError`
             _logger.debug("A connection to the egress proxy ended: %r", error)
         finally:
             writer.transport.abort()
@@ -199,7 +199,7 @@ class EgressProxy:
         far_reader: asyncio.StreamReader,
         far_writer: asyncio.StreamWriter,
     ) -> None:
-        """Copies bytes both ways until the far side ends; the near side may end its half earlier."""
+        """Copies bytes both ways until the far side ends. The near side may end its half earlier."""
         async with asyncio.timeout(self._idle_timeout_sec) as idle:
 
             async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -225,7 +225,7 @@ class EgressProxy:
 
 
 async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, refused: RefusedError) -> None:
-    """Sends an error and waits briefly for the client to read it: closing at once may lose it."""
+    """Sends an error and waits briefly for the client to read it, because closing immediately may lose it."""
     _logger.debug("The egress proxy refused a request: %s", refused)
     body = f"ares_exp: {refused}\n".encode()
     head = f"HTTP/1.1 {refused.status}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(body)}\r\n"
@@ -238,17 +238,17 @@ async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, re
 
 
 def _unmapped(address: IPAddress) -> IPAddress:
-    """Returns the IPv4 address of a mapped one: the kernel takes `::ffff:127.0.0.1` for 127.0.0.1."""
+    """Returns the IPv4 address of a mapped one, because the kernel treats `::ffff:127.0.0.1` as 127.0.0.1."""
     return getattr(address, "ipv4_mapped", None) or address
 
 
 def _is_ours(address: IPAddress) -> bool:
-    """Returns whether an address means this machine or its link."""
+    """Returns whether an address refers to this machine or its link."""
     return address.is_loopback or address.is_unspecified or address.is_link_local or address.is_multicast
 
 
 class RefusedError(Exception):
-    """A refused proxy request.
+    """A rejected proxy request.
 
     Attributes:
         status: HTTP status code and reason phrase.
@@ -264,9 +264,9 @@ class ProxyRequest:
     """The target of a proxy request.
 
     Attributes:
-        host: A DNS name or an IP address, canonical.
+        host: Canonical DNS name or IP address.
         port: 1 to 65535.
-        head: Bytes to send there first: empty for `CONNECT`, the rewritten request for plain HTTP.
+        head: Bytes to send first: empty for `CONNECT`, the rewritten request for plain HTTP.
     """
 
     host: str
@@ -278,7 +278,7 @@ async def read_request(reader: asyncio.StreamReader) -> ProxyRequest:
     """Reads one request head from a stream whose limit is `MAX_HEAD_BYTES`. The caller bounds the time.
 
     Raises:
-        RefusedError: It is malformed or too long.
+        RefusedError: The request is malformed or too long.
         EOFError: The client disconnected.
     """
     try:
@@ -303,7 +303,7 @@ async def read_request(reader: asyncio.StreamReader) -> ProxyRequest:
     path = found["path"] or "/"
     path = path if path.startswith("/") else f"/{path}"
     shown = found["host"] + (f":{found['port']}" if found["port"] else "")
-    # One request per connection: the next one of a connection that stays open might be for another host.
+    # One request per connection, because the next request of an open connection might be for another host.
     lines = [f"{method} {path} HTTP/1.1", f"Host: {shown}", *kept, "Connection: close", "", ""]
     return ProxyRequest(host, port, "\r\n".join(lines).encode("latin-1"))
 

@@ -1,8 +1,8 @@
-"""Forwarded ports: addresses inside a container behind which this process serves connections, whatever network it has.
+"""Forwarded ports: addresses inside a container, under any network policy, whose connections this process serves.
 
-A forwarded port is a way in, not a way out: what connects to it reaches the server that opened it, and nothing else.
-`ListeningPort` is a listening socket of this process, made inside the container's network. `relayed_port` has the
-forwarded port for backends that only have a shell.
+A forwarded port gives access only to the server that opened it. It is not a way out of the container.
+`ListeningPort` is a listening socket of this process, created inside the container's network. Backends that only have a
+shell use `relayed_port`.
 """
 
 from __future__ import annotations
@@ -24,54 +24,56 @@ if TYPE_CHECKING:
 
 FORWARDED_PORT_HOST = "127.0.0.1"
 FORWARDED_PORT = 61081
-"""The port of a forwarded port that is tried first."""
+"""The first port that is tried."""
 
 PORTS_TRIED = 8
-"""Number of ports that are tried, one after the other, when something in the container listens there."""
+"""Number of consecutive ports that are tried if other programs in the container listen on the first ones."""
 
 MAX_CONNECTIONS = 64
-"""Simultaneous connections of one forwarded port. A further one waits until another has ended."""
+"""Maximum of simultaneous connections of one forwarded port. A further connection waits until another one ends."""
 
 CUT_SEC = 5.0
-"""Bound on the end of connections that are cut, which takes no time unless `Serve` holds on to them."""
+"""Bound on cutting connections. Cutting takes no time unless `Serve` holds on to them."""
 
 Serve = Callable[[socket.socket], Awaitable[None]]
-"""Takes over a connected, non-blocking stream socket, whose other end a process of the container holds; it returns when
-the connection is being served, and closes the socket in the end."""
+"""Function that takes over a connected, non-blocking stream socket, whose other end a process of the container holds.
+
+It returns as soon as the connection is being served. It closes the socket at the end.
+"""
 
 
 class ForwardedPort(Protocol):
     """An open forwarded port.
 
     Attributes:
-        url: Its address inside the container, such as `http://127.0.0.1:61081`, without a slash at the end.
+        url: Address inside the container, such as `http://127.0.0.1:61081`, without a trailing slash.
     """
 
     url: str
 
     async def lost(self) -> str:
-        """Waits until the forwarded port is broken for good, and returns why, as a sentence."""
+        """Waits until the forwarded port is permanently broken, and returns the reason as a sentence."""
 
     async def close(self) -> None:
-        """Closes it, and cuts what came in by it. Idempotent, never raises for a container that is already gone."""
+        """Closes the port and cuts its connections. Idempotent, never raises for a container that is already gone."""
 
 
 @runtime_checkable
 class ServingContainer(Protocol):
-    """A `Container` that forwarded ports can be opened in."""
+    """A `Container` that supports forwarded ports."""
 
     async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT) -> ForwardedPort:
         """Makes `serve` reachable at a port of the container's loopback, under any network policy.
 
-        At most `MAX_CONNECTIONS` are open at once. The container's stop, and the end of this process however it ends,
-        close the forwarded port.
+        At most `MAX_CONNECTIONS` are open at the same time. The forwarded port closes when the container stops, and
+        when this process ends in any way.
 
         Args:
             serve: Called with each connection, on the event loop of the caller.
-            port: The port that is tried first, then the next ones.
+            port: First port to try, before the next ones.
 
         Raises:
-            PortForwardingError: It cannot be opened here; with what is lacking.
+            PortForwardingError: The port cannot be opened in this container. The message names the missing requirement.
             ContainerDiedError: The container is gone.
         """
 
@@ -81,7 +83,7 @@ _STOPPED_MEANWHILE = "The container was stopped while a forwarded port was being
 
 
 class ForwardedPorts:
-    """The forwarded ports (or terminals) of one container, open or being opened, which end with it."""
+    """The forwarded ports (or terminals) of one container, open or being opened. They close with the container."""
 
     def __init__(self) -> None:
         self._forwarded_ports: list[ForwardedPort | Terminal] = []
@@ -89,11 +91,11 @@ class ForwardedPorts:
         self._closed = False
 
     async def open(self, opening: Callable[[], Awaitable[_O]]) -> _O:
-        """Carries out `opening`, and takes over the forwarded port.
+        """Awaits `opening`, and takes over the forwarded port.
 
         Raises:
-            ContainerDiedError: The container was stopped meanwhile. There is no forwarded port, and nothing of the
-                opening is in progress any more when `close` returns.
+            ContainerDiedError: The container was stopped during the opening. No forwarded port remains. When `close`
+                returns, no part of the opening is in progress.
         """
         if self._closed:
             raise ContainerDiedError(_STOPPED_MEANWHILE)
@@ -102,7 +104,7 @@ class ForwardedPorts:
         try:
             return await task
         except asyncio.CancelledError:
-            if task.done() and not task.cancelled() and task.exception() is None:  # cancelled a moment too late
+            if task.done() and not task.cancelled() and task.exception() is None:  # cancelled after the port was opened
                 await finish(task.result().close())
             current = asyncio.current_task()
             if self._closed and not (current is not None and current.cancelling()):
@@ -117,7 +119,7 @@ class ForwardedPorts:
         return forwarded_port
 
     async def close(self) -> None:
-        """Ends the openings, then closes all forwarded ports. Idempotent."""
+        """Cancels the openings, then closes all forwarded ports. Idempotent."""
         self._closed = True
         openings = set(self._openings)
         for task in openings:
@@ -132,11 +134,11 @@ _logger = logging.getLogger(__name__)
 
 
 def listen_at_free_port(listen: Callable[[tuple[str, int]], socket.socket], port: int) -> socket.socket:
-    """Listens at `port` of the loopback, or at one of the next, by `listen`, which raises `OSError`. Blocking.
+    """Listens at `port` of the loopback, or at one of the next ports, by calling `listen`. Blocking.
 
     Raises:
-        PortForwardingError: All of them are taken.
-        OSError: As `listen`, for any other reason.
+        PortForwardingError: All of the ports are taken.
+        OSError: `listen` failed for any other reason.
     """
     for candidate in range(port, port + PORTS_TRIED):
         try:
@@ -151,7 +153,7 @@ def listen_at_free_port(listen: Callable[[tuple[str, int]], socket.socket], port
 
 
 async def open_listening_port(listen: Callable[[], socket.socket], serve: Serve) -> ListeningPort:
-    """Opens a forwarded port at the socket that `listen` makes in a thread."""
+    """Opens a forwarded port at the socket that `listen` creates in a thread."""
     made: list[socket.socket] = []
     try:
         await in_thread(lambda: made.append(listen()))
@@ -163,7 +165,7 @@ async def open_listening_port(listen: Callable[[], socket.socket], serve: Serve)
 
 
 class _Connection(socket.socket):
-    """A connection that tells when it is closed, whoever closes it."""
+    """A connection that reports when any component closes it."""
 
     on_close: Callable[[_Connection], None] | None = None
 
@@ -174,16 +176,16 @@ class _Connection(socket.socket):
             on_close(self)
 
     def cut(self) -> None:
-        """Ends it in both directions, so that whoever serves it sees its end and closes it."""
+        """Shuts it down in both directions, so that its server sees the end and closes it."""
         with contextlib.suppress(OSError):
             self.shutdown(socket.SHUT_RDWR)
 
 
 class ListeningPort:
-    """A `ForwardedPort`. It lasts as long as this process and the container."""
+    """A `ForwardedPort` that lasts as long as this process and the container."""
 
     def __init__(self, listener: socket.socket, serve: Serve) -> None:
-        """Takes over the listener, and starts to accept connections on the running event loop."""
+        """Takes over the listener, and starts accepting connections on the running event loop."""
         listener.setblocking(False)
         host, port = listener.getsockname()
         self.url = f"http://{host}:{port}"
@@ -196,7 +198,7 @@ class ListeningPort:
         self._accepting = asyncio.create_task(self._accept(), name="forwarded_port")
 
     async def lost(self) -> str:
-        """Waits for `close`: nothing in the container can break the forwarded port."""
+        """Waits for `close`, because no program in the container can break the forwarded port."""
         await self._closed.wait()
         return "The forwarded port was closed."
 

@@ -1,9 +1,9 @@
 """Sockets inside the network namespace of another process.
 
-A socket belongs to the namespace in which it was made, whichever process holds it. So a thread that briefly enters a
-container's namespace can bring back a socket that listens there, and the container needs no route to this machine. An
-ordinary user may enter only by way of the user namespace that he made for the container, which a process with threads
-cannot: there, a short-lived helper process enters and passes the socket on.
+A socket belongs to the namespace in which it was created, whichever process holds it. So a thread that briefly enters a
+container's namespace can return a socket that listens there, and the container needs no route to this machine. An
+ordinary user may enter only through the user namespace that they created for the container. A process with several
+threads cannot do this, so a short-lived helper process enters and passes the socket back.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CLONE_NEWNET = 0x40000000
 _HELPER_SEC = 30.0
 _T = TypeVar("_T")
 
-# Arguments: descriptors of a user namespace, a network namespace and a socket to answer on; host and port.
+# Arguments: descriptors of a user namespace, a network namespace and a socket for the result; host and port.
 _HELPER = """
 import ctypes, os, socket, sys
 user, network, answers, port = (int(word) for word in sys.argv[1:5])
@@ -41,7 +41,7 @@ except OSError as error:
 
 
 def obstacle() -> str | None:
-    """Returns why this process cannot enter the network of a container, as a clause; `None` when it can."""
+    """Returns why this process cannot enter the network of a container, as a clause; `None` if it can."""
     if sys.platform != "linux":
         return "this machine does not run Linux"
     try:
@@ -53,9 +53,9 @@ def obstacle() -> str | None:
 
 
 def listen_inside(pid: int, container_id: str, address: tuple[str, int]) -> socket.socket:
-    """Opens a socket that listens at `address` in the network of a container. Blocking, for a millisecond.
+    """Opens a socket that listens at `address` in the network of a container. Blocks for a millisecond.
 
-    Its full id distinguishes the container's first process from a local process of the same number.
+    The full id distinguishes the container's first process from a local process with the same number.
     """
     process = Path("/proc", str(pid))
     with (process / "ns" / "net").open("rb") as namespace:
@@ -65,7 +65,7 @@ def listen_inside(pid: int, container_id: str, address: tuple[str, int]) -> sock
 
 
 def listen_in_namespace(pid: int, namespace: int, address: tuple[str, int]) -> socket.socket:
-    """Opens a socket that listens at `address` in the network of a process of ours. Blocking, for some milliseconds."""
+    """Opens a socket that listens at `address` in the network of a child process. Blocks for some milliseconds."""
     entries = Path("/proc", str(pid), "ns")
     with (entries / "net").open("rb") as network:
         if os.fstat(network.fileno()).st_ino != namespace:
@@ -77,7 +77,7 @@ def listen_in_namespace(pid: int, namespace: int, address: tuple[str, int]) -> s
 
 
 def _listen_by_helper(user: IO[bytes], network: IO[bytes], address: tuple[str, int]) -> socket.socket:
-    """Has a process of its own enter both namespaces and listen there."""
+    """Opens the socket in a helper process that enters both namespaces."""
     host, port = address
     with contextlib.ExitStack() as stack:
         ours, theirs = (stack.enter_context(end) for end in socket.socketpair())
@@ -101,7 +101,7 @@ def _listen_by_helper(user: IO[bytes], network: IO[bytes], address: tuple[str, i
 
 
 def _visit(namespace: IO[bytes], act: Callable[[], _T]) -> _T:
-    """Runs `act` in a thread that enters `namespace` and ends there."""
+    """Runs `act` in a new thread that enters `namespace` first."""
 
     def run() -> _T:
         if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET) != 0:

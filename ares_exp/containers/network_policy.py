@@ -1,4 +1,4 @@
-"""Network policies: a mode, and for `allowlist` the hosts that may be reached."""
+"""Network policies: a mode, and the reachable hosts of mode `allowlist`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _MAX_NAME = 253
 
 @dataclass(frozen=True, slots=True)
 class NetworkPolicy:
-    """The hosts that a container may reach besides itself: all, none, or those of a list.
+    """The hosts that a container may reach in addition to itself: all, none, or the hosts of a list.
 
     Attributes:
         mode: `"public"`, `"no-network"` or `"allowlist"`.
-        allowed_hosts: Entries as `normalise_host` takes them, kept in canonical form; for `"allowlist"` only. Empty: no
-            host may be reached.
+        allowed_hosts: Entries as accepted by `normalise_host`, stored in canonical form; only for `"allowlist"`. If
+            empty, no host may be reached.
 
     Raises:
-        ValueError: No such mode, a malformed entry, or hosts under another mode.
+        ValueError: The mode is unknown, an entry is malformed, or another mode than `"allowlist"` has hosts.
     """
 
     mode: NetworkMode
@@ -39,7 +39,7 @@ class NetworkPolicy:
         object.__setattr__(self, "allowed_hosts", frozenset(normalise_host(entry) for entry in self.allowed_hosts))
 
     def with_hosts(self, entries: Iterable[str]) -> NetworkPolicy:
-        """Returns this policy with more hosts allowed: `no-network` becomes an allow-list, `public` stays."""
+        """Returns this policy with more allowed hosts: `no-network` becomes an allow-list, `public` is unchanged."""
         more = frozenset(entries)
         return self if self.mode == "public" or not more else NetworkPolicy("allowlist", self.allowed_hosts | more)
 
@@ -50,7 +50,7 @@ class NetworkPolicy:
         return self.mode == "public" or not self.allowed_hosts.isdisjoint((name, *wildcards))
 
     def allows_address(self, address: IPAddress) -> bool:
-        """Returns whether an entry allows this IP address itself."""
+        """Returns whether an entry allows this IP address directly."""
         entries = (entry for entry in self.allowed_hosts if _network(entry) or _address(entry))
         return self.mode == "public" or any(address in ipaddress.ip_network(entry) for entry in entries)
 
@@ -66,7 +66,7 @@ def normalise_host(entry: str) -> str:
         entry: A DNS name, `*.` and a DNS name, an IP address, or a network in CIDR notation without host bits.
 
     Raises:
-        ValueError: It is none of these.
+        ValueError: `entry` has none of these forms.
     """
     host = entry.strip().lower().rstrip(".")
     canonical = _network(host) if "/" in host else _address(host) or _dns_name(host)

@@ -1,10 +1,10 @@
-"""Owners of things that outlive their maker (containers, networks, images), and whether an owner is dead.
+"""Owners of resources that outlive their creator (containers, networks, images), and whether an owner is dead.
 
-The owner is in the labels of the thing, or as a mark in its name. A process number alone is ambiguous: other machines,
-boots and containers have the same ones. So the labels also name the machine, its boot, the pid namespace, and the start
-time of the process.
+The owner is recorded in the labels of the resource, or as a mark in its name. A process number is ambiguous,
+because other machines, boots and containers reuse the same numbers. So the labels also name the machine, its boot, the
+pid namespace, and the start time of the process.
 
-A temporary directory has a lock instead of labels (`OwnedDirectory`), which ends with the process that made it.
+A temporary directory has a lock instead of labels (`OwnedDirectory`), which ends with the process that created it.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from ares_exp.cancellation import finish, in_thread
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Leftover:
-    """A thing made by a run, of this process or of another.
+    """A resource created by a run of this or another process.
 
     Attributes:
         kind: `container`, `network`, `volume`, `image`, `directory`, `cgroup`,
             `sandbox`, `snapshot`, `cache`.
         name: Its name on the engine, at the service or in the file system.
         whose: The owner, for humans.
-        is_stale: Whether the owner is certainly dead. Other things must not be touched.
+        is_stale: Whether the owner is certainly dead. Other resources must not be touched.
         created: Creation time, seconds since the epoch; `None` if unknown.
-        remove: Removes it and returns why it is still there, `""` when it is gone. Blocking; never raises.
-        size: Bytes that it takes, with what it shares with others; `None` if unknown.
+        remove: Function that removes it and returns the reason if that failed, otherwise `""`. Blocking; never raises.
+        size: Its size in bytes, including data shared with other resources; `None` if unknown.
     """
 
     kind: str
@@ -56,7 +56,7 @@ class Leftover:
 
 
 RUN = "ares_exp.run"
-"""The label on everything that a run makes."""
+"""The label on all resources of a run."""
 
 HOST = "ares_exp.host"
 """The label of the machine's host name, for searches. Another machine may have the same name."""
@@ -69,7 +69,7 @@ _QUESTION_SEC = 10.0
 
 
 def owner_labels() -> dict[str, str]:
-    """Returns the labels of this process; the value is empty where it cannot be determined."""
+    """Returns the labels of this process. A value is empty if it cannot be determined."""
     return dict(_labels_of(os.getpid()))
 
 
@@ -88,16 +88,16 @@ def _labels_of(pid: int) -> Mapping[str, str]:
 
 
 def owner_mark() -> str:
-    """Returns the owner mark for names of things without labels: `<process number>-<its start>-<scope digest>`.
+    """Returns the owner mark for names of resources without labels: `<process number>-<its start>-<scope digest>`.
 
-    For things that do not survive a reboot. The scope digest covers host, boot, pid namespace and user.
+    Only for resources that do not survive a reboot. The scope digest covers host, boot, pid namespace and user.
     """
     labels = owner_labels()
     return f"{labels[_PID]}-{labels[_START]}-{_scope(labels)}"
 
 
 def is_dead_mark(mark: str) -> bool:
-    """Returns as `is_dead`, for a thing of this machine with an `owner_mark`."""
+    """Returns whether the owner in an `owner_mark` is certainly dead, for a resource of this machine. See `is_dead`."""
     ours = owner_labels()
     pid, _, rest = mark.partition("-")
     start, _, scope = rest.partition("-")
@@ -110,21 +110,21 @@ def _scope(labels: Mapping[str, str]) -> str:
 
 
 def machine_mark() -> str:
-    """Returns the mark of this user on this machine, for names of things without labels."""
+    """Returns the mark of this user on this machine, for names of resources without labels."""
     labels = owner_labels()
     scope = " ".join((labels[HOST], labels[_MACHINE] or f"{uuid.getnode():x}", labels[_USER]))
     return hashlib.sha256(scope.encode()).hexdigest()[:8]
 
 
 def is_dead(labels: Mapping[str, str], *, since_boot: bool = False) -> bool:
-    """Returns whether the owner of a thing is certainly dead and had our user. An unknown owner counts as alive.
+    """Returns whether the owner of a resource is certainly dead and had our user. An unknown owner counts as alive.
 
-    Certain means: the process does not exist in our pid namespace; or its machine, this one, has rebooted since.
+    An owner is certainly dead if its process is missing in our pid namespace, or if this machine has rebooted since.
     Blocking on macOS, where it runs `ps`.
 
     Args:
-        labels: The labels of the thing.
-        since_boot: Whether only a missing process counts. For things outside this machine: cloned machines have the
+        labels: The labels of the resource.
+        since_boot: Whether only a missing process counts. For resources outside this machine: cloned machines have the
             same names, but different boots.
     """
     if not _agree(labels, HOST) or not _agree(labels, _USER) or not labels.get(_BOOT):
@@ -162,7 +162,7 @@ _ENDED = "ended"
 
 
 def _process_start(pid: int) -> str:
-    """Returns a process's start time, which distinguishes it from a later one of the same number; empty if unknown."""
+    """Returns a process's start time, which distinguishes it from later processes with its number; empty if unknown."""
     if not _IS_LINUX:
         return _ask("ps", "-o", "lstart=", "-p", str(pid))
     try:
@@ -201,7 +201,7 @@ def _read(path: str) -> str:
 
 
 def _ask(*command: str) -> str:
-    """Returns the output of a system program, independent of language and time zone; empty when it fails."""
+    """Returns the output of a system program, independent of language and time zone; empty if the program fails."""
     env = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LC_ALL": "C", "TZ": "UTC"}
     try:
         answer = subprocess.run(command, capture_output=True, text=True, env=env, timeout=_QUESTION_SEC, check=False)
@@ -210,9 +210,9 @@ def _ask(*command: str) -> str:
     return " ".join(answer.stdout.split())
 
 
-_UNLOCKED_SEC = 60.0  # far longer than a new directory lacks its lock
+_UNLOCKED_SEC = 60.0  # far longer than a new directory is unlocked
 ShortLived = Literal["build", "fork", "host", "transfer", "verifier", "wandb"]
-"""Purposes of such directories; part of their names."""
+"""Purposes of short-lived directories, which are part of their names."""
 
 
 def name_prefix(purpose: str) -> str:
@@ -221,10 +221,10 @@ def name_prefix(purpose: str) -> str:
 
 
 class OwnedDirectory:
-    """A temporary directory, locked while the process that made it lives.
+    """A temporary directory, locked until the process that created it ends.
 
-    The lock is the kernel's (`flock` on the directory): it ends with the process, however that dies, and works across
-    pid namespaces, where a process number means nothing.
+    The kernel holds the lock (`flock` on the directory). It ends with the process, even after `kill -9`, and works
+    across pid namespaces, where process numbers are ambiguous.
     """
 
     def __init__(self, prefix: str, folder: Path | None = None) -> None:
@@ -232,11 +232,11 @@ class OwnedDirectory:
         fresh = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=folder))
         self._lock = os.open(fresh, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        # Renamed only once it is locked: a cleanup takes an unlocked one for stale.
+        # Rename only after locking: a clean-up treats an unlocked directory as stale.
         self.path = fresh.rename(fresh.with_name(fresh.name[1:]))
 
     def remove(self) -> None:
-        """Deletes it with its contents. Idempotent."""
+        """Deletes the directory with its contents. Idempotent."""
         self._delete()
         if self._lock >= 0:
             os.close(self._lock)
@@ -248,10 +248,10 @@ class OwnedDirectory:
 
 @contextmanager
 def locked(path: str | Path, flags: int, *, dir_fd: int | None = None) -> Iterator[int]:
-    """Opens a file or directory as `os.open` does, and holds its lock; yields the descriptor.
+    """Opens a file or directory like `os.open`, and locks it for the body. Yields the descriptor.
 
     Raises:
-        OSError: It cannot be opened or locked; `BlockingIOError` if another process holds the lock.
+        OSError: The path cannot be opened or locked; `BlockingIOError` if another process holds the lock.
     """
     descriptor = os.open(path, flags, dir_fd=dir_fd)
     try:
@@ -262,13 +262,13 @@ def locked(path: str | Path, flags: int, *, dir_fd: int | None = None) -> Iterat
 
 
 def short_lived_directory(purpose: ShortLived) -> OwnedDirectory:
-    """Creates a directory for one piece of work; the caller removes it afterwards."""
+    """Creates a directory for one task of this process. The caller removes it afterwards."""
     return OwnedDirectory(f"{name_prefix(purpose)}{os.getpid()}-")
 
 
 @asynccontextmanager
 async def working_directory(purpose: ShortLived) -> AsyncIterator[Path]:
-    """Provides a `short_lived_directory` for the body; removed however the body ends."""
+    """Provides a `short_lived_directory` for the body and always removes it afterwards."""
     made: list[OwnedDirectory] = []
     try:
         await in_thread(lambda: made.append(short_lived_directory(purpose)))
@@ -285,7 +285,7 @@ def delete(path: Path) -> bool:
 
 
 def find_short_lived() -> Iterator[Leftover]:
-    """Yields this user's directories of each purpose, those of running processes included. Blocking."""
+    """Yields this user's directories of each purpose, including directories of running processes. Blocking."""
     for purpose in get_args(ShortLived):
         yield from find_directories(purpose, "directory", delete, [Path(tempfile.gettempdir())])
 
@@ -293,13 +293,13 @@ def find_short_lived() -> Iterator[Leftover]:
 def find_directories(
     purpose: str, kind: str, delete: Callable[[Path], bool], folders: Iterable[Path]
 ) -> Iterator[Leftover]:
-    """Yields this user's directories for a purpose, those of running processes included. Blocking.
+    """Yields this user's directories for a purpose, including directories of running processes. Blocking.
 
     Args:
-        purpose: As in their names.
+        purpose: Purpose in the names of the directories.
         kind: Their `Leftover.kind`.
-        delete: Deletes one; returns whether it is gone.
-        folders: Their possible parents.
+        delete: Function that deletes one directory and returns whether it is gone.
+        folders: Possible parent folders.
     """
     prefix = name_prefix(purpose)
     for path in (
@@ -323,7 +323,7 @@ def find_directories(
 
 
 def _when_stale(path: Path, then: Callable[[Path], bool] | None = None) -> bool:
-    """Returns whether the process that made it is dead; `then` deletes it under the lock."""
+    """Returns whether the creator of the directory is dead. If it is, runs `then` under the lock to delete it."""
     try:
         with locked(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as descriptor:
             found = os.fstat(descriptor)

@@ -33,7 +33,7 @@ LEASE = int(sys.argv[1]) if len(sys.argv) > 1 else 0  # seconds of silence that 
 
 
 class Connection:
-    """One accepted connection: what may be sent of it, what waits to be written to it, and which halves are open."""
+    """One accepted connection: its send credit, the data waiting to be written to it, and its open halves."""
 
     def __init__(self, number: int, accepted: socket.socket) -> None:
         self.number = number
@@ -161,14 +161,14 @@ class Relay:
             del self.connections[one.number]
 
     def drop(self, one: Connection) -> None:
-        """Closes a connection at once, which its program sees as a reset."""
+        """Closes a connection immediately, which its program sees as a reset."""
         one.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         one.socket.close()
         del self.connections[one.number]
 
 
 def lapse(*_: object) -> None:
-    """Ends after the silence, and says that this was why if there is room for it."""
+    """Ends the relay after the silence, and sends an end frame if there is room for it."""
     os.set_blocking(1, False)
     with contextlib.suppress(OSError):
         os.write(1, struct.pack(">II", 0, 0))

@@ -1,7 +1,7 @@
 """A forwarded port over the stdin and stdout of one process in the container, for backends that only have a shell.
 
-The process is a relay (`relays`), which listens in the container. It is whatever its image's programs made of it: its
-frames are checked, and what it may have in memory here is bounded.
+The process is a relay (`relays`), which listens in the container. Programs of the image run it, so it is untrusted: its
+frames are checked, and the memory that it can use in this process is bounded.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _HEAD = struct.Struct(">II")
 _logger = logging.getLogger(__name__)
 
 OpenShell = Callable[[], Awaitable[ChannelStream]]
-"""Starts a `sh` in the container, as its root. Raises `ContainerError`."""
+"""Function that starts a `sh` in the container, as its root. Raises `ContainerError`."""
 
-# The agent's settings for these programs are not the relay's. A `sh` may read ahead: nothing may follow unasked.
+# Settings of the agent for these programs must not affect the relay. A `sh` may read ahead, so wait for its answers.
 _FIND = """
 exec 2>/dev/null; unset PYTHONHOME PYTHONPATH PERL5LIB PERL5OPT PERL_UNICODE NODE_OPTIONS NODE_PATH; cd /
 _new_enough='import select, socket, struct, sys; sys.exit(sys.version_info < (3, 6))'
@@ -60,15 +60,15 @@ _NONE = (
 
 
 class _RelayError(Exception):
-    """The relay did something that ours would not."""
+    """The relay violated the protocol."""
 
 
 class _Relay:
-    """One relay that listens, with its connections.
+    """One listening relay, with its connections.
 
     Attributes:
-        port: Where it listens.
-        has_lapsed: Whether it ended because it had not heard from here for as long as its lease says.
+        port: Port in the container on which it listens.
+        has_lapsed: Whether it ended because this process sent nothing for the duration of its lease.
     """
 
     def __init__(self, stream: ChannelStream, port: int, serve: Serve, rest: bytes, lease_sec: int) -> None:
@@ -91,7 +91,7 @@ class _Relay:
 
         Raises:
             PortForwardingError: The image has no interpreter, or all ports are taken.
-            ContainerError: As `open_shell`.
+            ContainerError: `open_shell` failed.
         """
         stream = None
         try:
@@ -109,7 +109,7 @@ class _Relay:
         except BaseException as error:
             if stream is not None:
                 stream.close()
-            if isinstance(error, OSError):  # a time limit is one, too
+            if isinstance(error, OSError):  # a `TimeoutError` is also an `OSError`
                 why = str(error) or f"no answer within {OPEN_SEC:g} s"
                 raise PortForwardingError(f"No relay could be started in the container: {why}.") from error
             raise
@@ -125,7 +125,7 @@ class _Relay:
         raise PortForwardingError(f"The relay in the container ({found}) does not listen: it said {said!r}.")
 
     async def run(self) -> str:
-        """Carries connections until the relay ends; returns why, as a clause. Cuts those that are left."""
+        """Carries connections until the relay ends, cuts the remaining ones, and returns the reason as a clause."""
         own = {asyncio.create_task(self._write()), asyncio.create_task(self._renew())}
         try:
             self._take_in()
@@ -145,19 +145,19 @@ class _Relay:
             await finish(asyncio.wait(tasks, timeout=CUT_SEC))
 
     def put(self, number: int, word: int, data: bytes = b"") -> None:
-        """Sends a frame, after those that wait to be sent: what there is of one connection is bounded by its credit."""
+        """Queues a frame for sending. The credit of each connection bounds the size of the queue."""
         self._waiting.append(_HEAD.pack(number, word) + data)
         self._has_waiting.set()
 
     async def _renew(self) -> None:
-        """Says that somebody is there, by a frame of no connection, unless other frames are on their way."""
+        """Renews the lease by sending an ignored frame, unless other frames are waiting to be sent."""
         while self._lease_sec:
             await asyncio.sleep(self._lease_sec / _WORDS_PER_LEASE)
             if not self._waiting:
                 self.put(_ACCEPTED, _MORE)
 
     async def _write(self) -> None:
-        with contextlib.suppress(OSError):  # whoever reads sees the end
+        with contextlib.suppress(OSError):  # `run` sees the end of the stream
             while True:
                 await self._has_waiting.wait()
                 whole = bytearray()
@@ -168,10 +168,10 @@ class _Relay:
                 await self._stream.write(bytes(whole))
 
     def _take_in(self) -> None:
-        """Does what the frames say that have arrived.
+        """Handles all complete frames that have arrived.
 
         Raises:
-            _RelayError: They are not those of a relay of ours.
+            _RelayError: A frame violates the protocol.
         """
         heard = self._heard
         while len(heard) >= _HEAD.size:
@@ -184,7 +184,7 @@ class _Relay:
             data = bytes(heard[_HEAD.size : end])
             del heard[:end]
             if number == 0 and word == _END:
-                # No relay can have heard nothing for longer than it has run.
+                # A lapse of the lease is only credible if the relay has run for at least that long.
                 self.has_lapsed = 0 < self._lease_sec <= time.monotonic() - self._started_at
                 raise _RelayError(f"it heard nothing for {self._lease_sec} s")
             if word == _ACCEPTED:
@@ -196,7 +196,7 @@ class _Relay:
                     connection.hear(word, data)
 
     def _accept(self, number: int) -> None:
-        # Twice as many: what has ended over there is given to the server here, which may take a moment.
+        # Twice as many: a connection that has ended in the container still exists here until the server has its data.
         if number in self._connections or len(self._connections) >= 2 * MAX_CONNECTIONS:
             raise _RelayError(f"it accepted connection {number} with {len(self._connections)} open")
         connection = self._connections[number] = _Connection(self, number, self._serve)
@@ -216,10 +216,10 @@ class _Connection:
         self._arrived: asyncio.Queue[bytes] = asyncio.Queue()
 
     def hear(self, word: int, data: bytes) -> None:
-        """Takes in a frame of data, or of credit.
+        """Handles a frame of data or of credit.
 
         Raises:
-            _RelayError: There is more data than was allowed.
+            _RelayError: The relay sent more data than its credit allows.
         """
         if word & _MORE:
             self._credit = min(self._credit + (word & ~_MORE), _WINDOW_BYTES)
@@ -231,7 +231,7 @@ class _Connection:
             self._arrived.put_nowait(data)
 
     async def _run(self, serve: Serve) -> None:
-        """Has it served, and carries its data until both halves have ended, or one is broken."""
+        """Serves the connection, and carries its data until both halves have ended, or one is broken."""
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setblocking(False)
@@ -263,7 +263,7 @@ class _Connection:
             await asyncio.gather(up, down, return_exceptions=True)
 
     async def _up(self, ours: socket.socket) -> None:
-        """Sends what the server writes, as far as there is credit."""
+        """Sends data from the server to the relay, as far as the credit allows."""
         loop = asyncio.get_running_loop()
         while True:
             while self._credit == 0:
@@ -276,7 +276,7 @@ class _Connection:
                 return
 
     async def _down(self, ours: socket.socket) -> None:
-        """Gives the server what has arrived, and allows as much more."""
+        """Passes arrived data to the server, and grants the relay the same amount of new credit."""
         loop, taken = asyncio.get_running_loop(), 0
         while True:
             data = await self._arrived.get()
@@ -292,13 +292,13 @@ class _Connection:
 
 
 class RelayedPort:
-    """A `ForwardedPort`. A relay that ends, as when a program in the container kills it, is started again once.
+    """A `ForwardedPort` that restarts its relay once if the relay ends, for example if a program kills it.
 
-    One that was left without a word for its lease, because this process or a service was slow, is started again always.
+    A relay whose lease lapsed, because this process or a service was slow, is always restarted.
     """
 
     def __init__(self, relay: _Relay, start_again: Callable[[], Awaitable[_Relay]]) -> None:
-        """Takes over a relay, and starts to carry connections on the running event loop."""
+        """Takes over a relay, and starts carrying connections on the running event loop."""
         self.url = f"http://{FORWARDED_PORT_HOST}:{relay.port}"
         self._relay = relay
         self._start_again = start_again
@@ -311,7 +311,7 @@ class RelayedPort:
     async def close(self) -> None:
         self._lose("The forwarded port was closed.")
         if not self._running.done():
-            self._relay.put(0, _END)  # asks it to end
+            self._relay.put(0, _END)  # asks the relay to end
             await finish(asyncio.wait({self._running}, timeout=_CLOSE_SEC))
             self._running.cancel()
             await finish(asyncio.wait({self._running}, timeout=2 * CUT_SEC))
@@ -345,19 +345,19 @@ class RelayedPort:
 async def open_relayed_port(
     open_shell: OpenShell, serve: Serve, port: int, *, lease_sec: int = 0, remedy: str = ""
 ) -> RelayedPort:
-    """Opens a forwarded port by a relay.
+    """Opens a forwarded port through a relay.
 
     Args:
-        open_shell: Starts a shell that becomes the relay.
-        serve: As in `ServingContainer.forward_port`.
-        port: As there.
-        lease_sec: After so many seconds without a word from here the relay ends by itself: for a backend whose shells
-            outlive this process. Words are said four times as often. 0: it ends with its stdin alone.
-        remedy: What else may be done where the image has no interpreter, to follow the advice to add one.
+        open_shell: Function that starts a shell, which becomes the relay.
+        serve: See `ServingContainer.forward_port`.
+        port: First port to try.
+        lease_sec: Seconds without a frame from this process after which the relay ends, for a backend whose shells
+            outlive this process. Frames are sent four times as often. 0: the relay ends only with its stdin.
+        remedy: Other advice if the image has no interpreter, appended to the advice to add one.
 
     Raises:
         PortForwardingError: The image has no interpreter, or all ports are taken.
-        ContainerError: As `open_shell`.
+        ContainerError: `open_shell` failed.
     """
     start = functools.partial(_Relay.start, open_shell, serve, lease_sec=lease_sec)
     relay = await start(range(port, port + PORTS_TRIED), remedy=remedy)
@@ -365,7 +365,7 @@ async def open_relayed_port(
 
 
 async def _line(stream: ChannelStream) -> tuple[str, bytes]:
-    """Reads a line; returns it, and what has come behind it."""
+    """Reads a line; returns it, and the bytes that arrived after it."""
     heard = b""
     while b"\n" not in heard:
         data = await stream.read()

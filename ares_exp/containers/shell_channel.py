@@ -1,8 +1,8 @@
-"""A persistent shell in a container: runs one script at a time, and forks the next script's process ahead.
+"""A persistent shell in a container that runs one script at a time, and forks the next script's process ahead.
 
-Its `sh` source is here too: the script server, one command, the kill script. It is POSIX `sh` only, because the
-container may have only busybox. The shell reports by marks in the output (see `MarkParser`): `hello` once; for each
-script `ready`, `start` and an exit code.
+The module also contains the shell's `sh` source: the script server, the command script, the kill script. It is POSIX
+`sh`, because the container may only have busybox. The shell reports by marks in the output (see `MarkParser`): `hello`
+once, and for each script `ready`, `start` and an exit code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ares_exp.containers.container import Shell, User
 from ares_exp.errors import ContainerDiedError
 
 EXEC_ID_VARIABLE = "ARES_EXEC"
-"""The environment variable with the command's id, by which the kill script finds its processes."""
+"""The environment variable with the command's id, which the kill script uses to find its processes."""
 
 # The kernel limits one argument of exec() to 128 KiB; a longer command is sent as a here-document.
 _MAX_ARGUMENT_BYTES = 100_000
@@ -32,11 +32,11 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True)
 class ShellInfo:
-    """The facts that a channel's shell reports of itself.
+    """The facts that a channel's shell reports about itself.
 
     Attributes:
         pid: Its process number in the container; 0 if unknown.
-        bash: Absolute path of bash; empty where the image has none.
+        bash: Absolute path of bash; empty if the image has no bash.
     """
 
     pid: int = 0
@@ -72,10 +72,10 @@ def parse_number(word: str) -> int:
 
 
 def check_arguments(command: str, cwd: str | None, env: Mapping[str, str]) -> None:
-    """Refuses arguments that no shell can receive.
+    """Rejects arguments that no shell can receive.
 
     Raises:
-        ValueError: A NUL or a lone surrogate in `command`, `cwd` or `env`, or a variable's name that is not an
+        ValueError: `command`, `cwd` or `env` contains a NUL or a lone surrogate, or a variable's name is not an
             identifier.
     """
     for what, text in [("command", command), ("cwd", cwd or ""), *((f"env[{name!r}]", env[name]) for name in env)]:
@@ -106,16 +106,16 @@ def command_script(
     """Returns a script that becomes `command`.
 
     Args:
-        key: The channel's.
-        info: The channel's shell.
+        key: Key of the channel.
+        info: Shell of the channel.
         command: Shell source text.
-        exec_id: The id by which the kill script finds the command's processes.
-        cwd: Its working directory; `None` is that of the channel's shell.
-        stays: Whether it starts in the shell's directory, if that is not `/`, when `cwd` cannot be entered: a directory
-            removed meanwhile can then be created again.
-        env: Exported to it.
-        shell: The shell of the command.
-        stderr: A process of the container whose stdout takes the command's stderr; `None` merges both.
+        exec_id: Id that the kill script uses to find the command's processes.
+        cwd: Working directory; `None` means the directory of the channel's shell.
+        stays: Whether it starts in the shell's directory, unless that is `/`, if `cwd` cannot be entered. So a command
+            can create a removed directory again.
+        env: Variables to export.
+        shell: Shell of the command.
+        stderr: Process of the container whose stdout receives the command's stderr; `None` merges both.
     """
     lines = []
     if stderr is not None:
@@ -132,27 +132,28 @@ def command_script(
     become = f"exec {shlex.quote(program)} {'-lc' if shell == 'bash -lc' else '-c'}"
     if len(command.encode("utf-8", "surrogateescape")) <= _MAX_ARGUMENT_BYTES:
         lines.append(f"{become} {shlex.quote(command)} </dev/null")
-    else:  # the words of `eval` are expanded before its redirection closes the descriptor for what it runs
+    else:  # the words of `eval` are expanded before its redirection closes the descriptor for the command
         lines.append(f"{become} 'eval \"$(cat <&3)\" 3<&-' </dev/null 3<<'{key}'\n{command}\n{key}")
-    return _script(key, "; ".join(lines))  # one line: the command's line numbers then count from 1
+    return _script(key, "; ".join(lines))  # a single line, so that the command's line numbers start at 1
 
 
 def sink_script(*, key: str) -> str:
     """Returns a script that prints the mark `sink` with its process id, and ends when it reads the line `end`.
 
-    Until then, and while other processes have its stdout open, their writes there are its output.
+    Its output is everything that other processes write to its stdout, as long as it or they keep it open.
     """
     wait = 'while read -r _line && [ "$_line" != end ]; do :; done'
     return _script(key, f"read -r _pid _ </proc/self/stat; printf '\\036{key} sink %s\\036' $_pid; {wait}")
 
 
 def kill_script(exec_ids: Collection[str], pids: Collection[int], *, key: str) -> str:
-    """Returns a script that kills every process of these commands, and the processes `pids` with all their descendants.
+    """Returns a script that kills all processes of these commands, and the processes `pids` with their descendants.
 
-    It sends SIGSTOP until no new process turns up, then SIGKILL, until no process is left. A process belongs to a
-    command if its environment has the id, if its parent belongs to it, or if its session leader does (the first finds
-    `setsid`, double forks and daemons, the others a program that cleared its environment). Builtins only: a container
-    at its process limit cannot fork. Exit code 0 when no process is left.
+    It sends SIGSTOP until no new process appears, then SIGKILL, until no process is left. A process belongs to a
+    command if its environment has the id, if its parent belongs to it, or if its session leader does. The environment
+    finds `setsid`, double forks and daemons; parent and session leader find programs that cleared their environment.
+    The script uses only builtins, because a container at its process limit cannot fork. The exit code is 0 if no
+    process is left.
     """
     pattern = "|".join(f"*{EXEC_ID_VARIABLE}={exec_id}*" for exec_id in sorted(exec_ids)) or "''"
     doomed = "".join(f"{pid} " for pid in sorted(pids))
@@ -160,11 +161,11 @@ def kill_script(exec_ids: Collection[str], pids: Collection[int], *, key: str) -
 
 
 def _script(key: str, body: str) -> str:
-    """Returns one compound command, so that the shell has read all of it when it starts."""
+    """Returns one compound command, so that the shell has read it completely before it starts."""
     return f"{{ printf '\\036{key} start %d\\036' $$ >&3; exec 3>&-; {body}\nexit; }}\n"
 
 
-# Names start with "_" so as not to overwrite a variable of the container.
+# Names start with "_" so that they do not overwrite a variable of the container.
 _KILL = r"""{
 _owned() {
   while IFS= read -r _line || [ -n "$_line" ]; do
@@ -204,17 +205,17 @@ _MARK = b"\x1e"
 _MAX_WORD_BYTES = 8192
 
 _MAX_COMPLAINT = 500
-# Time from its answer to a channel's readiness. Longer: a background process holds it.
+# Time between the exit code and a channel's readiness. If it takes longer, a background process holds the channel.
 _SETTLE_SEC = 0.05
 Script = Callable[[str, ShellInfo], str]
-"""A function that makes the source of a script for the key and the shell of a channel."""
+"""Function that creates the source of a script for the key and the shell of a channel."""
 
 
 class MarkParser:
     """Splits the byte stream of a shell into output and the marks `RS key SP word RS` that frame its scripts.
 
-    The transport may cut a mark anywhere. Only new bytes and a carry shorter than a mark are searched: searching
-    everything received so far would take quadratic time.
+    The transport may split a mark anywhere. The parser searches only new bytes and a carry shorter than a mark, because
+    searching all received bytes would take quadratic time.
     """
 
     def __init__(self, key: str, sign: bytes = _MARK) -> None:
@@ -224,10 +225,10 @@ class MarkParser:
         self._carry = b""
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, str | None]]:
-        """Yields (output, following mark) pairs; the mark is `None` while none has arrived.
+        """Yields (output, following mark) pairs; the mark is `None` until one has arrived.
 
         Raises:
-            ValueError: A mark does not end, so it is not ours.
+            ValueError: A mark does not end, so the script server did not write it.
         """
         data, self._carry = self._carry + data, b""
         while (start := data.find(self._prefix)) >= 0:
@@ -275,7 +276,7 @@ class BoundedOutput:
             del self._tail[: len(self._tail) - self._tail_limit]
 
     def text(self, between: str = "") -> str:
-        """Returns head and tail, decoded as UTF-8; invalid bytes become U+FFFD. `between` stands for dropped bytes."""
+        """Returns head and tail, decoded as UTF-8; invalid bytes become U+FFFD. `between` replaces dropped bytes."""
         if self._total <= self._limit:
             return (self._head + self._tail).decode("utf-8", "replace")
         tail = self._tail[max(0, len(self._tail) - self._tail_limit) :]
@@ -283,7 +284,7 @@ class BoundedOutput:
 
 
 class StreamLostError(OSError):
-    """The connection to a shell broke while the shell may still run: its effects are unknown."""
+    """The connection to a shell broke, but the shell may still run, so its effects are unknown."""
 
 
 class ChannelStream(Protocol):
@@ -293,10 +294,10 @@ class ChannelStream(Protocol):
     """
 
     async def read(self) -> bytes:
-        """The next bytes of the shell's stdout; `b""` at its end. Its stderr is discarded, not mixed in.
+        """Returns the next bytes of the shell's stdout; `b""` at its end. Its stderr is discarded.
 
         Raises:
-            StreamLostError: The connection broke, and not because the shell has ended.
+            StreamLostError: The connection broke although the shell may still run.
             OSError: The connection broke; treated like the end of the stream.
         """
 
@@ -304,18 +305,18 @@ class ChannelStream(Protocol):
         """Sends `data` to the shell's stdin; waits for flow control. Raises `OSError` if the connection broke."""
 
     def close(self) -> None:
-        """Releases the shell at once, killing it if nothing else ends it. Idempotent, never blocks or raises."""
+        """Releases the shell immediately, and kills it if nothing else ends it. Idempotent, never blocks or raises."""
 
 
 class ScriptRun:
     """The state of one script in a channel's shell.
 
     Attributes:
-        output: Receives what the script printed until its exit code.
-        pid: The process of the script, which becomes the command; 0 before it starts.
-        sink: The process named by the script's mark `sink`, whose stdout may be written to.
-        answered: Set when the exit code is known, or will never be known.
-        word: The exit code in decimal; empty while unknown.
+        output: Buffer for the script's output until its exit code.
+        pid: Process of the script, which becomes the command; 0 before it starts.
+        sink: Process named by the script's mark `sink`, whose stdout other processes may write to.
+        answered: Event that is set when the exit code is known, or will never be known.
+        word: Exit code in decimal; empty while unknown.
     """
 
     def __init__(self, output: BoundedOutput) -> None:
@@ -326,7 +327,7 @@ class ScriptRun:
         self.word = ""
 
     def answer(self, word: str = "") -> None:
-        """Records the exit code, or that there will be none, and wakes the waiters."""
+        """Records the exit code, or that none will arrive, and wakes the waiters."""
         if not self.answered.is_set():
             self.word = word
             self.answered.set()
@@ -337,13 +338,13 @@ class Channel:
     """A persistent shell and the task that reads its output.
 
     Attributes:
-        user: Who runs it.
-        shell: The pid and bash that the shell reported.
-        ready: Done when a script may be run, or when the channel has closed (see `is_open`).
-        run: The current script, until the next one may start; `None` when ready.
-        settling_until: `time.monotonic()` until which it is expected to become ready.
-        stream: The stream of the shell.
-        listener: The task that reads it.
+        user: User of the shell.
+        shell: Pid and bash that the shell reported.
+        ready: Future that is done when a script may run, or when the channel has closed (see `is_open`).
+        run: Current script, until the next one may start; `None` when ready.
+        settling_until: `time.monotonic()` until which the channel is expected to become ready.
+        stream: Stream of the shell.
+        listener: Task that reads the stream.
     """
 
     def __init__(self, stream: ChannelStream, user: User | None, on_change: Callable[[Channel], None]) -> None:
@@ -384,13 +385,13 @@ class Channel:
                 await run.answered.wait()
 
     def raise_if_lost(self) -> None:
-        """Raises if the connection broke, as opposed to the shell having ended."""
+        """Raises if the connection broke while the shell may still run."""
         if self._lost is not None:
             reason = self._lost.__cause__ or self._lost
             raise ContainerDiedError(f"The connection to a shell of the container broke. {reason}") from reason
 
     def close(self) -> None:
-        """Releases the shell; the waiter of its script gets no answer. Idempotent."""
+        """Releases the shell. The waiter of its script gets no exit code. Idempotent."""
         if not self.is_open:
             return
         self.is_open = False
@@ -417,16 +418,16 @@ class Channel:
         except StreamLostError as error:
             self._lost = error
         except (OSError, ValueError):
-            pass  # as at the end of the stream; a malformed mark: something in the container knows the key
+            pass  # like the end of the stream; after a malformed mark, something in the container knows the key
 
     def _take_in(self, output: bytes) -> None:
-        if self.run is None:  # before the first script: the engine's message when it could not start the shell
+        if self.run is None:  # before the first script: the engine's message if the shell could not start
             self.complaint = (self.complaint + output.decode("utf-8", "replace"))[:_MAX_COMPLAINT].strip()
         elif self.run.pid and not self.run.word:
             self.run.output.add(output)
 
     def _note(self, word: str, rest: str) -> None:
-        """Handles a mark. Raises `ValueError` if it is not one of a server or a script."""
+        """Handles a mark. Raises `ValueError` for an unknown mark."""
         run = self.run
         if word == "hello":
             pid, _, bash = rest.partition("|")

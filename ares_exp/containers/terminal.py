@@ -1,4 +1,4 @@
-"""Terminals in a container: a login shell on a pseudo-terminal, which is typed into and whose output is read raw."""
+"""Terminals in a container: a login shell on a pseudo-terminal with typed input and raw output."""
 
 from __future__ import annotations
 
@@ -14,61 +14,61 @@ from ares_exp.containers.shell_channel import BoundedOutput
 
 TERM = "xterm-256color"
 KEPT_BYTES = 128 * 1024
-"""Bound on what is kept of the output between two readings, half from the head, half from the tail."""
+"""Bound on the kept output between two reads, half from the head, half from the tail."""
 
 PROMPT_SEC = 2.0
 PROMPT_REST_SEC = 0.1  # after its first bytes
 
 FIND_SHELL = "SHELL=$(command -v bash || command -v sh); export SHELL"
-"""Source text of `sh` that chooses the shell of a terminal, which is a login shell."""
+"""Source text for `sh` that selects the login shell of a terminal."""
 
 
 class Terminal(Protocol):
-    """An open terminal: the side of it that is not in the container."""
+    """The host side of an open terminal."""
 
     async def read(self) -> bytes:
         """Reads the next bytes of the output; `b""` at its end.
 
         Raises:
-            OSError: It has ended.
+            OSError: The terminal has ended.
         """
 
     async def write(self, data: bytes) -> None:
-        """Types.
+        """Types `data` into the terminal.
 
         Raises:
-            OSError: It has ended.
+            OSError: The terminal has ended.
         """
 
     async def close(self) -> None:
-        """Hangs up, so that its processes end unless they see to it that they do not. Idempotent, never raises."""
+        """Hangs up, which ends its processes unless they ignore the signal. Idempotent, never raises."""
 
 
 @runtime_checkable
 class TerminalContainer(Protocol):
-    """A `Container` that has terminals. Nothing has to be installed in its image for that."""
+    """A `Container` that has terminals. Its image needs no additional software for them."""
 
     async def open_terminal(
         self, *, columns: int, lines: int, user: User | None = None, env: Mapping[str, str] | None = None
     ) -> Terminal:
-        """Opens a terminal of that size, with a login shell in the default directory of commands.
+        """Opens a terminal of this size, with a login shell in the default directory of commands.
 
-        The container's stop closes it.
+        Stopping the container closes the terminal.
 
         Args:
-            columns: Its width.
-            lines: Its height.
-            user: Whose shell it is; default the image's user.
+            columns: Width of the terminal.
+            lines: Height of the terminal.
+            user: User of the shell. Default: the image's user.
             env: Variables on top of the container's.
 
         Raises:
             ContainerDiedError: The container is gone.
-            ContainerError: It could not be opened.
+            ContainerError: The terminal could not be opened.
         """
 
 
 class TerminalSession:
-    """An open terminal whose output is collected all the time."""
+    """An open terminal whose output is collected continuously."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
@@ -88,7 +88,7 @@ class TerminalSession:
         await asyncio.sleep(PROMPT_REST_SEC)
 
     async def type_keys(self, keys: str, seconds: float) -> str:
-        """Types, waits so long, or until the terminal ends, and returns what was printed since the last time."""
+        """Types `keys`, waits `seconds` or until the terminal ends, and returns the output since the last call."""
         if keys:
             with suppress(OSError):
                 await self._terminal.write(keys.encode(errors="replace"))

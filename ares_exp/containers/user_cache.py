@@ -1,7 +1,7 @@
-"""The user's cache directory: what runs fetched or made once, kept for the next ones.
+"""The user's cache directory: files that runs fetched or created once, kept for later runs.
 
-A process that uses one of its folders holds it (`hold`) as long as it lives; `clean --cache` empties those that nobody
-holds.
+A process that uses one of its folders locks it (`hold`) until the process ends. `clean --cache` empties only folders
+without such a lock.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ares_exp.containers.ownership import Leftover, delete, locked
 logger = logging.getLogger(__name__)
 
 _held: dict[tuple[int, int], int] = {}
-"""Descriptors with the locks of this process, by device and inode of the folder: the kernel drops them at its end."""
+"""Descriptors with the locks of this process, by device and inode of the folder. The kernel closes them at its end."""
 
 
 def user_cache_dir() -> Path:
     """Returns `$XDG_CACHE_HOME/ares_exp`, or `~/.cache/ares_exp` without that variable."""
-    home = Path(os.environ.get("XDG_CACHE_HOME", ""))  # a relative one is to be ignored
+    home = Path(os.environ.get("XDG_CACHE_HOME", ""))  # a relative path must be ignored
     return (home if home.is_absolute() else Path.home() / ".cache") / "ares_exp"
 
 
@@ -36,9 +36,9 @@ def announce(sentence: str) -> None:
 
 
 def hold(folder: Path) -> None:
-    """Keeps what is in a folder from being cleaned as long as this process lives. Blocking; waits for a clean-up.
+    """Protects the contents of a folder from clean-up until this process ends. Blocking; waits for a running clean-up.
 
-    The folder is made if it is not there. What cannot be locked, as its file system has no locks, is not.
+    Creates the folder if it is missing. On file systems without locks, the folder stays unprotected.
     """
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def hold(folder: Path) -> None:
 
 
 def find_caches() -> Iterator[Leftover]:
-    """Yields the folders of this user's cache directory that have something in them. Blocking."""
+    """Yields the non-empty folders of this user's cache directory. Blocking."""
     try:
         folders = sorted(path for path in user_cache_dir().iterdir() if path.is_dir())
     except OSError:
@@ -74,10 +74,10 @@ def find_caches() -> Iterator[Leftover]:
 
 
 def _when_free(folder: Path, *, empty: bool = False) -> str:
-    """Returns why a folder is not free, or, where it is to be emptied, not empty; an empty string if it is."""
+    """Returns why a folder is in use or, with `empty`, could not be emptied. Returns an empty string on success."""
     try:
         with locked(folder, os.O_RDONLY | os.O_DIRECTORY):
-            return _empty(folder) if empty else ""  # the folder stays: whoever waits for its lock will use it
+            return _empty(folder) if empty else ""  # keep the folder: processes that wait for its lock will use it
     except OSError as error:
         return "a process uses it" if isinstance(error, BlockingIOError) else str(error.strerror)
 
@@ -92,7 +92,7 @@ def _empty(folder: Path) -> str:
 
 
 def _size(folder: Path) -> int:
-    """Returns the bytes that a folder takes on the disk; links in it are not followed."""
+    """Returns the bytes that a folder takes on the disk, without following links."""
     total = 0
     for place, _, files in os.walk(folder):
         for name in files:

@@ -1,4 +1,4 @@
-"""Snapshots: an episode on disk, to be restored, forked, replayed and branched.
+"""Snapshots: saved episodes that can be restored, forked, replayed and branched.
 
 Imports containers, trajectories and the environment contract; imported by environments and runs.
 """

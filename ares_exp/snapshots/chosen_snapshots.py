@@ -1,4 +1,4 @@
-"""Snapshots named by an argument of the command line."""
+"""Snapshots selected by a command-line argument."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ HELP = (
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Snapshots of one store, by their ids."""
+    """The ids of selected snapshots in one store."""
 
     store: SnapshotStore
     ids: Sequence[str]
 
 
 def chosen_snapshots(path: Path) -> Chosen:
-    """Finds the snapshots that `path` means, by their ids; they are not read yet.
+    """Finds the ids of the snapshots that `path` selects, without reading the snapshots.
 
     Raises:
-        UserError: There is nothing of the kind.
-        SnapshotMetadataError: It is a file, and no snapshot can be read from it.
+        UserError: `path` is not a snapshot, a snapshot store or a run directory with snapshots.
+        SnapshotMetadataError: `path` is a file that does not contain a valid snapshot.
     """
     if is_file(path):
         snapshot = EnvironmentSnapshot.load_from_file(path)
@@ -66,10 +66,11 @@ def _by_prefix(store: SnapshotStore, prefix: str) -> Sequence[str]:
 
 
 def chosen_snapshot(path: Path) -> EnvironmentSnapshot:
-    """Reads the only snapshot that `path` means.
+    """Reads the only snapshot that `path` selects.
 
     Raises:
-        UserError, SnapshotMetadataError: As above, or there are none or several, or it is broken.
+        UserError: `path` selects no snapshot or several; see `chosen_snapshots`.
+        SnapshotMetadataError: The snapshot is malformed.
     """
     chosen = chosen_snapshots(path)
     if len(chosen.ids) == 1:

@@ -1,4 +1,4 @@
-"""snapshot.json as untrusted data: its reading, its checksum, and the types of its fields."""
+"""snapshot.json as untrusted data: parsing, checksum, and field types."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from ares_exp.records.validation import Number, Table, Text, briefly
 MAX_FILE_BYTES = 8 * 1024 * 1024
 MAX_DEPTH = 64
 MAX_INTEGER_BITS = 1000
-"""What fits into a float; the states of random generators have long integers."""
+"""Maximum size of an integer, which still fits into a float. States of random generators contain long integers."""
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Reads the JSON object in a plain file, not a link, of at most `MAX_FILE_BYTES`.
+    """Reads the JSON object in a regular file, not a link, of at most `MAX_FILE_BYTES`.
 
     Raises:
-        SnapshotNotFoundError: There is no such file.
-        SnapshotMetadataError: It cannot be read, or holds something else.
+        SnapshotNotFoundError: The file does not exist.
+        SnapshotMetadataError: The file cannot be read, or does not contain a JSON object.
     """
     text = _read(path)
     try:
@@ -41,7 +41,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         raise SnapshotMetadataError(f"{path}: expected JSON, but at {where}: {error.msg}.") from None
     except SnapshotMetadataError:
         raise
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, NaN, bytes that are no text, …
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, NaN, bytes that are not UTF-8, …
         what = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise SnapshotMetadataError(f"{path}: expected JSON, but {what}.") from None
     if not isinstance(data, dict):
@@ -76,10 +76,10 @@ def _refuse_constant(name: str) -> None:
 
 
 def check_json(data: Any, where: str) -> None:
-    """Refuses what JSON cannot say, numbers that nothing could be computed with, and what is nested deeply.
+    """Rejects values that JSON cannot represent, non-finite or huge numbers, and deep nesting.
 
     Raises:
-        SnapshotMetadataError: With where in `data` that is.
+        SnapshotMetadataError: A value is invalid. The message names its place in `data`.
     """
     level: list[tuple[str, Any]] = [("", data)]
     for _ in range(MAX_DEPTH):
@@ -125,7 +125,7 @@ def digest_of(content: Mapping[str, Any]) -> str:
 
 
 def with_checksum(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a document with the checksum of its content."""
+    """Returns a copy of the document with the checksum of its content."""
     return {**data, CHECKSUM: _checksum_of(data)}
 
 
@@ -133,8 +133,8 @@ def check_checksum(data: Mapping[str, Any], where: str) -> None:
     """Checks that the content of a document matches its checksum.
 
     Raises:
-        SnapshotCorruptError: It says something else.
-        SnapshotMetadataError: It has none, or none of this form.
+        SnapshotCorruptError: The checksum differs from the content.
+        SnapshotMetadataError: The checksum is missing or malformed.
     """
     found = data.get(CHECKSUM)
     if not isinstance(found, str) or not found.startswith("sha256:"):
@@ -151,7 +151,7 @@ def _checksum_of(data: Mapping[str, Any]) -> str:
 
 
 def absolute(path: Any) -> Path:
-    """Returns the path of a directory as a copy of its snapshot.json has it. Raises `ValueError` if it is none."""
+    """Returns the directory that a copied snapshot.json contains. Raises `ValueError` if the path is not absolute."""
     try:
         if isinstance(path, str) and os.fsencode(path).startswith(b"/") and "\0" not in path:
             return Path(path)
@@ -171,7 +171,7 @@ def _in_utc(time: str) -> str:
 
 Count = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", strict=True)]
-"""The sha256 of an object's content: its name."""
+"""The sha256 of an object's content, which is the object's name."""
 UtcTime = Annotated[str, Field(strict=True), AfterValidator(_in_utc)]
 
 
@@ -184,7 +184,7 @@ class _TimeStep(TypedDict):
 
 
 class _Container(TypedDict, total=False):
-    """Facts of the container; a missing one is not known."""
+    """Facts about the container. Missing fields are unknown."""
 
     options: Table
     workdir: Text | None
@@ -194,7 +194,7 @@ class _Container(TypedDict, total=False):
 
 
 class _Agent(TypedDict, total=False):
-    """Facts of the agent; a missing one is not known."""
+    """Facts about the agent. Missing fields are unknown."""
 
     factory: Text
     options: Table
@@ -210,7 +210,7 @@ class _PastStage(TypedDict):
 
 
 class _Episode(TypedDict, total=False):
-    """Finished stages name objects; other facts are checked where they are used (`EpisodeFacts`)."""
+    """The finished stages, which name objects. `EpisodeFacts` checks other facts on use."""
 
     past_stages: list[_PastStage]
 

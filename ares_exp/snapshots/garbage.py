@@ -23,19 +23,19 @@ from pathlib import Path
 
 GRACE_SEC = 3600.0
 TEMPORARY = ".tmp-"
-"""What the names of directories start with that are being written or removed."""
+"""Prefix of the names of directories that are being written or removed."""
 _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
 
 @dataclass(frozen=True, slots=True)
 class RemovedObjects:
-    """What was removed, or would be.
+    """The removed objects and directories or, in a dry run, the removable ones.
 
     Attributes:
-        objects: How many objects.
-        bytes: How much of the disk they took.
-        directories: How many temporary directories.
-        skipped: Why nothing was done, in a sentence; `None`: it was.
+        objects: Number of objects.
+        bytes: Their size on the disk.
+        directories: Number of temporary directories.
+        skipped: Reason why the collection was skipped, as a sentence; `None` if it ran.
     """
 
     objects: int = 0
@@ -47,15 +47,15 @@ class RemovedObjects:
 def collect(
     store: SnapshotStore, *, grace_sec: float = GRACE_SEC, dry_run: bool = False, without: Collection[str] = ()
 ) -> RemovedObjects:
-    """Removes what is not needed and older than the grace time.
+    """Removes unneeded objects and temporary directories that are older than the grace time.
 
-    Nothing is removed while somebody writes, nor when a snapshot cannot be read: its needs are not known.
+    Nothing is removed while another process writes, or if a snapshot cannot be read, because its needs are unknown.
 
     Args:
         store: The store.
-        grace_sec: What was put more recently stays.
-        dry_run: Remove nothing.
-        without: Ids of snapshots that are taken for removed.
+        grace_sec: Age in seconds below which objects and directories are kept.
+        dry_run: Whether to remove nothing.
+        without: Ids of snapshots that are treated as removed.
 
     Raises:
         SnapshotError: A snapshot cannot be read.
@@ -80,9 +80,9 @@ def collect(
 
 
 def _needed(store: SnapshotStore, without: Collection[str]) -> set[str]:
-    """Returns the digests that the snapshots need, and those of anything that looks like one.
+    """Returns the digests of the objects that the snapshots need.
 
-    Anything in the journal, the delta or the agent's state that has the form of a digest counts as one.
+    Any text in the journal, the delta or the agent's state that has the form of a digest also counts.
     """
     needed: set[str] = set()
     seen: set[str] = set()
@@ -117,19 +117,19 @@ def _remove_temporary(store: SnapshotStore, grace_sec: float, *, dry_run: bool) 
 
 LOCK_FILE = ".lock"
 WRITER_WAITS_SEC = 120.0
-"""Longer than a collection takes."""
+"""Bound on the wait of a writer, longer than a collection takes."""
 COLLECTOR_WAITS_SEC = 1.0
 _PAUSE_SEC = 0.005
 
 
 @contextmanager
 def shared_lock(store: Path) -> Iterator[None]:
-    """Holds the lock of writers: any number of them at once, also within each other.
+    """Holds the lock of writers. Any number of writers can hold it at the same time, also nested.
 
-    A file system without such locks has no holders, and allows no collection.
+    If the file system has no such locks, no lock is held and no collection is allowed.
 
     Raises:
-        SnapshotError: Garbage is being collected, and that did not end in time.
+        SnapshotError: A garbage collection did not end in time.
     """
     with _held(store, fcntl.LOCK_SH, WRITER_WAITS_SEC) as held:
         if not held:
@@ -141,7 +141,7 @@ def shared_lock(store: Path) -> Iterator[None]:
 
 @contextmanager
 def exclusive_lock(store: Path) -> Iterator[bool]:
-    """Holds the lock of the garbage collector; yields whether it was free of writers."""
+    """Holds the lock of the garbage collector. Yields whether it was free of writers."""
     with _held(store, fcntl.LOCK_EX, COLLECTOR_WAITS_SEC) as held:
         yield held
 
@@ -161,7 +161,7 @@ def _lock(descriptor: int, kind: int, wait_sec: float) -> bool:
     while True:
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        except BlockingIOError:  # the only error that waiting can help against
+        except BlockingIOError:  # the only error that may end after a wait
             if time.monotonic() > give_up:
                 return False
             time.sleep(_PAUSE_SEC)

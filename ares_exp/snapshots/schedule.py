@@ -1,4 +1,4 @@
-"""The `snapshot` group: when a run takes snapshots of its episodes, and which of them it keeps."""
+"""The `snapshot` group: when a run takes snapshots of its episodes, and which snapshots it keeps."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ logger = logging.getLogger(__name__)
 
 
 class NoSnapshots:
-    """`snapshot=none`: episodes are run as they are."""
+    """`snapshot=none`: runs episodes without snapshots."""
 
     output_dir: Path | None = None
     is_only_to_continue: bool = False
 
     def around(self, env: EnvironmentBase, *, episode_id: str) -> EnvironmentBase:
-        """`env` itself."""
+        """Returns `env` unchanged."""
         return env
 
     def collect_garbage(self) -> None:
-        """There is none."""
+        """Does nothing."""
 
 
 class SnapshotSchedule:
-    """Takes snapshots at every n-th step of every episode of a run; those that are not to be kept are deleted again.
+    """Takes snapshots at every n-th step of every episode of a run, and deletes surplus snapshots.
 
     Attributes:
-        output_dir: The snapshot store that they go to.
+        output_dir: The snapshot store.
         timeout_sec: Bound on one snapshot, seconds.
-        is_only_to_continue: Whether its snapshots are of use only if episodes can continue from them.
+        is_only_to_continue: Whether its snapshots are useful only if episodes can continue from them.
     """
 
     @validate_call
@@ -47,17 +47,18 @@ class SnapshotSchedule:
         timeout_sec: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 300.0,
         gc: bool = True,
     ) -> None:
-        """Keeps the options; touches nothing.
+        """Stores the options without side effects.
 
         Args:
-            output_dir: The snapshot store; made with the first snapshot.
-            every: A snapshot is due while the environment waits for an action and so many responses more were applied:
-                1 is every step, 5 is steps 0, 5, 10, …; `None`: only when one is asked for.
-            keep: The last so many of each episode are kept; `None`: all.
-            success_reward: An episode whose LAST step has at least this reward loses its snapshots; `None`: none does.
-            timeout_sec: A snapshot that takes longer is cancelled, reported and counted as failed.
-            gc: Whether what deleted snapshots leave in the store is removed at the end of the run; `False` where
-                several runs write to one store.
+            output_dir: Snapshot store, created with the first snapshot.
+            every: Number of applied responses between two snapshots: 1 means every step, 5 means steps 0, 5, 10, …
+                Snapshots are taken while the environment waits for an action. `None`: only on request.
+            keep: Number of latest snapshots to keep per episode; `None` keeps all.
+            success_reward: Reward of the LAST step from which an episode's snapshots are deleted; `None` deletes none.
+            timeout_sec: Time limit of a snapshot. A snapshot that exceeds it is cancelled, reported and counted as
+                failed.
+            gc: Whether to remove the objects of deleted snapshots at the end of the run. Use `False` if several runs
+                write to one store.
         """
         from ares_exp.snapshots.store import SnapshotStore
 
@@ -73,39 +74,39 @@ class SnapshotSchedule:
         self._told: set[str] = set()
 
     def around(self, env: EnvironmentBase, *, episode_id: str) -> EnvironmentBase:
-        """`env` with snapshots."""
+        """Returns `env`, wrapped so that it takes snapshots."""
         from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
 
         return SnapshottingEnvironment(env, self, episode_id=episode_id)
 
     def due(self, step_count: int) -> bool:
-        """Whether a snapshot is taken after so many applied responses."""
+        """Returns whether a snapshot is due after this number of applied responses."""
         return self._every is not None and step_count % self._every == 0
 
     def surplus(self, snapshot_ids: list[str]) -> list[str]:
-        """Those of an episode that goes on, or has failed, that are not kept."""
+        """Returns the surplus snapshots of an episode that is running or has failed."""
         return snapshot_ids[: -self._keep] if self._keep is not None else []
 
     def is_success(self, reward: float | None) -> bool:
-        """Whether an episode that ended with this reward loses its snapshots."""
+        """Returns whether an episode that ended with this reward loses its snapshots."""
         return self._success_reward is not None and reward is not None and reward >= self._success_reward
 
     def delete(self, snapshot_id: str) -> None:
-        """Deletes one of the snapshots. Blocks."""
+        """Deletes a snapshot. Blocking."""
         self._has_garbage = True
         self._store.delete(snapshot_id)
 
     def collect_garbage(self) -> None:
-        """Removes what only deleted and failed snapshots held, unless it is to stay. Blocks."""
+        """Removes objects that only deleted and failed snapshots needed, if `gc` is set. Blocking."""
         if self._gc and self._has_garbage:
-            freed = self._store.gc(grace_sec=0.0)  # whoever puts something holds the store's lock until it is needed
+            freed = self._store.gc(grace_sec=0.0)  # writers lock the store until a snapshot needs the objects
             if freed.skipped is not None:
                 logger.warning("%s", freed.skipped)
 
     def report(self, what: str, error: Exception) -> None:
-        """Warns of a failure: of every cause once, as a full disk fails every snapshot there is."""
+        """Logs a failure: the first one of each cause as a warning, because a full disk fails every snapshot."""
         self._has_garbage = True
-        words = (word for word in str(error).split() if word.isalpha())  # neither names nor paths nor numbers
+        words = (word for word in str(error).split() if word.isalpha())  # no names, paths or numbers
         cause = f"{type(error).__name__}: {' '.join(words)}"
         level = logging.INFO if cause in self._told else logging.WARNING
         self._told.add(cause)

@@ -1,4 +1,4 @@
-"""`EnvironmentSnapshot`: the content of snapshot.json, an environment in the middle of an episode."""
+"""`EnvironmentSnapshot`: the content of snapshot.json, an environment mid-episode."""
 
 from __future__ import annotations
 
@@ -47,38 +47,38 @@ _NOT_IN_DIGEST = ("snapshot_id", "created_at", "lineage", CHECKSUM)
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSnapshot:
-    """An episode that waits for an action: everything needed to continue it in another process.
+    """An episode that waits for an action, with all data to continue it in another process.
 
-    Contents (files, the journal, messages) are objects in the `ObjectStore` beside `snapshot_dir`, named by their
+    Contents (files, the journal, messages) are objects in the `ObjectStore` next to `snapshot_dir`, named by their
     digests. Mappings and sequences are plain JSON.
 
     Attributes:
-        snapshot_id: Its name in its store.
+        snapshot_id: Name in its store.
         created_at: ISO 8601, UTC, with offset.
-        snapshot_dir: Its directory in its store, from where it was read: `<store>/<snapshot_id>`.
-        step_count: Time steps since FIRST.
-        step_limit: At how many of them the episode is truncated, or `None`.
+        snapshot_dir: Directory in its store from which it was read: `<store>/<snapshot_id>`.
+        step_count: Number of time steps since FIRST.
+        step_limit: Number of steps at which the episode is truncated, or `None`.
         task_type: `"harbor"`.
-        task_data: What `Task.describe()` says.
-        container_type: The backend: `"docker"`, `"local"`, ….
-        container_image: What the container's files come from, or `None`.
-        container_dockerfile_path: The task's Dockerfile, or `None`.
+        task_data: Result of `Task.describe()`.
+        container_type: Backend: `"docker"`, `"local"`, ….
+        container_image: Source of the container's files, or `None`.
+        container_dockerfile_path: Dockerfile of the task, or `None`.
         container_resources: `cpus`, `memory_mb`, `storage_mb`, `gpus`; `None` is unlimited.
         time_step: `step_type` (`"FIRST"` or `"MID"`), `reward` and `discount` of the pending time step.
-        message_objects: Lines: the pending request's messages; see `agent_messages`.
-        journal: Lines: what the agent asked of its surroundings and what it got.
-        journal_entries: How many lines that is.
-        filesystem: Lines: the delta of the container's files.
-        filesystem_base: What it is relative to.
-        filesystem_entries: How many paths it has.
-        filesystem_bytes: Size of all its files, bytes.
-        container: `options`, `workdir`, `env_names`, and of what is lost `processes` and `not_captured`.
-        agent: `factory`, `options`, `source_digest`, and maybe `state` (an object) and its `state_version`.
-        episode: Tokens, cost, elapsed seconds, state of random generators and the like.
-        lineage: Where it comes from: `root`, `parent`, `step`, `branch`, …; may be empty.
-        writer: Versions of what wrote it.
+        message_objects: Lines with the pending request's messages; see `agent_messages`.
+        journal: Lines with the agent's calls of its environment and their results.
+        journal_entries: Number of lines in the journal.
+        filesystem: Lines with the delta of the container's files.
+        filesystem_base: Base of the delta.
+        filesystem_entries: Number of paths in the delta.
+        filesystem_bytes: Total size of the files in the delta, bytes.
+        container: `options`, `workdir`, `env_names`, and the lost state: `processes` and `not_captured`.
+        agent: `factory`, `options`, `source_digest`, and optionally `state` (an object) and its `state_version`.
+        episode: Tokens, cost, elapsed seconds, states of random generators and similar facts.
+        lineage: Origin: `root`, `parent`, `step`, `branch`, …; may be empty.
+        writer: Versions of the software that wrote it.
         requires_reset: Always false: the next call is `step()`.
-        schema: The schema version of the JSON.
+        schema: Schema version of the JSON.
     """
 
     snapshot_id: Text
@@ -109,22 +109,22 @@ class EnvironmentSnapshot:
     schema: tuple[int, int] = SCHEMA
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the content of its snapshot.json: everything but its place."""
+        """Returns the content of its snapshot.json: all fields except `snapshot_dir`."""
         return with_checksum({name: getattr(self, name) for name in _KEYS})
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, where: str | Path, snapshot_dir: Path | None = None) -> Self:
-        """Makes a snapshot of the form of `to_dict`, from whomever: all of it is checked.
+        """Creates a snapshot from the result of `to_dict`. The data is untrusted and fully checked.
 
         Args:
             data: The JSON object.
-            where: What messages call it: its file.
-            snapshot_dir: Its directory in its store; `None`: what `data` says.
+            where: Name of its file in error messages.
+            snapshot_dir: Directory in its store; `None` uses the directory in `data`.
 
         Raises:
-            SnapshotVersionError: Its schema version is not the current one.
+            SnapshotVersionError: The schema version is not the current one.
             SnapshotMetadataError: A field is missing, has another type, or is out of its bounds.
-            SnapshotCorruptError: Its content is not the one of its checksum.
+            SnapshotCorruptError: The content does not match its checksum.
         """
         where = str(where)
         check_json(data, where)
@@ -142,18 +142,18 @@ class EnvironmentSnapshot:
             raise SnapshotMetadataError(f"{where}: {error}.") from None
         check_id(checked.snapshot_id, where)
         check_checksum(data, where)
-        # Pydantic has converted numbers, and left out fields that it does not know.
+        # Pydantic has converted numbers and dropped unknown fields.
         tables = {name: data[name] for name in _KEYS if isinstance(data[name], Mapping)}
         return replace(checked, **tables)
 
     def save_to_file(self, path: str | Path) -> None:
-        """Writes the JSON, whole or not at all. In another place than its own it says where its objects are.
+        """Writes the JSON atomically. In another directory than `snapshot_dir`, the file also contains `snapshot_dir`.
 
         Args:
-            path: The file, or a directory: then snapshot.json in it.
+            path: A file, or a directory in which to write snapshot.json.
 
         Raises:
-            SnapshotError: It cannot be written there.
+            SnapshotError: The file cannot be written.
         """
         path = _file_at(Path(path))
         directory = self.snapshot_dir.absolute()
@@ -172,13 +172,13 @@ class EnvironmentSnapshot:
         """Reads a snapshot.json, which is untrusted.
 
         Args:
-            path: The file, or the directory that it is in.
+            path: The file, or its directory.
 
         Raises:
-            SnapshotNotFoundError: There is none.
-            SnapshotVersionError: Its schema version is not the current one.
-            SnapshotMetadataError: It is no such file, or broken; with the line or the field.
-            SnapshotCorruptError: It was changed or damaged after it was written.
+            SnapshotNotFoundError: The file does not exist.
+            SnapshotVersionError: The schema version is not the current one.
+            SnapshotMetadataError: The file is malformed. The message names the line or the field.
+            SnapshotCorruptError: The file was changed or damaged after it was written.
         """
         path = _file_at(Path(path))
         data = read_json_object(path)
@@ -189,36 +189,36 @@ class EnvironmentSnapshot:
 
     @property
     def object_store(self) -> ObjectStore:
-        """Where its objects are."""
+        """The store of its objects."""
         return ObjectStore(self.snapshot_dir.parent)
 
     @property
     def agent_messages(self) -> list[dict[str, Any]]:
-        """The messages of the request that waits for a response, oldest first, read from the store at every call.
+        """The messages of the pending request, oldest first. Every access reads them from the store.
 
         Raises:
-            SnapshotCorruptError: Their objects are missing or broken.
+            SnapshotCorruptError: The objects of the messages are missing or damaged.
         """
         lines = self.object_store.get_lines(self.message_objects, max_bytes=MAX_MESSAGES_BYTES)
         return decode_messages(lines, self.snapshot_dir / SNAPSHOT_FILE)
 
     @property
     def digest(self) -> str:
-        """Of what it is, whatever it is called: sha256 of its canonical JSON without id, time and lineage."""
+        """The sha256 of its canonical JSON without id, time and lineage. Equal snapshots have equal digests."""
         return digest_of({name: value for name, value in self.to_dict().items() if name not in _NOT_IN_DIGEST})
 
     @property
     def is_restorable(self) -> bool:
-        """Whether an episode can go on from it: it has the agent's journal or state, and not the files alone."""
+        """Whether an episode can continue from it: it has the agent's journal or state, not only files."""
         return bool(self.journal) or self.agent.get("state") is not None
 
     @property
     def past_journals(self) -> list[list[str]]:
-        """As `journal`, of each stage of the task that is over."""
+        """The journals of the finished stages of the task, each like `journal`."""
         return [stage["journal"] for stage in self.episode.get("past_stages", ())]
 
     def objects(self) -> tuple[str, ...]:
-        """Returns every object that it names itself, each once. The delta names those of the files."""
+        """Returns the digests of the objects that it names directly, once each. The delta names the files' objects."""
         state = self.agent.get("state")
         past = (digest for journal in self.past_journals for digest in journal)
         named = (*self.journal, *past, *self.message_objects, *self.filesystem, *([state] if state is not None else []))
@@ -239,14 +239,14 @@ def _file_at(path: Path) -> Path:
             )
         return path / SNAPSHOT_FILE
     except OSError:
-        return path  # opening it says what is wrong
+        return path  # opening it raises a clear error
 
 
 def encode(data: Mapping[str, Any], path: Path) -> bytes:
-    """Returns the text of a snapshot.json, without secrets, with the checksum of what is left.
+    """Returns the text of a snapshot.json, without secrets, with the checksum of the redacted content.
 
     Raises:
-        SnapshotError: It would be longer than is read again.
+        SnapshotError: The text exceeds `MAX_FILE_BYTES`, so it could not be read again.
     """
     written = json.loads(dump_json(data))
     text = f"{dump_json(with_checksum(written), indent=1)}\n".encode()
@@ -267,7 +267,7 @@ def decode_messages(lines: Iterable[bytes], where: str | Path) -> list[dict[str,
     """Decodes the lines of `encode_messages`.
 
     Raises:
-        SnapshotCorruptError: They are something else.
+        SnapshotCorruptError: A line is not a message.
     """
     messages = []
     for number, line in enumerate(lines):
@@ -276,7 +276,7 @@ def decode_messages(lines: Iterable[bytes], where: str | Path) -> list[dict[str,
             if not isinstance(message, dict):
                 raise TypeError(f"got {briefly(message)}")
             check_json(message, "the line")
-        except (ValueError, TypeError, RecursionError) as error:  # what check_json raises is a ValueError
+        except (ValueError, TypeError, RecursionError) as error:  # the error of check_json is a ValueError
             raise SnapshotCorruptError(
                 f"{where}: expected a message in line {number} of `message_objects`, but: {error}."
             ) from None

@@ -1,4 +1,4 @@
-"""Verification of a snapshot: everything it needs is in its store, and undamaged."""
+"""Verification that all data of a snapshot is in its store and undamaged."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MAX_PROBLEMS = 20
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was looked at, and what is wrong.
+    """The result of a verification.
 
     Attributes:
-        snapshot_id: The snapshot.
-        objects: How many objects it needs, those of its files included.
-        bytes: How much of the disk they take, those shared with other snapshots included.
-        problems: What is wrong, a sentence each, the first `MAX_PROBLEMS`; empty: it is whole.
+        snapshot_id: Id of the snapshot.
+        objects: Number of objects that it needs, including the objects of its files.
+        bytes: Size of these objects on the disk, including objects shared with other snapshots.
+        problems: The first `MAX_PROBLEMS` problems, one sentence each. Empty if the snapshot is complete.
     """
 
     snapshot_id: str
@@ -34,16 +34,16 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether the verification found no problem."""
         return not self.problems
 
 
 def verify(snapshot: EnvironmentSnapshot, *, deep: bool = True) -> Verification:
-    """Looks at everything that a snapshot needs.
+    """Verifies all objects that a snapshot needs.
 
     Args:
-        snapshot: As it was read.
-        deep: Read the contents of files, too; else see only that they are there.
+        snapshot: A snapshot that was read from its store.
+        deep: Whether to also read the contents of files; otherwise only their existence is checked.
     """
     objects = snapshot.object_store
     problems: list[str] = []

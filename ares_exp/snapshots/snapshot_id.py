@@ -1,4 +1,4 @@
-"""Names of snapshots. In a run they are `<episode_id>@<step>`."""
+"""Snapshot ids. In a run, their form is `<episode_id>@<step>`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _RESERVED = ("objects",)
 
 
 def check_id(snapshot_id: str, where: str | Path | None = None) -> str:
-    """Returns `snapshot_id`, a plain file name, safe in a path, on a command line and on a terminal.
+    """Returns `snapshot_id` after checking that it is a plain file name, safe in paths, on command lines and terminals.
 
     Raises:
-        SnapshotMetadataError: It is not.
+        SnapshotMetadataError: `snapshot_id` is not such a name.
     """
     if is_id(snapshot_id):
         return snapshot_id
@@ -30,7 +30,7 @@ def check_id(snapshot_id: str, where: str | Path | None = None) -> str:
 
 
 def is_id(text: object) -> bool:
-    """Returns whether something is the id of a snapshot."""
+    """Returns whether a value is a valid snapshot id."""
     return isinstance(text, str) and _ID.fullmatch(text) is not None and text not in _RESERVED
 
 
@@ -40,6 +40,6 @@ def new_id() -> str:
 
 
 def step_of(snapshot_id: str) -> tuple[str, int] | None:
-    """Returns episode and step, if the id has them."""
+    """Returns the episode and the step of an id; `None` if the id does not contain them."""
     found = _OF_EPISODE.fullmatch(snapshot_id)
     return (found[1], int(found[2])) if found else None

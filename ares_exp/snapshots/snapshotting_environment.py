@@ -1,4 +1,4 @@
-"""The snapshotting environment: any environment that can be exported, with snapshots taken while the policy thinks."""
+"""The snapshotting environment, which takes snapshots of any exportable environment while the policy computes."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
 CANCEL_GRACE_SEC = 3.0
-"""How long a cancelled snapshot may take to unwind when the episode ends by a cancellation."""
+"""Bound on unwinding a cancelled snapshot if a cancellation ends the episode."""
 
 UNWIND_SEC = 600.0
-"""How long it may take otherwise: the environment can do nothing before."""
+"""Bound on unwinding a snapshot otherwise. The environment cannot continue before."""
 
 
 class SnapshottingEnvironment(EnvironmentWrapper):
-    """Wraps an environment and exports it as a schedule says. Data passes through untouched.
+    """Wraps an environment and exports it according to a schedule. Data passes through unchanged.
 
-    A snapshot starts when `reset()` or `step()` has returned FIRST or MID, and is taken while the policy thinks; the
-    next call waits for it. One that fails never changes the episode: it is reported and counted. Cancelling a call, or
-    leaving with a cancellation, cancels the snapshot in progress; any other end of the episode waits for it.
+    A snapshot starts when `reset()` or `step()` has returned FIRST or MID, and is taken while the policy computes. The
+    next call waits for it. A failed snapshot never changes the episode; it is reported and counted. Cancelling a call,
+    or leaving with a cancellation, cancels the snapshot in progress. Any other end of the episode waits for it.
 
     Attributes:
-        snapshots: Names of the episode's snapshots that are kept, `<episode_id>@<step>`, oldest first.
-        snapshot_failures: How many could not be taken or deleted.
+        snapshots: Names of the episode's kept snapshots, `<episode_id>@<step>`, oldest first.
+        snapshot_failures: Number of snapshots that could not be taken or deleted.
     """
 
     def __init__(self, env: MinimalEnvironment, schedule: SnapshotSchedule, *, episode_id: str | None = None) -> None:
         """Takes snapshots of `env`.
 
         Args:
-            env: What is run: it has `export_state` and `step_count`.
-            schedule: When, where to, and which are kept.
-            episode_id: Id of the first episode; others, and by default the first too, are made up.
+            env: Environment with `export_state` and `step_count`.
+            schedule: When to take snapshots, where to store them, and how many to keep.
+            episode_id: Id of the first episode. Other episodes get a random id. Default: also random.
         """
         super().__init__(env)
         self._schedule = schedule
@@ -59,7 +59,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         self.snapshot_failures = 0
 
     def report(self) -> EpisodeReport:
-        """The wrapped environment's, with the snapshots; phase `snapshot` is what the episode waited for them."""
+        """Returns the wrapped environment's report with the snapshots. Phase `snapshot` is the time spent on waits."""
         report = super().report()
         return replace(
             report,
@@ -79,7 +79,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         return self._seen(await super().reset(seed=seed, options=options))
 
     async def step(self, action: Any) -> TimeStep[Any]:
-        """Applies `action`. The LAST step of a success deletes its snapshots, where the schedule says so."""
+        """Applies `action`. If the LAST step is a success, deletes the episode's snapshots as scheduled."""
         await self.wait_for_snapshot()
         self._waits_for_action = False
         time_step = self._seen(await super().step(action))
@@ -88,7 +88,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         return time_step
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
-        """Has the environment end its episode, after the snapshot in progress."""
+        """Truncates the episode, after the snapshot in progress."""
         await self.wait_for_snapshot()
         last = await super().truncate(limit)
         return self._seen(last) if last is not None else None
@@ -96,7 +96,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
     async def export_state(
         self, output_dir: str | Path | None = None, *, snapshot_id: str | None = None
     ) -> EnvironmentSnapshot:
-        """As of the wrapped environment, after the snapshot in progress; by default where the schedule's go."""
+        """Exports the wrapped environment, after the snapshot in progress. The default is the schedule's store."""
         await self.wait_for_snapshot()
         if output_dir is not None or snapshot_id is not None:
             return await super().export_state(output_dir or self._schedule.output_dir, snapshot_id=snapshot_id)
@@ -105,20 +105,20 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         return snapshot
 
     async def fork(self, n: int, *, diversify: bool = False) -> Sequence[Environment]:
-        """As of the wrapped environment, after the snapshot in progress. The branches take no snapshots."""
+        """Forks the wrapped environment, after the snapshot in progress. The branches take no snapshots."""
         await self.wait_for_snapshot()
         return await super().fork(n, diversify=diversify)
 
     def request_snapshot(self) -> None:
-        """Has a snapshot taken as soon as the environment waits for an action; from any thread, at any time."""
+        """Requests a snapshot as soon as the environment waits for an action. Call it from any thread, at any time."""
         if self._loop is None:
             self._wanted = True
             return
-        with suppress(RuntimeError):  # the loop has ended, and the episode with it
+        with suppress(RuntimeError):  # the loop has ended together with the episode
             self._loop.call_soon_threadsafe(self._want)
 
     async def wait_for_snapshot(self) -> None:
-        """Waits until no snapshot is running; one that takes too long is cancelled, and waited for to unwind."""
+        """Waits until no snapshot is in progress. A snapshot that takes too long is cancelled and unwinds first."""
         capture = self._capture
         if capture is None:
             return
@@ -146,7 +146,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leaves the wrapped environment: after the snapshot in progress, or, when cancelled, without it."""
+        """Leaves the wrapped environment: after the snapshot in progress or, if cancelled, without it."""
         try:
             if isinstance(exc, asyncio.CancelledError | KeyboardInterrupt):
                 await self._abandon_snapshot()
@@ -161,7 +161,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         return f"{self._episode_id}@{self.step_count}"
 
     def _seen(self, time_step: TimeStep[Any]) -> TimeStep[Any]:
-        """Starts a snapshot if one is due; returns the time step as it is."""
+        """Starts a snapshot if one is due. Returns the time step unchanged."""
         self._loop = asyncio.get_running_loop()
         self._waits_for_action = time_step.step_type != "LAST"
         if self._waits_for_action and (self._wanted or self._schedule.due(self.step_count)):
@@ -185,10 +185,10 @@ class SnapshottingEnvironment(EnvironmentWrapper):
             async with timer:
                 await super().export_state(self._schedule.output_dir, snapshot_id=name)
         except asyncio.CancelledError:
-            if self._is_there(name):  # it came too late for that
+            if self._is_there(name):  # the snapshot was complete before the cancellation
                 self.snapshots.append(name)
             raise
-        except Exception as error:  # whatever it is, the episode goes on
+        except Exception as error:  # no error of a snapshot ends the episode
             if not self._is_there(name):
                 too_long = f"it was not taken within snapshot.timeout_sec={self._schedule.timeout_sec:g}"
                 self._failed(f"Snapshot {name} failed", TimeoutError(too_long) if timer.expired() else error)
@@ -200,7 +200,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         return (self._schedule.output_dir / name).is_dir()
 
     async def _delete(self, names: list[str]) -> None:
-        """Deletes some of the episode's snapshots; one that cannot be stays."""
+        """Deletes some of the episode's snapshots. Keeps a snapshot whose deletion fails."""
         for name in list(names):
             self.snapshots.remove(name)
             try:
@@ -214,7 +214,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         self._schedule.report(what, error)
 
     async def _abandon_snapshot(self) -> None:
-        """Cancels the snapshot in progress and waits, bounded, for it to unwind: nothing of it is ever seen."""
+        """Cancels the snapshot in progress and waits, bounded, until it has unwound. No part of it becomes visible."""
         capture, self._capture = self._capture, None
         if capture is not None:
             capture.cancel()

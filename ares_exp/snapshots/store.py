@@ -1,10 +1,10 @@
-"""The snapshot store: a directory with snapshots, and the objects that they share.
+"""The snapshot store: a directory of snapshots, and the objects that they share.
 
 ```
 <path>/objects/ab/cdef…             contents, each once (ares_exp.containers.filesystem.stored_objects)
-<path>/<snapshot_id>/snapshot.json  a snapshot: complete when it is there, as everything it needs was there before
-<path>/.tmp-…                       what a killed process left; `gc` removes it
-<path>/.lock                        shared by those who write, exclusive to `gc`
+<path>/<snapshot_id>/snapshot.json  a snapshot, always complete: all of its objects are written before
+<path>/.tmp-…                       a leftover of a killed process; `gc` removes it
+<path>/.lock                        the lock: shared for writers, exclusive for `gc`
 ```
 """
 
@@ -31,14 +31,17 @@ from ares_exp.snapshots.snapshot_id import check_id, is_id, new_id, step_of
 
 
 class SnapshotStore:
-    """Snapshots in a directory. Safe for several threads and processes. Methods do file work: call them in a thread."""
+    """Snapshots in a directory. Safe for several threads and processes. Methods are blocking: call them in a thread."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
     @cached_property
     def objects(self) -> ObjectStore:
-        """The contents. A snapshot's are put through this, inside `writing()`: `commit(sync=True)` knows no others."""
+        """The object store. Put a snapshot's objects through this instance, inside `writing()`.
+
+        `commit(sync=True)` only syncs objects that were put through it.
+        """
         return ObjectStore(self.path)
 
     check_id = staticmethod(check_id)
@@ -46,12 +49,12 @@ class SnapshotStore:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Holds off the collection of garbage, from before the first object of a snapshot is put until its `commit`.
+        """Prevents garbage collection, from before the first object of a snapshot is put until its `commit`.
 
-        Makes the store where there is none. Any number of writers may be inside; `commit` may, too.
+        Creates the store if it is missing. Any number of writers may be inside, and `commit` may be called inside.
 
         Raises:
-            SnapshotError: Nothing can be written there, or garbage is being collected and that does not end.
+            SnapshotError: The store is not writable, or a garbage collection did not end in time.
         """
         with ExitStack() as held:
             with _told(self.path, "write in"):
@@ -60,18 +63,18 @@ class SnapshotStore:
             yield
 
     def commit(self, snapshot: EnvironmentSnapshot, *, sync: bool = False) -> EnvironmentSnapshot:
-        """Adds a snapshot whose objects are there. Either all of it is in the store, or nothing.
+        """Adds a snapshot whose objects are in the store, atomically.
 
         Args:
-            snapshot: Its `snapshot_dir` does not matter.
-            sync: Whether it must survive a power cut when this returns, its objects included.
+            snapshot: The snapshot. Its `snapshot_dir` is ignored.
+            sync: Whether the snapshot and its objects must survive a power cut when this returns.
 
         Returns:
             The snapshot as it can be read from the store.
 
         Raises:
-            SnapshotError: There is one of that id, an object is missing, or it cannot be written.
-            SnapshotMetadataError: A field holds what could not be read again.
+            SnapshotError: The id exists, an object is missing, or the snapshot cannot be written.
+            SnapshotMetadataError: A field has a value that could not be read again.
         """
         target = self._directory(snapshot.snapshot_id)
         temporary = self.path / f"{garbage.TEMPORARY}{secrets.token_hex(8)}"
@@ -108,8 +111,9 @@ class SnapshotStore:
         """Reads a snapshot.
 
         Raises:
-            SnapshotNotFoundError: There is none of that id.
-            SnapshotMetadataError: It is broken, or of another version; see `EnvironmentSnapshot.from_dict`.
+            SnapshotNotFoundError: The store has no snapshot with this id.
+            SnapshotMetadataError: The snapshot is malformed, or of another version; see
+                `EnvironmentSnapshot.from_dict`.
         """
         directory = self._directory(snapshot_id)
         with _told(directory, "read"):
@@ -126,10 +130,10 @@ class SnapshotStore:
         return snapshot
 
     def nearest(self, episode_id: str, step: int) -> EnvironmentSnapshot | None:
-        """Returns the last snapshot of an episode at `step` or before; `None` if no episode can continue from it.
+        """Returns the last snapshot of an episode at or before `step`; `None` if no episode can continue from it.
 
         Raises:
-            SnapshotError: It cannot be read.
+            SnapshotError: The snapshot cannot be read.
         """
         found = [one for one in map(step_of, self.ids()) if one is not None]
         steps = [taken_at for of_episode, taken_at in found if of_episode == episode_id and taken_at <= step]
@@ -137,14 +141,14 @@ class SnapshotStore:
         return nearest if nearest is not None and nearest.is_restorable else None
 
     def not_found(self, wanted: str) -> str:
-        """Returns the error for an unknown id; it lists those that exist."""
+        """Returns the error message for an unknown id. It lists existing ids."""
         ids = [name for name in self.ids() if is_id(name)]
         close = difflib.get_close_matches(wanted, ids[:1000], n=3, cutoff=0.5) or ids[:3]
         there = f"it has {len(ids)}, such as {', '.join(close)}" if ids else "there are none"
         return f"Expected a snapshot {wanted} in {self.path}: {there}."
 
     def ids(self) -> Sequence[str]:
-        """Returns the sorted names of the snapshots, none of them opened; empty where there is no store.
+        """Returns the sorted ids of the snapshots without opening them; empty if the store is missing.
 
         Raises:
             SnapshotError: The directory cannot be read.
@@ -158,7 +162,7 @@ class SnapshotStore:
                 return []
 
     def list(self, *, problems: MutableSequence[str] | None = None) -> Sequence[EnvironmentSnapshot]:
-        """Reads the snapshots, oldest first. Unreadable ones are left out and described in `problems`."""
+        """Reads the snapshots, oldest first. Unreadable snapshots are skipped and described in `problems`."""
         found = []
         for name in self.ids():
             try:
@@ -169,17 +173,17 @@ class SnapshotStore:
         return in_order(found)
 
     def delete(self, snapshot_id: str) -> None:
-        """Removes a snapshot, whole or broken. Its objects stay until `gc`.
+        """Removes a snapshot, valid or damaged. Its objects remain until `gc`.
 
         Raises:
-            SnapshotNotFoundError: There is none of that id.
-            SnapshotError: It cannot be removed.
+            SnapshotNotFoundError: The store has no snapshot with this id.
+            SnapshotError: The snapshot cannot be removed.
         """
         directory = self._directory(snapshot_id)
         removed = self.path / f"{garbage.TEMPORARY}{secrets.token_hex(8)}"
         if not os.path.lexists(directory):
             raise SnapshotNotFoundError(self.not_found(snapshot_id))
-        with _told(directory, "remove"), garbage.shared_lock(self.path):  # `gc` must not find it half gone
+        with _told(directory, "remove"), garbage.shared_lock(self.path):  # `gc` must not see a partly removed snapshot
             directory.rename(removed)
             if removed.is_symlink():
                 removed.unlink()
@@ -187,12 +191,12 @@ class SnapshotStore:
                 shutil.rmtree(removed)
 
     def beyond(self, episode_id: str, keep: int) -> Sequence[str]:
-        """Ids of an episode's snapshots, but for those of its last `keep` steps; the first step first."""
+        """Returns the ids of an episode's snapshots except its last `keep`, ordered by step."""
         steps = {name: found for name in self.ids() if (found := step_of(name)) is not None and found[0] == episode_id}
         return sorted(steps, key=lambda name: steps[name][1])[: max(0, len(steps) - keep)]
 
     def verify(self, snapshot_id: str, *, deep: bool = True) -> verification.Verification:
-        """Looks at everything that a snapshot needs; tells what is wrong, and raises nothing of it."""
+        """Verifies all objects that a snapshot needs. Returns the problems instead of raising them."""
         try:
             return verification.verify(self.get(snapshot_id), deep=deep)
         except SnapshotMetadataError as error:
@@ -201,7 +205,7 @@ class SnapshotStore:
     def gc(
         self, *, grace_sec: float = garbage.GRACE_SEC, dry_run: bool = False, without: Collection[str] = ()
     ) -> garbage.RemovedObjects:
-        """Removes objects that no snapshot needs, and what killed processes left; see `ares_exp.snapshots.garbage`."""
+        """Removes unneeded objects and leftovers of killed processes; see `ares_exp.snapshots.garbage`."""
         with _told(self.path, "collect garbage in"):
             return garbage.collect(self, grace_sec=grace_sec, dry_run=dry_run, without=without)
 
@@ -216,7 +220,7 @@ def in_order(snapshots: Iterable[EnvironmentSnapshot]) -> Sequence[EnvironmentSn
 
 @contextmanager
 def _told(path: Path, deed: str) -> Iterator[None]:
-    """Has an `OSError` say what could not be done, and where."""
+    """Turns an `OSError` into a `SnapshotError` that names the action and the path."""
     try:
         yield
     except OSError as error:

@@ -18,14 +18,14 @@ _MiB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """The capabilities of an engine. The defaults hold for every engine.
+    """The capabilities of an engine. The defaults are valid for every engine.
 
     Attributes:
         cpus: Number of processors.
         disk_quota: Whether it can bound the size of a container's files.
         nvidia_runtime: Whether NVIDIA's container runtime is installed.
-        cdi_gpus: Device names of GPUs known by the Container Device Interface.
-        is_podman: Whether it is Podman, which speaks Docker's protocol.
+        cdi_gpus: Device names of GPUs that the Container Device Interface knows.
+        is_podman: Whether the engine is Podman, which implements Docker's protocol.
     """
 
     cpus: int = 1
@@ -36,12 +36,12 @@ class Capabilities:
 
     @property
     def simultaneous_starts(self) -> int:
-        """Bound on simultaneous starts: more make each start slower and all together no faster."""
+        """Bound on simultaneous starts. More make each start slower without increasing the throughput."""
         return min(16, max(8, 2 * self.cpus))
 
 
 def capabilities_of(info: Mapping[str, Any]) -> Capabilities:
-    """Parses the answer to `GET /info`."""
+    """Parses the response to `GET /info`."""
     devices = info.get("DiscoveredDevices") or []
     return Capabilities(
         cpus=int(info["NCPU"]),
@@ -53,13 +53,13 @@ def capabilities_of(info: Mapping[str, Any]) -> Capabilities:
 
 
 def has_disk_quota(info: Mapping[str, Any], mounts: str) -> bool:
-    """Returns whether the storage driver takes a size: btrfs, zfs, and overlay2 on XFS mounted with project quotas do.
+    """Returns whether the storage driver supports a size: btrfs, zfs, and overlay2 on XFS mounted with project quotas.
 
-    The engine does not report mount options. They are read on this machine, so an engine elsewhere counts as one
-    without quotas.
+    The engine does not report mount options. They are read on this machine, so a remote engine counts as one without
+    quotas.
 
     Args:
-        info: The answer to `GET /info`.
+        info: Response to `GET /info`.
         mounts: This machine's mounts in the form of `/proc/mounts`.
     """
     driver, status = info.get("Driver"), dict(info.get("DriverStatus") or [])
@@ -79,10 +79,10 @@ def limits(spec: ContainerSpec, can: Capabilities, *, swap_mb: int, pids_limit: 
     """Returns arguments of docker-py's `create_host_config` for the limits of `spec` that the engine enforces.
 
     Raises:
-        UnsupportedTaskError: It asks for GPUs that the engine lacks.
+        UnsupportedTaskError: The task needs GPUs that the engine lacks.
     """
     found: dict[str, Any] = {"pids_limit": pids_limit}
-    if spec.cpus is not None:  # the engine refuses more than it has
+    if spec.cpus is not None:  # the engine rejects more than it has
         found["nano_cpus"] = int(min(spec.cpus, can.cpus) * 1e9)
     if spec.memory_mb is not None:
         found["mem_limit"] = spec.memory_mb * _MiB
@@ -95,10 +95,12 @@ def limits(spec: ContainerSpec, can: Capabilities, *, swap_mb: int, pids_limit: 
 
 
 def gpu_request(name: str, count: int, can: Capabilities) -> dict[str, Any]:
-    """Returns the device request for `count` GPUs. Containers share them: an engine assigns the first ones each time.
+    """Returns the device request for `count` GPUs.
+
+    Containers share GPUs, because an engine always assigns the first ones.
 
     Raises:
-        UnsupportedTaskError: The engine lacks them.
+        UnsupportedTaskError: The engine does not have enough GPUs.
     """
     from docker.types import DeviceRequest
 
@@ -118,7 +120,7 @@ def unenforced(spec: ContainerSpec, can: Capabilities) -> list[str]:
     """Returns a warning for each limit that the engine cannot enforce.
 
     Raises:
-        UnsupportedTaskError: It asks for GPUs that the engine lacks.
+        UnsupportedTaskError: The task needs GPUs that the engine lacks.
     """
     if spec.gpus:
         gpu_request(spec.name, spec.gpus, can)

@@ -1,12 +1,13 @@
-"""Capture of a container's changes to its image, in one of two ways.
+"""Capture of a container's changes to its image, with one of two methods.
 
-`upper`: reads the upper directory of its overlay until two readings agree, which then is the state at a moment between
-them. Takes tens of milliseconds, needs nothing in the image, and root on the engine's machine. `archive`: the engine
-lists the changes, and GNU `tar` in the container packs them. The list costs the engine a walk over the image. It has no
-opaque directories, but lists each deletion in them, and loses names that are not UTF-8. `auto`: `upper` if possible.
+`upper`: reads the upper directory of its overlay until two reads agree. The result is then the state at a moment
+between them. It takes tens of milliseconds and needs nothing in the image, but needs root on the engine's machine.
+`archive`: the engine lists the changes, and GNU `tar` in the container packs them. For the list, the engine walks over
+the image. The list has no opaque directories, but each deletion in them, and loses names that are not UTF-8. `auto`:
+`upper` if possible.
 
-The container is never paused: an engine that starts a process in a container while it is being paused hangs forever,
-with the container.
+The container is never paused. An engine that starts a process in a container while it is being paused hangs forever,
+together with the container.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ares_exp.errors import CaptureError, SnapshotUnsupportedError
 CaptureWay = Literal["auto", "upper", "archive"]
 
 READINGS = 5
-"""Bound on the readings until two agree. Each reads only what changed."""
+"""Bound on the reads until two agree. Each read covers only changed files."""
 
 _ENGINE_FILES = frozenset(
     {
@@ -46,8 +47,8 @@ _ENGINE_FILES = frozenset(
 _TAR = ["tar", *GNU_CREATE, "--files-from=-"]
 _STAT = ["xargs", "-0", "stat", "--printf=%i %s %h %f %.9Y %.9Z %n\\0", "--"]
 _SIGNATURE = re.compile(rb"\d+ \d+ \d+ [0-9a-f]+ -?[\d.]+ -?[\d.]+")
-_STAT_BYTES = 200  # of one answer, without the name
-_DELETED = 2  # a kind of change, in the engine's list
+_STAT_BYTES = 200  # of one line, without the name
+_DELETED = 2  # a kind of change in the engine's list
 _LOST = "\ufffd"
 _REGULAR, _ALL_KINDS = 0o100000, 0o170000
 
@@ -55,7 +56,7 @@ _T = TypeVar("_T")
 
 
 class Capture:
-    """Captures one container repeatedly; remembers what it has read."""
+    """Captures one container repeatedly, and caches unchanged files."""
 
     def __init__(self, engine: Engine, container: str, way: CaptureWay) -> None:
         self._engine = engine
@@ -70,8 +71,8 @@ class Capture:
         """Reads the changes of the running container.
 
         Raises:
-            CaptureError: They could not be read.
-            SnapshotUnsupportedError: They cannot be read in the way that the option says.
+            CaptureError: The changes could not be read.
+            SnapshotUnsupportedError: The selected method cannot read the changes.
         """
         async with self._one_at_a_time:
             try:
@@ -82,13 +83,13 @@ class Capture:
                 notes = [f"{point!r} is not kept: it is a mount." for point in sorted(points - mounted_again)]
                 skip = functools.partial(self._skip, points)
                 entries = await self._read(inspected, objects, notes, skip)
-                await self._inspect()  # files of a container that ended meanwhile may be missing
+                await self._inspect()  # if the container has ended in the meantime, files may be missing
             except engine_errors() as error:
                 raise CaptureError(f"The files of {self._container} could not be captured: {reason(error)}.") from error
             return Delta(inspected["Image"], entries, tuple(notes))
 
     async def _inspect(self) -> dict[str, Any]:
-        """Inspects the container, which has to be running."""
+        """Inspects the container. Raises `CaptureError` if it is not running."""
         found: dict[str, Any] = await in_thread(
             lambda: self._engine.api.inspect_container(self._container), abandon=True
         )
@@ -118,7 +119,7 @@ class Capture:
         return path in _ENGINE_FILES or any(path == point or path.startswith(f"{point}/") for point in mount_points)
 
     def _steady(self, upper: Path, objects: ObjectStore, notes: list[str], skip: Skip) -> dict[str, Entry]:
-        """Reads until two readings agree. Blocking."""
+        """Reads until two reads agree. Blocking."""
         before: dict[str, Entry] | None = None
         for _ in range(READINGS):
             found: list[str] = []
@@ -146,7 +147,8 @@ def find_upper_directory(inspected: Mapping[str, Any], proc: Path = Path("/proc"
     """Finds the upper directory of an inspected, running container. Blocking.
 
     Raises:
-        SnapshotUnsupportedError: It cannot be read from here; with the reason, to follow "because".
+        SnapshotUnsupportedError: The directory cannot be read from here. The message is a reason that follows
+            "because".
     """
     process = proc / str(inspected["State"]["Pid"])
     if not _can_read_overlays(proc):
@@ -156,7 +158,7 @@ def find_upper_directory(inspected: Mapping[str, Any], proc: Path = Path("/proc"
         ids = (process / "uid_map").read_text().split()
     except OSError:
         raise SnapshotUnsupportedError("its processes are not visible here: the engine runs elsewhere") from None
-    # The engine mounts files from a directory with this name.
+    # The engine mounts files from a directory whose name contains the id.
     if not any(inspected["Id"] in mount.root for mount in table):
         raise SnapshotUnsupportedError(
             f"process {process.name} is not this container's here: the engine runs elsewhere"
@@ -167,7 +169,7 @@ def find_upper_directory(inspected: Mapping[str, Any], proc: Path = Path("/proc"
     if root.kind != "overlay":
         raise SnapshotUnsupportedError("the engine's storage driver is not an overlay")
     options = {key: value for key, _, value in (option.partition("=") for option in root.options)}
-    for feature in ("redirect_dir", "metacopy"):  # the directory is then incomplete
+    for feature in ("redirect_dir", "metacopy"):  # the upper directory is then incomplete
         module = Path("/sys/module/overlay/parameters", feature)
         default = "on" if module.exists() and module.read_text().strip() == "Y" else "off"
         if options.get(feature, default) == "on":
@@ -180,7 +182,7 @@ def find_upper_directory(inspected: Mapping[str, Any], proc: Path = Path("/proc"
 
 
 def _can_read_overlays(proc: Path) -> bool:
-    """Returns whether this process sees attributes `trusted.*`, which the kernel hides from others."""
+    """Returns whether this process sees attributes `trusted.*`, which the kernel hides from unprivileged processes."""
     try:
         status = (proc / "self" / "status").read_text()
     except OSError:
@@ -201,9 +203,10 @@ class ArchiveCapture:
         """Reads the changes.
 
         Raises:
-            CaptureError: They could not be read.
-            EngineError, docker.errors.DockerException, requests.exceptions.RequestException: The engine refused or is
-                gone.
+            CaptureError: The changes could not be read.
+            EngineError, docker.errors.DockerException, requests.exceptions.RequestException: The engine returned an
+            error or
+                is gone.
         """
         listed = await in_thread(lambda: self._listed(notes, skip), abandon=True)
         deleted = {path for path, kind in listed.items() if kind == _DELETED}
@@ -261,7 +264,7 @@ class ArchiveCapture:
         return {**old, **read}
 
     async def _signatures(self, paths: list[str]) -> dict[str, bytes]:
-        """Returns, by path, signatures that change with the files; empty if `stat` there lacks the options."""
+        """Returns signatures by path that change with the files; empty if `stat` in the container lacks the options."""
         most = sum(len(path) * 4 + _STAT_BYTES for path in paths)
         answer, _ = await self._run(_STAT, paths, lambda file: file.read(most + 1))
         found = {}
@@ -295,7 +298,7 @@ def _lost_names(signatures: Mapping[str, bytes]) -> Iterator[str]:
 
 
 def _tells(signature: bytes) -> bool:
-    """Returns whether a later change changes the signature: true for a regular, singly linked file changed long ago."""
+    """Returns whether later changes are visible in the signature: for regular files with one name, changed long ago."""
     _, _, names, mode, _, changed = signature.split(b" ")
     is_plain = names == b"1" and int(mode, 16) & _ALL_KINDS == _REGULAR
     return is_plain and time.time() - float(changed) > YOUNG_SEC

@@ -1,4 +1,4 @@
-"""The changed files that a container starts with: their base image, and writing them."""
+"""The changed files that a container starts with: finding their base image, and writing them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _REMOVE = ["xargs", "-0", "rm", "-rf", "--"]
 
 
 async def find_base(engine: Engine, spec: ContainerSpec, *, keep: bool) -> dict[str, Any]:
-    """Inspects the image that `spec.changes` are relative to.
+    """Inspects the base image of `spec.changes`.
 
-    A missing image is pulled or built like any image of a task, and has to have the same id.
+    A missing image is pulled or built like any image of a task. It must have the same id.
 
     Raises:
-        SnapshotMismatchError: It cannot be found or made; with both ids if another one was.
+        SnapshotMismatchError: The image cannot be found or created, or has another id. The message then has both ids.
     """
     assert spec.changes is not None
     base = spec.changes.delta.base
@@ -58,7 +58,7 @@ async def find_base(engine: Engine, spec: ContainerSpec, *, keep: bool) -> dict[
 
 
 def name_of(image: dict[str, Any], spec: ContainerSpec) -> str:
-    """Returns a readable name of an image: the task's if it still refers to it, else another, else the id."""
+    """Returns a readable name of an image: the task's name if it still refers to the image, another name, or the id."""
     names: list[str] = image.get("RepoTags") or [image["Id"]]
     return spec.docker_image if spec.docker_image in names else names[0]
 
@@ -67,7 +67,7 @@ async def put_back(engine: Engine, container: str, changes: StoredChanges) -> No
     """Applies changes, relative to its image, to the files of a running container.
 
     Raises:
-        RestoreError: With the reason.
+        RestoreError: The changes cannot be applied. The message has the reason.
         SnapshotMetadataError: An object is missing or damaged.
     """
     entries = changes.delta.entries
@@ -134,7 +134,7 @@ def _member(path: str, entry: Entry) -> tarfile.TarInfo:
         sign, (seconds, fraction) = "-" * (entry.mtime_ns < 0), divmod(abs(entry.mtime_ns), 10**9)
         headers["mtime"] = f"{sign}{seconds}.{fraction:09}"
     for attribute, value in sorted(entry.xattrs.items()):
-        if attribute.isprintable() and "=" not in attribute:  # else an archive cannot hold its name
+        if attribute.isprintable() and "=" not in attribute:  # other names cannot be stored in an archive
             headers[f"SCHILY.xattr.{attribute}"] = value.decode("utf-8", "surrogateescape")
     member.pax_headers = headers
     return member

@@ -1,4 +1,4 @@
-"""The containers of a Docker engine: what they share, and the container of one image."""
+"""The containers of a Docker engine: their common base, and the container of one image."""
 
 from __future__ import annotations
 
@@ -110,10 +110,10 @@ class EngineContainer(Container):
         raise NotImplementedError
 
     async def _open(self, engine: Engine, container: str) -> None:
-        """Opens the first shells of the started container of this name.
+        """Opens the first shells of the started container with this name.
 
         Raises:
-            ContainerStartError: It runs no commands.
+            ContainerStartError: The container cannot run commands.
         """
         spec = self._spec
         self._running = RunningContainer(
@@ -193,7 +193,7 @@ class DockerContainer(EngineContainer):
 
         try:
             await self._create_and_start(engine)
-        except ImageNotFound:  # removed before this container was created: with another (`keep_image=False`), by a user
+        except ImageNotFound:  # removed with another container (`keep_image=False`), or by a user
             await self._create_and_start(engine)
         await self._network.start(engine, self.container_name)
         await self._open(engine, self.container_name)
@@ -267,6 +267,6 @@ class DockerContainer(EngineContainer):
 
 
 def unique_name(task: str) -> str:
-    """Makes a unique name for a container of a task, or for a compose project."""
+    """Creates a unique name for a container of a task, or for a compose project."""
     slug = re.sub(r"[^a-zA-Z0-9]+", "-", task).strip("-")[:40] or "task"
     return f"{NAME_PREFIX}{slug}-{secrets.token_hex(6)}"

@@ -1,8 +1,7 @@
 """The lifetime of a Docker container: its creation, its end with the process that started it, and its removal.
 
-Creations are bounded in number, and none leaks if the engine's reply is lost.
-
-The engine forgets a container as soon as it has ended (`AutoRemove`), but keeps its event log for a while.
+Creations are bounded in number. No container leaks if the engine's response is lost. The engine forgets a container as
+soon as it has ended (`AutoRemove`), but keeps its event log for a while.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from ares_exp.containers.docker.engine import INQUIRY_TIMEOUT_SEC, Engine, Engin
 from ares_exp.containers.docker.stream import EngineStream
 
 FIRST_COMMAND = ["sh", "-c", "while read -r _; do jobs; done"]
-"""The first process of a container: it ends with its stdin, which ends with our connection, however we end.
+"""The first process of a container. It ends with its stdin, which closes with our connection, even after `kill -9`.
 
-As process 1 it ignores signals from inside (`kill -9 -1`, `pkill sh`). It also reaps orphaned processes: `jobs` makes a
-shell do that, without a fork that could fail, each time it reads a line.
+As process 1, it ignores signals from inside (`kill -9 -1`, `pkill sh`). It also reaps orphaned processes: each time it
+reads a line, `jobs` makes the shell reap them, without a fork that could fail.
 """
 
 NAME_PREFIX = "ares-exp-"
-"""Name prefix of our containers. Labels alone do not identify them: `docker commit` copies labels."""
+"""Name prefix of our containers. Labels do not identify them, because `docker commit` copies labels."""
 
 REMOVAL_SEC = 12.0
 """Bound on the removal of a container, which takes milliseconds, or seconds under load."""
@@ -42,11 +41,11 @@ _BY_SIGNAL = 128
 _POLL_SEC = 0.05
 _NOTICED_WITHIN_SEC = 5.0
 _DYING_SEC = 0.3
-_OOM_BEFORE_DEATH_NS = 5_000_000_000  # an earlier one was of another process
+_OOM_BEFORE_DEATH_NS = 5_000_000_000  # an earlier event belongs to another process
 
 
 class FirstProcess:
-    """The stdin of a container's first process, held open, and the end of its output."""
+    """The open stdin of a container's first process, and the end of its output."""
 
     def __init__(self, stream: EngineStream) -> None:
         self._stream = stream
@@ -55,10 +54,10 @@ class FirstProcess:
 
     @classmethod
     async def attach(cls, engine: Engine, container: str) -> FirstProcess:
-        """Attaches to a container that has been created but not started, before its first output.
+        """Attaches to a container that is created but not started, before its first output.
 
         Raises:
-            EngineError: The engine refused.
+            EngineError: The engine returned an error.
             OSError: The engine is gone.
         """
         connection = await engine.hijack(f"/containers/{container}/attach?stream=1&stdin=1&stdout=1&stderr=1", {})
@@ -70,12 +69,12 @@ class FirstProcess:
             while data := await self._stream.read():
                 self._output = (self._output + data)[-_KEPT_BYTES:]
         except OSError:
-            pass  # as at the end: the engine closed the connection
+            pass  # like the end of the stream: the engine closed the connection
         finally:
             reaper.cancel()
 
     async def _reap(self) -> None:
-        """Feeds lines, so that zombies are reaped: else a process that waits for one it killed would see it forever."""
+        """Sends lines, which reap zombies. Otherwise, a process could wait for a killed child forever."""
         with contextlib.suppress(OSError):
             while True:
                 await asyncio.sleep(_REAP_EVERY_SEC)
@@ -86,18 +85,18 @@ class FirstProcess:
         await asyncio.wait({self._listener})
 
     def last_output(self) -> str:
-        """Returns a sentence with the end of its output; empty without output."""
+        """Returns a sentence with the end of its output; empty if it printed nothing."""
         text = self._output.decode("utf-8", "replace").strip()
         return f" Its first process (the image's ENTRYPOINT, if it has one) last printed:\n{text}" if text else ""
 
     def close(self) -> None:
-        """Closes stdin, which ends a container that still runs."""
+        """Closes stdin, which ends a running container."""
         self._listener.cancel()
         self._stream.close()
 
 
 def remove(engine: Engine, container: str, image: str | None = None) -> None:
-    """Kills and removes a container, and an otherwise unused image. Blocking; missing ones are no error."""
+    """Kills and removes a container, and an otherwise unused image. Blocking. Ignores missing ones."""
     if problem := why_it_stays(lambda: _remove_container(engine, container)):
         _logger.warning("The container %s could not be removed: %s.", container, problem)
     elif image is not None and (problem := why_it_stays(lambda: engine.api.remove_image(image))):
@@ -105,7 +104,7 @@ def remove(engine: Engine, container: str, image: str | None = None) -> None:
 
 
 def _remove_container(engine: Engine, container: str) -> None:
-    """Requests the removal; a hanging engine completes it once it continues."""
+    """Requests the removal. A hanging engine completes it when it resumes."""
     path = f"{engine.api.base_url}/v{engine.api.api_version}/containers/{container}"
     answer = engine.api.delete(path, params={"force": "1", "v": "1"}, timeout=REMOVAL_SEC)
     if not answer.ok:
@@ -113,7 +112,7 @@ def _remove_container(engine: Engine, container: str) -> None:
 
 
 def why_it_stays(removal: Callable[[], object]) -> str:
-    """Runs a removal and returns why the thing remains; `""` when it is gone, or about to be. Blocking."""
+    """Runs a removal. Returns the reason if it failed; `""` if the resource is gone or being removed. Blocking."""
     try:
         removal()
     except engine_errors() as error:
@@ -128,9 +127,9 @@ class ExitReason:
     """The reason of a container's end.
 
     Attributes:
-        clause: To follow "The container ".
-        is_outside: Whether nothing that ran in the container can have caused it.
-        exit_code: Of its first process, if that ended by itself.
+        clause: Clause that follows "The container ".
+        is_outside: Whether processes in the container cannot have caused the end.
+        exit_code: Exit code of its first process, if that process ended by itself.
     """
 
     clause: str
@@ -139,7 +138,7 @@ class ExitReason:
 
 
 class ExitWatch:
-    """Asks for a container's exit reason as soon as it ends, as the engine soon forgets it."""
+    """Determines a container's exit reason as soon as it ends, because the engine soon forgets it."""
 
     def __init__(self, engine: Engine, container: str, first_process: FirstProcess) -> None:
         self._engine = engine
@@ -149,9 +148,9 @@ class ExitWatch:
         self._task = asyncio.create_task(self._watch(first_process))
 
     async def cause(self) -> ExitReason | None:
-        """Returns why the container ended; `None` while it runs. Bounded."""
+        """Returns why the container ended; `None` while it is running. Bounded."""
         dead = self._cause or await self._ask()
-        if dead is None:  # the engine may notice an end later than we do
+        if dead is None:  # the engine may notice the end later than this process
             await asyncio.wait({self._task}, timeout=_DYING_SEC)
         if dead is None and self._first_process_ended:  # on a busy machine, much later
             await asyncio.wait({self._task}, timeout=_NOTICED_WITHIN_SEC)
@@ -173,7 +172,7 @@ class ExitWatch:
 
 
 def exit_reason(engine: Engine, container: str) -> ExitReason | None:
-    """Returns why a container ended; `None` while it runs. Blocking, bounded."""
+    """Returns why a container ended; `None` while it is running. Blocking, bounded."""
     from requests.exceptions import Timeout
 
     try:
@@ -195,11 +194,11 @@ def out_of_reach(engine: Engine, what: str) -> ExitReason:
 
 
 def _events(engine: Engine, container: str, now: str) -> Iterator[dict[str, Any]]:
-    """Yields the events of an ended container up to its removal, or to `now`, the `Date` of an engine's answer."""
+    """Yields the events of an ended container up to its removal, or to `now`, the `Date` of an engine's response."""
     until = parsedate_to_datetime(now).timestamp() + 1
     parameters = {
         "since": "1",
-        "until": f"{until:.0f}",  # else the answer would not end
+        "until": f"{until:.0f}",  # otherwise the response would not end
         "filters": json.dumps({"container": [container], "event": list(_TELLING)}),
     }
     with engine.ask("/events", parameters, stream=True) as answer:
@@ -229,36 +228,39 @@ def _told_by(events: list[dict[str, Any]]) -> ExitReason:
 
 
 def _inside(clause: str) -> ExitReason:
-    """Returns a reason that a command in the container can have caused, or that cannot be told from one."""
+    """Returns a reason that a command in the container may have caused."""
     return ExitReason(clause, is_outside=False)
 
 
 APPEARS_WITHIN_SEC = 5.0
-"""Bound on a container's appearance after the engine's answer to its creation got lost."""
+"""Bound on the wait for a container after the engine's response to its creation was lost."""
 
 
 class AnswerLostError(EngineError):
-    """The engine's answer to a creation got lost: the container may exist or may still appear."""
+    """The engine's response to a creation was lost. The container may exist or may still appear."""
 
 
 _semaphores = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()
 
 
 def starts(engine: Engine) -> asyncio.Semaphore:
-    """Returns the semaphore of this event loop for creating and starting containers: more at once are not faster."""
+    """Returns this event loop's semaphore for creating and starting containers.
+
+    More concurrent starts are not faster.
+    """
     return _semaphores.setdefault(
         asyncio.get_running_loop(), asyncio.Semaphore(engine.capabilities.simultaneous_starts)
     )
 
 
 def create(engine: Engine, name: str, config: Mapping[str, Any]) -> None:
-    """Creates the container with the unique `name`; the `Labels` of `config` identify the owner. Blocking.
+    """Creates the container with the unique `name`. The `Labels` of `config` identify the owner. Blocking.
 
-    If the answer gets lost, the request is repeated: the engine then answers that the name is taken, by our container.
+    If the response is lost, the request is repeated. The engine then reports that our container already has the name.
 
     Raises:
         AnswerLostError: The container may exist, or may still appear.
-        EngineError, docker.errors.DockerException, requests.exceptions.RequestException: It does not exist.
+        EngineError, docker.errors.DockerException, requests.exceptions.RequestException: The container was not created.
     """
     from docker.errors import APIError
     from requests.exceptions import RequestException
@@ -282,11 +284,11 @@ def create(engine: Engine, name: str, config: Mapping[str, Any]) -> None:
 
 
 def adopt(engine: Engine, name: str, labels: Mapping[str, str]) -> None:
-    """Waits for the container of a taken name, and checks that it is ours. Blocking.
+    """Waits for the container with a taken name, and checks that it is ours. Blocking.
 
     Raises:
-        AnswerLostError: It does not appear.
-        EngineError: It has another owner.
+        AnswerLostError: The container does not appear.
+        EngineError: The container has another owner.
     """
     deadline = time.monotonic() + APPEARS_WITHIN_SEC
     while time.monotonic() < deadline:
@@ -303,9 +305,9 @@ def adopt(engine: Engine, name: str, labels: Mapping[str, str]) -> None:
 
 
 def remove_when_it_appears(engine: Engine, name: str) -> None:
-    """Removes a container whose creation had no answer, polling for it for `APPEARS_WITHIN_SEC`. Blocking.
+    """Removes a container whose creation had no response. Blocks for `APPEARS_WITHIN_SEC`.
 
-    It polls for all that time, as both requests may still be in transit.
+    It polls for the whole time, because both requests may still be in transit.
     """
     deadline = time.monotonic() + APPEARS_WITHIN_SEC
     while time.monotonic() < deadline:
@@ -315,7 +317,7 @@ def remove_when_it_appears(engine: Engine, name: str) -> None:
 
 
 def _never_sent(error: BaseException) -> bool:
-    """Returns whether no connection could be made at all."""
+    """Returns whether no connection was established."""
     while (cause := error.__context__) is not None:
         if isinstance(cause, (ConnectionRefusedError, FileNotFoundError)):
             return True

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from requests import Response
 
 CALL_TIMEOUT_SEC = 120.0
-"""Bound on one answer of the engine. Image builds and pulls have the container's start limit instead."""
+"""Bound on one response of the engine. Image builds and pulls have the container's start limit instead."""
 
 INQUIRY_TIMEOUT_SEC = 10.0
-"""Bound on a request that a healthy engine answers in milliseconds: a hanging engine must not hang us."""
+"""Bound on a request that takes a healthy engine milliseconds. A hanging engine must not block the run."""
 
 PODMAN_SOCKET = "/podman/podman.sock"
-"""The end of the path of Podman's sockets: the system's, and each user's."""
+"""The end of the path of Podman's system socket and user sockets."""
 
 Pool = Literal["calls", "starts", "removals", "transfers"]
 """Kinds of calls. Each kind has its own threads, so that quick calls do not wait for slow ones of another kind."""
@@ -40,10 +40,10 @@ _T = TypeVar("_T")
 
 
 class EngineError(Exception):
-    """The engine refused a request.
+    """The engine returned an error.
 
     Attributes:
-        status: HTTP status; 0 when there was no answer.
+        status: HTTP status; 0 without a response.
     """
 
     def __init__(self, message: str, status: int = 0) -> None:
@@ -58,7 +58,7 @@ class Engine:
     Attributes:
         host: The value of `DOCKER_HOST`, or the default.
         api: docker-py's client; safe to use from several threads.
-        capabilities: What it supports.
+        capabilities: Capabilities of the engine.
     """
 
     host: str
@@ -66,10 +66,10 @@ class Engine:
     capabilities: Capabilities
 
     def ask(self, path: str, parameters: Mapping[str, str] | None = None, *, stream: bool = False) -> Response:
-        """Sends a GET request and returns the answer of any status, within `INQUIRY_TIMEOUT_SEC`. Blocking.
+        """Sends a GET request and returns the response with any status, within `INQUIRY_TIMEOUT_SEC`. Blocking.
 
         Raises:
-            requests.exceptions.RequestException: There was no answer.
+            requests.exceptions.RequestException: The engine did not respond.
         """
         answer: Response = self.api.get(
             f"{self.api.base_url}/v{self.api.api_version}{path}",
@@ -83,7 +83,7 @@ class Engine:
         """Posts a request whose connection becomes a two-way byte stream.
 
         Raises:
-            EngineError: The engine refused.
+            EngineError: The engine returned an error.
             ConnectionError: The engine is gone.
         """
         reader, writer = await self._connect()
@@ -114,18 +114,18 @@ class Engine:
 
 
 async def connect(host: str | None = None) -> Engine:
-    """Connects to the engine at `host`; by default of `DOCKER_HOST`, of the current Docker context, or of the socket.
+    """Connects to the engine at `host`. Default: `DOCKER_HOST`, the current Docker context, or the default socket.
 
     Raises:
-        PreflightError: It does not answer, or its address is not supported.
+        PreflightError: The engine does not respond, or its address is not supported.
     """
     return await in_thread(lambda: connect_blocking(host))
 
 
 async def why_unreachable(host: str | None) -> str:
-    """Returns why the engine at `host` gives no answer, within `INQUIRY_TIMEOUT_SEC`; an empty string if it answers.
+    """Returns why the engine at `host` does not respond within `INQUIRY_TIMEOUT_SEC`; an empty string if it does.
 
-    Makes a new connection: an engine that is being stopped still answers on open ones.
+    Opens a new connection, because an engine that is being stopped still responds on open ones.
     """
     failures: tuple[type[Exception], ...] = (PreflightError, *engine_errors())
 
@@ -146,9 +146,9 @@ async def in_thread(function: Callable[[], _T], *, pool: Pool = "calls", abandon
 
     Args:
         function: The call.
-        pool: The threads to use.
-        abandon: Whether a cancelled caller leaves the call running, as is right for a read-only call. Else cancellation
-            waits for it, so that nothing appears after a clean-up.
+        pool: Threads to use.
+        abandon: Whether a cancelled caller leaves the call running, which suits read-only calls. Otherwise,
+            cancellation waits for it, so that no resource appears after a clean-up.
     """
     future = asyncio.wrap_future(_executor(os.getpid(), pool).submit(function))
     try:
@@ -167,7 +167,7 @@ def address_of_engine(host: str | None = None) -> str:
 
 
 def engine_errors() -> tuple[type[Exception], ...]:
-    """Returns the exceptions of engine calls, docker-py's included; imports docker-py."""
+    """Returns the exceptions of engine calls, including docker-py's exceptions. Imports docker-py."""
     from docker.errors import DockerException
     from requests.exceptions import RequestException
     from urllib3.exceptions import HTTPError
@@ -186,7 +186,7 @@ def connection_failure(error: BaseException | None) -> BaseException | None:
 
 
 def reason(error: BaseException) -> str:
-    """Returns the engine's message, without the HTTP around it."""
+    """Returns the engine's message, without the HTTP details."""
     return str(getattr(error, "explanation", None) or error).strip().rstrip(".")
 
 
@@ -211,7 +211,7 @@ def connect_blocking(host: str | None = None) -> Engine:
 
 @functools.lru_cache(maxsize=4)
 def _connected(pid: int, docker_host: str, context: str) -> Engine:
-    """Connects once per process and address: after a fork, sockets and threads of the parent are unusable."""
+    """Connects once per process and address, because a forked process cannot use the parent's sockets and threads."""
     import docker
 
     host, secured = _address(docker_host)
@@ -248,10 +248,10 @@ def _how_to_reach(host: str, error: BaseException) -> str:
 
 
 def _probe(host: str) -> None:
-    """Opens and closes a connection, for a plain error: docker-py's is a paragraph, and leaks a socket.
+    """Opens and closes a connection to get a simple error. docker-py's error is a paragraph, and leaks a socket.
 
     Raises:
-        OSError: No process listens there, or this user may not connect.
+        OSError: No process listens at the address, or this user may not connect.
     """
     url = urlsplit(host)
     if url.scheme == "unix":

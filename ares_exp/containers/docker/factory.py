@@ -1,8 +1,8 @@
 """The factory of `container=docker`.
 
-A container ends with the process that started it: its first process reads a stdin that we hold open, and ends with it,
-also when we are killed with SIGKILL; the engine then removes the container. Commands run on persistent shells
-(`shell_pool`), because one `docker exec` costs tens of milliseconds.
+A container ends with the process that started it, even after SIGKILL: its first process reads a stdin that we hold
+open, and ends with it. The engine then removes the container. Commands run on persistent shells (`shell_pool`),
+because one `docker exec` takes tens of milliseconds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ares_exp.records.secrets import is_sensitive, protect
 
 
 class DockerContainerFactory(ContainerFactoryBase):
-    """Makes containers on the engine of `DOCKER_HOST` (default: the current Docker context, else the local socket)."""
+    """Creates containers on the engine of `DOCKER_HOST`. Default: the current Docker context, or the local socket."""
 
     name = "docker"
     harbor_name = "docker"
@@ -66,30 +66,31 @@ class DockerContainerFactory(ContainerFactoryBase):
         """Validates the options.
 
         Args:
-            network: `public` (the engine's bridge) or `no-network` (loopback alone) for all phases, in place of the
-                task's policies; `None`: the task's. The `allowed_hosts` of a task are reached over an HTTP(S) proxy
-                that the usual variables name; that needs root, and an engine on this machine.
-            allowed_hosts: Additional allowed hosts in every phase: `[pypi.org,*.pythonhosted.org]`. `no-network` with
-                them is an allow-list.
-            shell: The shell of commands: `bash -c` and `sh -c` keep the image's environment; `bash -lc` reads the
-                image's profile files first, and Debian's reset `PATH`.
+            network: `public` (the engine's bridge) or `no-network` (only loopback) for all phases, instead of the
+                task's policies. `None`: the task's policies. Containers reach the `allowed_hosts` of a task through an
+                HTTP(S) proxy that the usual variables name. The proxy needs root and an engine on this machine.
+            allowed_hosts: Additional allowed hosts in every phase: `[pypi.org,*.pythonhosted.org]`. With them,
+                `no-network` becomes an allow-list.
+            shell: Shell of commands: `bash -c` and `sh -c` keep the image's environment; `bash -lc` reads the image's
+                profile files first, and Debian's reset `PATH`.
             keep_image: Whether images built from a task's Dockerfile are kept for the next run. `False` removes each
-                with the last container that uses it.
-            env: Variables of every container; those of the task win.
-            extra_hosts: More lines of `/etc/hosts`: `{host.docker.internal: host-gateway}` (the engine's host).
-            pids_limit: Bound on the processes of one container, so that a fork bomb stays inside.
+                image with the last container that uses it.
+            env: Variables of every container. The task's variables override them.
+            extra_hosts: Additional lines of `/etc/hosts`: `{host.docker.internal: host-gateway}` (the engine's host).
+            pids_limit: Maximum number of processes of one container, which contains fork bombs.
             swap_mb: Swap that a container may use on top of its memory limit.
-            no_new_privileges: Whether programs may gain no rights when they start; sudo and su inside then fail.
-            capture: The way snapshots read a container's changes. `upper`: from the engine's directory, which needs
-                root on its machine and an overlay storage driver. `archive`: from an archive made by GNU tar in the
-                container; slower, and may lose hard links, names that are not UTF-8 and the like. `auto`: `upper` if
-                possible.
-            compose_max_containers: Bound on the containers, and on the networks, of a task's compose file.
-            compose_max_memory_mb: Bound on the memory of each service beside `main`; the default of services without a
-                limit.
-            compose_trusted: Whether a task's compose file may use everything that Docker Compose can do on the engine's
-                machine, without bounds: its directories, devices, networks, privileged containers. Run such a task as
-                you would run a program.
+            no_new_privileges: Whether programs are prevented from gaining rights when they start. sudo and su inside
+                then fail.
+            capture: Method by which snapshots read a container's changes. `upper`: from the engine's directory, which
+                needs root on its machine and an overlay storage driver. `archive`: from an archive made by GNU tar in
+                the container. It is slower, and may lose details such as hard links and names that are not UTF-8.
+                `auto`: `upper` if possible.
+            compose_max_containers: Maximum number of containers, and of networks, of a task's compose file.
+            compose_max_memory_mb: Memory bound of each service other than `main`, which is also the default of services
+                without a limit.
+            compose_trusted: Whether a task's compose file may use all features of Docker Compose on the engine's
+                machine, without bounds: its directories, devices, networks, privileged containers. Run such a task only
+                if you would run it as a program.
         """
         protect(value for name, value in (env or {}).items() if is_sensitive(name))
         self._options = DockerOptions(
@@ -114,18 +115,24 @@ class DockerContainerFactory(ContainerFactoryBase):
 
     @classmethod
     def default_host(cls) -> str | None:
-        """Returns the engine's address; `None`: of `DOCKER_HOST`, the current Docker context, or the default socket."""
+        """Returns the engine's address.
+
+        `None` means `DOCKER_HOST`, the current Docker context, or the default socket.
+        """
         return None
 
     def __call__(self, spec: ContainerSpec) -> Container:
-        """Makes a container for `spec`, not started yet."""
+        """Creates a container for `spec` without starting it."""
         if spec.compose_file is not None:
             return ComposeContainer(spec, self._options)
         return DockerContainer(spec, self._options)
 
     @property
     def options(self) -> dict[str, Any]:
-        """The constructor's options, JSON-ready; of variables only the names, as values may be secret."""
+        """The constructor's options, JSON-ready.
+
+        Only the names of variables are included, because values may be secret.
+        """
         options = self._options
         network = options.network
         return {
@@ -141,10 +148,10 @@ class DockerContainerFactory(ContainerFactoryBase):
         }
 
     async def preflight(self) -> None:
-        """Checks that the engine answers, and removes leftovers of dead runs.
+        """Checks that the engine responds, and removes leftovers of dead runs.
 
         Raises:
-            PreflightError: It does not answer, or its address is not supported (TLS, ssh).
+            PreflightError: The engine does not respond, or its address is not supported (TLS, ssh).
         """
         engine = await connect(self._options.host)
         self._capabilities = engine.capabilities

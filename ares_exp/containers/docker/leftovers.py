@@ -1,8 +1,8 @@
 """Leftovers of runs on a Docker engine: containers, networks, volumes, and images not to be kept.
 
-Started containers end with their process (`container_lifetime`). Leftovers are containers whose maker died before the
-start, or whose first process does not end with its stdin; networks; images. All have labels that name the owner. A
-process that dies has them removed at once by its `reaper`; each run removes what is left even so.
+Started containers end with their process (`container_lifetime`). Leftovers are networks, images, and containers whose
+creator died before the start, or whose first process does not end with its stdin. All have labels that name the owner.
+After a process dies, its `reaper` removes its leftovers immediately. Each run removes any remaining ones.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ SWEEP_SEC = 20.0
 _IMAGE = "ares_exp.image"
 _BUILDER = "ares_exp.image-builder"
 KEPT_VOLUME = "ares_exp.mount"
-"""Label of volumes that hold directories for containers of many runs: where they are mounted."""
+"""Label of volumes with directories for containers of several runs. Its value is their mount point."""
 _logger = logging.getLogger(__name__)
 
 
 def image_labels(tag: str, *, keep: bool) -> dict[str, str]:
-    """Returns the labels of an image that we build, with its owner if it is removed with the run.
+    """Returns the labels of an image that we build. They include its owner if it is removed with the run.
 
-    Containers and images made from an image inherit its labels. Hence the owner has a separate label, and an image is
-    ours only under the name that it was built for.
+    Containers and images made from an image inherit its labels. So the owner has a separate label, and an image is ours
+    only under the name that it was built for.
     """
     return {_IMAGE: tag} | ({} if keep else {_BUILDER: json.dumps(owner_labels())})
 
@@ -45,7 +45,7 @@ def remove_stale(engine: Engine) -> int:
     """Removes leftovers of dead runs from the engine, within `SWEEP_SEC`. Blocking; never raises.
 
     Returns:
-        How many were removed.
+        Number of removed leftovers.
     """
     deadline = time.monotonic() + SWEEP_SEC
     try:
@@ -75,12 +75,12 @@ def _log(leftover: Leftover, problem: str) -> None:
 
 
 def find(api: APIClient, *, cached_images: bool = False) -> Iterator[Leftover]:
-    """Yields all things that runs made on the engine, running runs included, in order of removal. Blocking.
+    """Yields all resources of runs on the engine, including active runs, in order of removal. Blocking.
 
-    With `cached_images`, images and volumes kept for the next run count as stale too.
+    With `cached_images`, images and volumes kept for the next run also count as stale.
 
     Raises:
-        docker.errors.DockerException, requests.exceptions.RequestException: The engine refused or is gone.
+        docker.errors.DockerException, requests.exceptions.RequestException: The engine returned an error or is gone.
     """
     ours = {"label": RUN}
     kill = functools.partial(api.remove_container, force=True, v=True)
@@ -123,7 +123,7 @@ def _leftover(kind: str, name: str, found: Mapping[str, Any], remove: Callable[[
 
 
 def _builder(labels: Mapping[str, str]) -> dict[str, str]:
-    """Returns the owner of an image; empty without one."""
+    """Returns the owner of an image; empty if it has none."""
     try:
         found = json.loads(labels.get(_BUILDER, "{}"))
     except ValueError:
@@ -132,7 +132,7 @@ def _builder(labels: Mapping[str, str]) -> dict[str, str]:
 
 
 def _seconds(created: object) -> float | None:
-    """Parses a creation time, which the engine gives in seconds or as a date."""
+    """Parses a creation time, which the engine reports in seconds or as a date."""
     if isinstance(created, int):
         return float(created)
     try:

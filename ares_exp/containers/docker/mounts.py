@@ -1,7 +1,7 @@
-"""Directories of this machine that a Docker container sees, read-only: `ContainerSpec.mounts`.
+"""Local directories that a Docker container sees, read-only: `ContainerSpec.mounts`.
 
-An engine of this machine mounts them. To one elsewhere each is copied once, into a volume named by its digest, which
-later containers mount; `ares-exp clean --cache` removes these volumes.
+A local engine mounts them. For a remote engine, each directory is copied once, into a volume named by its digest. Later
+containers mount this volume. `ares-exp clean --cache` removes these volumes.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 _AT = "/ares_exp_mount"
 _WHOLE = ".ares_exp-whole"
-"""A file that a volume gets last."""
+"""A file that is written to a volume last, to mark it as complete."""
 
 
 def check_mounts(spec: ContainerSpec, host: str | None) -> None:
-    """Checks before the start that a container of the engine at `host` can see directories of this machine.
+    """Checks before the start that a container of the engine at `host` can see local directories.
 
     Raises:
-        UnsupportedTaskError: It is the service of a compose file on an engine that runs elsewhere.
+        UnsupportedTaskError: The container is a service of a compose file on a remote engine.
     """
     if spec.mounts and spec.compose_file is not None and _is_elsewhere(host):
         shown = ", ".join(one.target for one in spec.mounts)
@@ -50,12 +50,12 @@ def check_mounts(spec: ContainerSpec, host: str | None) -> None:
 
 
 def container_mounts(engine: Engine, spec: ContainerSpec, image: str) -> list[Mount]:
-    """Returns the mounts of `spec` as the engine takes them; what has to be copied to it is, once. Blocking.
+    """Returns the mounts of `spec` for the engine. Copies directories to a remote engine once. Blocking.
 
     Raises:
-        ContainerStartError: No other process of this machine can be kept from copying at the same time.
+        ContainerStartError: The lock against concurrent copies of other local processes is not available.
         TransferError: A directory cannot be read.
-        docker.errors.DockerException, requests.exceptions.RequestException: The engine refused or is gone.
+        docker.errors.DockerException, requests.exceptions.RequestException: The engine returned an error or is gone.
     """
     from docker.types import Mount
 
@@ -72,7 +72,7 @@ def _is_elsewhere(host: str | None) -> bool:
 
 
 def _volume(engine: Engine, directory: Directory, image: str) -> str:
-    """Returns the name of the volume with the directory's contents, whole."""
+    """Returns the name of the volume with a complete copy of the directory."""
     name, api = volume_name(directory), engine.api
     with work_lock(f"{engine.host} {name}", Demand()):
         api.create_volume(name, labels={KEPT_VOLUME: directory.target})
@@ -87,14 +87,17 @@ def _volume(engine: Engine, directory: Directory, image: str) -> str:
 
 
 def volume_name(directory: Directory) -> str:
-    """Returns the name of the volume that a directory is copied to."""
+    """Returns the name of the volume for a directory."""
     key = f"{directory.digest}\0{directory.target}"
     return f"{NAME_PREFIX}mount-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
 
 
 @contextmanager
 def _reaching_into(api: APIClient, volume: str, image: str) -> Iterator[str]:
-    """Yields a container that has the volume at `_AT` and is never started: its files can be reached all the same."""
+    """Yields a container that mounts the volume at `_AT`.
+
+    The engine can copy its files although it is never started.
+    """
     from docker.types import Mount
 
     host_config = api.create_host_config(mounts=[Mount(_AT, volume, type="volume", no_copy=True)])

@@ -1,14 +1,14 @@
-"""The network of a Docker container, phase by phase.
+"""The network of a Docker container in each phase.
 
 | policy | interfaces of the container |
 |---|---|
 | `public` | the engine's default bridge |
-| `no-network` | its loopback only |
+| `no-network` | only its loopback |
 | `allowlist` | its loopback, with the egress proxy of this process, which the usual variables name |
 
 A switch connects or disconnects the bridge while the container runs, and sets the proxy's policy. So under an
-allow-list there is no interface around the proxy, no route to this machine or to other containers, and no DNS. The
-proxy's socket is made inside the container's network, which needs root on the engine's machine.
+allow-list, the container has no interface except the proxy, no route to this machine or to other containers, and no
+DNS. The proxy's socket is created inside the container's network, which needs root on the engine's machine.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class NetworkOptions:
     """The network options of a factory, which modify the policies of tasks.
 
     Attributes:
-        override: The policy in place of all of a task's; `None`: the task's.
+        override: Policy that replaces all of a task's policies; `None` keeps them.
         allowed_hosts: Additional allowed hosts.
         extra_hosts: Names with their addresses, or `"host-gateway"`.
     """
@@ -72,7 +72,7 @@ def check_network(spec: ContainerSpec, options: NetworkOptions, host: str | None
         Warnings.
 
     Raises:
-        UnsupportedTaskError: A policy is an allow-list, and no egress proxy can be made.
+        UnsupportedTaskError: A policy is an allow-list, and no egress proxy can be created.
     """
     modes = {options.in_force(policy).mode for policy in spec.networks}
     why = namespace_obstacle(host) if "allowlist" in modes else None
@@ -88,7 +88,7 @@ def check_network(spec: ContainerSpec, options: NetworkOptions, host: str | None
 
 
 def namespace_obstacle(host: str | None) -> str | None:
-    """Returns why no socket can be made inside a container's network, as a clause; `None` when it can. Blocking."""
+    """Returns why no socket can be created inside a container's network, as a clause; `None` if one can. Blocking."""
     url = urlsplit(address_of_engine(host))
     if url.scheme != "unix":
         return f"DOCKER_HOST is {url.geturl()}"
@@ -125,7 +125,7 @@ class ContainerNetwork:
         policies = [self._options.in_force(policy) for policy in self._spec.networks]
         reaches = any(policy != NO_NETWORK for policy in policies)
         is_public = self._options.in_force(self._spec.network).mode == "public"
-        if engine.capabilities.is_podman:  # it connects none that was made without a network: `start` takes it away
+        if engine.capabilities.is_podman:  # it cannot connect a container that was created without a network
             is_public = any(policy.mode == "public" for policy in policies)
         return {
             "network_mode": _bridge(engine) if is_public else _NONE,
@@ -145,12 +145,12 @@ class ContainerNetwork:
 
         Args:
             engine: The engine.
-            container: The container's name.
-            neighbours: Names that it reaches under every policy, over networks that are not switched. `None`: it has no
-                such networks.
+            container: Name of the container.
+            neighbours: Names that the container reaches under every policy, over networks that are not switched.
+                `None`: it has no such networks.
 
         Raises:
-            ContainerStartError: No egress proxy can be put into it.
+            ContainerStartError: The egress proxy cannot be added to the container.
         """
         self._engine, self._container, self._neighbours = engine, container, neighbours
         if engine.capabilities.is_podman and self._policy is not None and self._policy.mode != "public":
@@ -206,7 +206,7 @@ def _bridge(engine: Engine) -> str:
 
 
 def _gateway(engine: Engine) -> str:
-    """Returns this machine's address on the default bridge, by default the first of its subnet."""
+    """Returns this machine's address on the default bridge. Default: the first address of its subnet."""
     config = engine.api.inspect_network(_bridge(engine))["IPAM"]["Config"][0]
     return str(config.get("Gateway") or next(ipaddress.ip_network(config["Subnet"]).hosts()))
 
@@ -217,7 +217,7 @@ def _listener(engine: Engine, container: str) -> socket.socket:
 
 
 def _move(engine: Engine, container: str, network: str) -> None:
-    """Makes `network` the container's only one, disconnecting the others first. Blocking."""
+    """Makes `network` the container's only network, after disconnecting the others. Blocking."""
     connected = set(engine.api.inspect_container(container)["NetworkSettings"]["Networks"])
     for other in connected - {network}:
         engine.api.disconnect_container_from_network(container, other)

@@ -1,4 +1,4 @@
-"""The factory of `container=podman`: Podman answers requests as a Docker engine does, at a socket of its own."""
+"""The factory of `container=podman`: Podman implements the Docker engine's API at a separate socket."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ares_exp.containers.ownership import Leftover
 
 
 class PodmanContainerFactory(DockerContainerFactory):
-    """Makes containers of Podman's service, the system's for root and the user's own for others.
+    """Creates containers with Podman's service: the system's service for root, otherwise the user's.
 
-    Everything is as with `container=docker`, but for the address: `CONTAINER_HOST`, else the socket.
+    It behaves like `container=docker`, except for the address: `CONTAINER_HOST`, or by default the socket.
     """
 
     name = "podman"

@@ -1,9 +1,9 @@
-"""A helper process that outlives ours and removes what we leave on an engine if we end without doing so.
+"""A helper process that outlives this one, and removes its leftovers on an engine if it dies without doing so.
 
-A started container ends with our connection to its first process. One that was created and not started yet does not,
-nor do the services of a compose file, which run the task's programs. So a shell waits for the end of a pipe that only
-this process holds, which ends with it, also by kill -9. Then the shell becomes Python and removes everything with the
-labels of dead owners. If it is killed as well (a machine that goes down), the next run does the same.
+A started container ends with our connection to its first process. A created container that has not started does not.
+Nor do the services of a compose file, which run the task's programs. So a shell waits for the end of a pipe that only
+this process holds, which closes even after kill -9. Then the shell becomes Python and removes everything with the
+labels of dead owners. If the helper is also killed (for example, the machine goes down), the next run cleans up.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _reapers: dict[tuple[int, str], Reaper] = {}
 
 
 def watch_over_us(engine: Engine) -> None:
-    """Has a helper process wait for our end, before the first thing is made on an engine. Blocking, for milliseconds.
+    """Starts a helper process that waits for our end, before the first resource on an engine. Blocks for milliseconds.
 
     Raises:
-        OSError: It could not be started.
+        OSError: The helper process could not be started.
     """
     key = (os.getpid(), engine.host)
     with _lock:
@@ -64,7 +64,10 @@ class Reaper:
         atexit.register(self.dismiss)
 
     def dismiss(self) -> None:
-        """Ends the process without a removal, as we end in order. Idempotent. Blocking, for milliseconds."""
+        """Ends the helper without a removal, because this process ends normally.
+
+        Idempotent. Blocks for milliseconds.
+        """
         stdin = self.process.stdin
         assert stdin is not None
         if os.getpid() != self._owner or stdin.closed:
@@ -82,7 +85,7 @@ class Reaper:
 
 
 def main() -> int:
-    """Removes what dead processes left on the engine, until nothing more appears."""
+    """Removes the leftovers of dead processes on the engine, until no more appear."""
     try:
         engine = connect_blocking()
     except PreflightError:

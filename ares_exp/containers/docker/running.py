@@ -69,7 +69,7 @@ class RunningContainer:
         workdir: str | None = None,
         first_process: FirstProcess | None = None,
     ) -> None:
-        """Args: what: Its name in messages, which start with "The " and this."""
+        """Args: what: Name of the container in messages, which start with "The " and this name."""
         self._engine = engine
         self._container = container
         self._what = what
@@ -89,9 +89,10 @@ class RunningContainer:
         """Opens the first shells.
 
         Raises:
-            ContainerError: No shell can be opened; `ContainerDiedError` when the container is gone.
-            EngineError, docker.errors.DockerException, requests.exceptions.RequestException: The engine refused or is
-                gone.
+            ContainerError: No shell can be opened; `ContainerDiedError` if the container is gone.
+            EngineError, docker.errors.DockerException, requests.exceptions.RequestException: The engine returned an
+            error or
+                is gone.
         """
         found = await in_thread(lambda: self._engine.api.inspect_container(self._container), abandon=True)
         config = found["Config"]
@@ -125,10 +126,10 @@ class RunningContainer:
             raise
 
     async def open_shell(self, user: User | None) -> EngineStream:
-        """Starts a `sh` in the container, for a user, `None` being the image's.
+        """Starts a `sh` in the container for a user; `None` is the image's user.
 
         Raises:
-            ContainerError: It cannot be started; `ContainerDiedError` after `close`.
+            ContainerError: The shell cannot be started; `ContainerDiedError` after `close`.
         """
         engine, name, as_user = self._engine, self._container, "" if user is None else str(user)
         start_dir = self._start_dir
@@ -178,13 +179,13 @@ class RunningContainer:
         return await DockerTerminal.started(*connection, hang_up=self._hang_up)
 
     async def _hang_up(self, pid: int) -> None:
-        """Ends the shell of a terminal; it tells its jobs."""
+        """Ends the shell of a terminal, which notifies its jobs."""
         script = f"kill -HUP {pid}; sleep 0.1; kill -KILL {pid}"
         with contextlib.suppress(ContainerError):
             await self.exec(script, user="root", shell="sh -c", timeout_sec=_HANG_UP_SEC)
 
     def _starts_elsewhere(self, why: str) -> bool:
-        """Makes later shells start in `/` if the error is a missing working directory; returns whether it is."""
+        """Makes later shells start in `/` if the error is a missing working directory. Returns whether it is."""
         if _NO_WORKDIR not in why:
             return False
         self._start_dir = "/"
@@ -202,7 +203,7 @@ class RunningContainer:
             raise PortForwardingError(f"No forwarded port can be opened in the container: {reason(error)}.") from error
 
     async def _make_forwarded_port(self, serve: Serve, port: int) -> ForwardedPort:
-        """Opens a forwarded port at a socket inside the container's network, or by a relay if that is impossible."""
+        """Opens a forwarded port at a socket inside the container's network or, if that is impossible, through a relay."""
         engine, container = self._engine, self._container
         why = await in_thread(lambda: namespace_obstacle(engine.host))
         if why is None:
@@ -253,10 +254,10 @@ class RunningContainer:
         """Raises if the container is dead, with the exit reason, or if `cause` is a lost connection to the engine.
 
         Raises:
-            ContainerLostError: It is dead, or out of reach, and nothing in it can be the cause.
-            ContainerDiedError: It is dead otherwise, or `close` was called.
+            ContainerLostError: The container is dead or cannot be reached, and its processes cannot be the cause.
+            ContainerDiedError: The container is dead for another reason, or `close` was called.
         """
-        self.raise_if_closed()  # a stopped container reports the stop
+        self.raise_if_closed()  # for a stopped container, the error is the stop
         if self._exit_watch is not None:
             dead = await self._exit_watch.cause()
         else:
@@ -273,7 +274,7 @@ class RunningContainer:
             raise kind(f"The {self._what} {dead.clause}.{seen}") from cause
 
     async def close(self) -> None:
-        """Closes forwarded ports and shells; running commands raise `ContainerDiedError`. Idempotent."""
+        """Closes forwarded ports and shells. Running commands raise `ContainerDiedError`. Idempotent."""
         self._closed = True
         await self._forwarded_ports.close()
         if self._exit_watch is not None:

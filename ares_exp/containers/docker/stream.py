@@ -80,7 +80,7 @@ class DockerTerminal:
         pid: int,
         hang_up: Callable[[int], Awaitable[None]],
     ) -> None:
-        """Args: hang_up: Ends the shell `pid`, which the engine leaves running when the connection is closed."""
+        """Args: hang_up: Function that ends the shell `pid`, which the engine keeps running after a disconnect."""
         self._reader = reader
         self._writer = writer
         self._pid = pid
@@ -95,10 +95,10 @@ class DockerTerminal:
         *,
         hang_up: Callable[[int], Awaitable[None]],
     ) -> DockerTerminal:
-        """Takes over the connection of a shell that prints its number first.
+        """Takes over the connection of a shell that prints its process number first.
 
         Raises:
-            ContainerError: It prints something else.
+            ContainerError: The shell does not print a number.
         """
         try:
             async with asyncio.timeout(_START_SEC):
@@ -134,8 +134,9 @@ async def run_program(
         The result of `read`, and the exit code.
 
     Raises:
-        EngineError, docker.errors.DockerException, requests.exceptions.RequestException, OSError: The engine refused,
-            or is gone; or what `read` raises.
+        EngineError, docker.errors.DockerException, requests.exceptions.RequestException, OSError: The engine returned
+        an
+            error or is gone. Errors of `read` are also raised.
     """
     created = await in_thread(
         lambda: engine.api.exec_create(container, list(command), stdin=True, user="0:0", workdir="/"), abandon=True
@@ -148,7 +149,7 @@ async def run_program(
         await feeder
     finally:
         feeder.cancel()
-        await finish(_drain(stream))  # else the program would block on its output
+        await finish(_drain(stream))  # otherwise the program would block on its output
         await finish(asyncio.wait({feeder}))
         stream.close()
     answer = await in_thread(lambda: engine.api.exec_inspect(created["Id"]), abandon=True)
@@ -156,7 +157,7 @@ async def run_program(
 
 
 async def _feed(writer: asyncio.StreamWriter, data: bytes) -> None:
-    with contextlib.suppress(ConnectionError):  # it ended without reading everything: the exit code tells
+    with contextlib.suppress(ConnectionError):  # the program ended without reading everything: the exit code shows why
         writer.write(data)
         await writer.drain()
         writer.write_eof()

@@ -1,4 +1,4 @@
-"""File transfer of a Docker container, through the engine's archive calls. Blocking: run it in a thread."""
+"""File transfer of a Docker container through the engine's archive calls. Blocking: run it in a thread."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def put(api: APIClient, container: str, source: Path, directory: str, file_name:
 
     Raises:
         TransferError: `source` cannot be read.
-        docker.errors.DockerException, requests.exceptions.RequestException: The engine refused or is gone.
+        docker.errors.DockerException, requests.exceptions.RequestException: The engine returned an error or is gone.
     """
     with pack(source, file_name) as packed:
         api.put_archive(container, directory, packed)
 
 
 def get(api: APIClient, container: str, source: str, target: Path) -> None:
-    """Copies the file or directory `source` of the container to `target`; links are followed inside the container.
+    """Copies the file or directory `source` of the container to `target`. Follows links inside the container.
 
     Raises:
-        TransferError: There is no such file, or it cannot be unpacked safely.
-        EngineError, requests.exceptions.RequestException: The engine refused or is gone.
+        TransferError: `source` is missing, or cannot be unpacked safely.
+        EngineError, requests.exceptions.RequestException: The engine returned an error or is gone.
     """
     path = source
     for _ in range(_MAX_LINKS):
@@ -56,7 +56,7 @@ def get(api: APIClient, container: str, source: str, target: Path) -> None:
 
 
 def open_archive(api: APIClient, container: str, path: str) -> Response:
-    """Requests a tar. docker-py's own call offers no way to close a partly read answer."""
+    """Requests a tar. docker-py's own method cannot close a partly read response."""
     answer: Response = api.get(
         f"{api.base_url}/v{api.api_version}/containers/{container}/archive",
         params={"path": path},

@@ -1,6 +1,6 @@
-"""The delta: every path in which a container's files differ from its base, deletions included.
+"""The delta: all paths in which a container's files differ from its base, deletions included.
 
-The content of a file is stored as chunks: holes are not read, zeros not stored, secrets found.
+The content of a file is stored as chunks. Holes are not read, chunks of zeros are not stored, and secrets are detected.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ares_exp.records.secrets import KnownSecrets
 EntryKind = Literal["file", "directory", "symlink", "fifo", "whiteout"]
 
 UNKEPT_DIRECTORIES = ("/dev", "/proc", "/sys")
-"""What is in them is the kernel's, or made by the engine. No delta has them."""
+"""Directories whose contents the kernel or the engine provides. No delta contains their paths."""
 
 MAX_MTIME_NS = 2**40 * 10**9
-"""35 thousand years before or after 1970: further than any file system on disk goes."""
+"""35 thousand years before or after 1970, beyond the range of any file system on disk."""
 
 MAX_PATH_BYTES = 4095
 MAX_NAME_BYTES = 255
@@ -31,20 +31,20 @@ MAX_NAME_BYTES = 255
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is at one path. There are no devices and no sockets: they mean nothing in another container.
+    """The entry at one path. Devices and sockets are excluded, because they are meaningless in another container.
 
     Attributes:
-        kind: `"whiteout"`: the base has something here, the container does not.
+        kind: `"whiteout"`: the base has an entry here, but the container does not.
         mode: Permission bits, 0 to 0o7777; 0 for symlinks and whiteouts.
         uid, gid: Owner, as numbers.
         mtime_ns: Nanoseconds since the epoch; may be negative.
-        size: Bytes of a file.
-        chunks: Of a file: the digests of its content in pieces of `CHUNK_BYTES`, the last one shorter. `None` is a
-            piece of zeros.
-        target: Of a symlink: where it points.
+        size: Size of a file, bytes.
+        chunks: Digests of a file's content in chunks of `CHUNK_BYTES`, the last one shorter. `None` is a chunk of
+            zeros.
+        target: Target of a symlink.
         xattrs: Extended attributes of a file or directory: `user.*` and `security.capability`.
-        opaque: Of a directory: nothing that the base has in it is seen.
-        link: Files with the same number are names of one file (hard links); `None`: it has one name.
+        opaque: Whether a directory hides everything that the base has in it.
+        link: Number shared by all names of one file (hard links); `None` if the file has one name.
     """
 
     kind: EntryKind
@@ -62,14 +62,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What differs from a base.
+    """The differences from a base.
 
     Attributes:
-        base: What it is relative to: `"sha256:…"`, the id of an image; `"host:…"`, a digest of the host's system; or
-            `"daytona:…"`, what a sandbox of that service was made from.
-        entries: By absolute path (`os.fsdecode`d, so any bytes survive), parents before children. Every directory above
-            an entry is in it too, but `/`, which never is: the engine makes it.
-        notes: For people: what could not be kept (sockets, a file that changed while it was read, …).
+        base: Base of the delta: `"sha256:…"`, the id of an image; `"host:…"`, a digest of the host's system; or
+            `"daytona:…"`, the source of a sandbox of that service.
+        entries: Entries by absolute path (`os.fsdecode`d, so any bytes round-trip), parents before children. They
+            include every directory above an entry except `/`, which the engine creates.
+        notes: Messages for people about dropped content (sockets, a file that changed while it was read, …).
     """
 
     base: str
@@ -79,11 +79,11 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class StoredChanges:
-    """A delta, and where the contents of its files are.
+    """A delta and the store of its contents.
 
     Attributes:
         delta: The changes.
-        objects: Where contents are.
+        objects: Store of the files' contents.
     """
 
     delta: Delta
@@ -92,12 +92,12 @@ class StoredChanges:
 
 @dataclass(frozen=True, slots=True)
 class DeltaLimits:
-    """Bounds on a delta, when it is captured and when it is read.
+    """Bounds on a delta when it is captured and when it is read.
 
     Attributes:
-        max_entries: Paths.
-        max_bytes: Of all files together, pieces of zeros and every hard link included.
-        max_notes: Notes; further ones are dropped.
+        max_entries: Maximum number of paths.
+        max_bytes: Maximum total size of all files, including chunks of zeros and every hard link.
+        max_notes: Maximum number of notes. Further notes are dropped.
     """
 
     max_entries: int = 1_000_000
@@ -106,28 +106,28 @@ class DeltaLimits:
 
 
 def is_kept(path: str) -> bool:
-    """Returns whether a delta may have this path: the kernel's own are left out."""
+    """Returns whether a delta may contain this path. Paths of the kernel are excluded."""
     return not path.startswith(UNKEPT_DIRECTORIES) or not any(
         path == directory or path.startswith(directory + "/") for directory in UNKEPT_DIRECTORIES
     )
 
 
 def is_kept_xattr(name: str) -> bool:
-    """Returns whether a delta may have this attribute: other namespaces mean something else in another container."""
+    """Returns whether a delta may contain this attribute. Other namespaces depend on the container or the host."""
     if name.startswith("user."):
         return len(name) > len("user.") and not name.startswith("user.overlay.")
     return name == "security.capability"
 
 
 def link_number(first_name: str) -> int:
-    """Returns the number of a file whose first name, in the order of names, is this one."""
+    """Returns the link number of a file whose alphabetically first name is `first_name`."""
     return int.from_bytes(hashlib.sha256(os.fsencode(first_name)).digest()[:6])
 
 
 def differences(a: Delta, b: Delta) -> list[str]:
-    """Returns the differences of two deltas, one line a path and field; empty if they mean the same.
+    """Returns the differences of two deltas, one line per path and field; empty if they are equivalent.
 
-    Notes are not compared, nor are the numbers of hard links: only which paths are one file.
+    Notes are not compared. Of hard links, only the groups of paths are compared, not their numbers.
     """
     lines = [] if a.base == b.base else [f"base: {a.base} != {b.base}"]
     names = [_names_of_links(delta.entries) for delta in (a, b)]
@@ -160,7 +160,7 @@ def _short(value: object) -> str:
 
 
 def sorted_by_path(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Returns the same entries, parents before children."""
+    """Returns the entries sorted by path, so that parents come before children."""
     return {path: entries[path] for path in sorted(entries, key=os.fsencode)}
 
 
@@ -171,7 +171,7 @@ def parents(path: str) -> Iterator[str]:
 
 
 def in_directories(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Returns the entries whose directory is among them, parents first; others were removed while they were read."""
+    """Returns the entries whose directory is included, parents first. Missing ones were removed during the read."""
     found: dict[str, Entry] = {}
     for path, entry in sorted_by_path(entries).items():
         parent = path.rpartition("/")[0]
@@ -185,11 +185,11 @@ _AHEAD = 8  # chunks in memory at a time
 
 
 class FileChangedError(Exception):
-    """A file ended earlier than its size said."""
+    """A file ended earlier than its size indicated."""
 
 
 class ChunkWriter:
-    """Stores the chunks of one file, in order, and looks for secrets in them."""
+    """Stores the chunks of one file in order, and checks them for secrets."""
 
     def __init__(self, path: str, objects: ObjectStore, pool: Executor | None, known: KnownSecrets) -> None:
         self._path, self._objects, self._pool, self._known = path, objects, pool, known
@@ -198,10 +198,10 @@ class ChunkWriter:
         self._tail = b""
 
     def add(self, data: bytes) -> None:
-        """Adds the next chunk: `CHUNK_BYTES`, but for the last one.
+        """Adds the next chunk: `CHUNK_BYTES`, unless it is the last one.
 
         Raises:
-            CaptureError: It holds a known secret, or its start ends one.
+            CaptureError: A known secret is in the chunk, or ends at its start.
         """
         if data == _ZEROS[: len(data)]:
             self.add_zeros()
@@ -229,7 +229,7 @@ class ChunkWriter:
         self._chunks += [None] * count
 
     def finish(self) -> tuple[str | None, ...]:
-        """Returns the digests, when all are stored."""
+        """Waits until all chunks are stored, and returns their digests."""
         return tuple(chunk.result() if isinstance(chunk, Future) else chunk for chunk in self._chunks)
 
 
@@ -237,9 +237,9 @@ def read_file(writer: ChunkWriter, file: int, size: int) -> tuple[str | None, ..
     """Returns the chunks of the first `size` bytes of an open file.
 
     Raises:
-        CaptureError: It holds a known secret.
-        FileChangedError: It ended earlier.
-        OSError: It cannot be read.
+        CaptureError: The file contains a known secret.
+        FileChangedError: The file ended earlier.
+        OSError: The file cannot be read.
     """
     start = data_start = 0
     while start < size:
@@ -264,7 +264,7 @@ def _next_data(file: int, start: int, size: int) -> int:
     except OSError as error:
         if error.errno == errno.ENXIO:  # a hole up to the end
             return size
-        if error.errno == errno.EINVAL:  # a file system that knows no holes
+        if error.errno == errno.EINVAL:  # a file system without support for holes
             return start
         raise
 
@@ -280,7 +280,7 @@ def _read(file: int, count: int, offset: int) -> bytes:
 
 
 def contents(objects: ObjectStore, path: str, entry: Entry) -> Iterator[bytes | int]:
-    """Yields the content of a file, in order: the bytes of each chunk, or how many zeros there are in its place."""
+    """Yields the content of a file in order: the bytes of each chunk, or the number of zeros that it consists of."""
     for number, digest in enumerate(entry.chunks):
         size = min(CHUNK_BYTES, entry.size - number * CHUNK_BYTES)
         if digest is None:

@@ -1,9 +1,9 @@
-r"""Deltas as lines of JSON, and back. Lines are untrusted: each entry is checked before use.
+r"""Encoding of deltas as lines of JSON. Lines are untrusted: each entry is checked before use.
 
-The first line is `{"version": 1, "base": …, "notes": […]}`. Then each entry has one line, with its path and what
-differs from the defaults of `Entry`; xattrs are hexadecimal. Chunks are digests, or the number of pieces of zeros that
-follow each other. A file of many chunks continues in lines that are lists, so that changing a page of a large file
-changes few objects. Bytes of a name that are no UTF-8 are lone surrogates (`\udc80` to `\udcff`), as Python has them.
+The first line is `{"version": 1, "base": …, "notes": […]}`. Then each entry has one line, with its path and the fields
+that differ from the defaults of `Entry`. Xattrs are hexadecimal. Chunks are digests, or the number of consecutive
+chunks of zeros. A file of many chunks continues in lines that are lists, so that changing a page of a large file
+changes few objects. Bytes of a name that are not UTF-8 are lone surrogates (`\udc80` to `\udcff`), as in Python.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from ares_exp.containers.filesystem.delta import (
 from ares_exp.containers.filesystem.stored_objects import CHUNK_BYTES, ObjectStore
 from ares_exp.errors import SnapshotMetadataError, SnapshotVersionError, UnsafeSnapshotError
 
-_MAX_XATTR_BYTES = 64 * 1024  # what the kernel allows for one
-_MAX_ID = 2**32 - 2  # to chown, 2**32 - 1 means to leave it
+_MAX_XATTR_BYTES = 64 * 1024  # the kernel's limit for one attribute
+_MAX_ID = 2**32 - 2  # chown uses 2**32 - 1 for "unchanged"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _KINDS = frozenset(get_args(EntryKind))
 _FIELDS: dict[str, set[str]] = {
@@ -53,21 +53,21 @@ _INTEGERS = {
 
 
 def malformed(what: str, *found: object) -> NoReturn:
-    """Refuses what this package does not write."""
+    """Rejects data that `encode` never writes."""
     raise SnapshotMetadataError(f"{what}: {str(found[0])[:200]!r}." if found else f"{what}.")
 
 
 def unsafe(what: str, value: object) -> NoReturn:
-    """Refuses what must not be used."""
+    """Rejects well-formed data that is unsafe to use."""
     raise UnsafeSnapshotError(f"{what}: {str(value)[:200]!r}.")
 
 
 def checked_entry(value: Any, room: int) -> dict[str, Any]:
-    """Checks each field of one entry by itself and returns it.
+    """Checks each field of one entry independently and returns the entry.
 
     Raises:
-        SnapshotMetadataError: It is none.
-        UnsafeSnapshotError: It is one that no capture gives.
+        SnapshotMetadataError: The value is not an entry.
+        UnsafeSnapshotError: The entry has a value that no capture produces.
     """
     if not isinstance(value, dict):
         malformed("expected an entry, found", value)
@@ -99,12 +99,12 @@ def _check_integer(name: str, value: Any, lowest: int, highest: int) -> None:
     if type(value) is not int:
         malformed(f"expected {name} to be a whole number, found", value)
     if not lowest <= value <= highest:
-        # No more than its digits that fit a line: it may have thousands.
+        # The message omits the number, which may have thousands of digits.
         raise UnsafeSnapshotError(f"expected {name} to be from {lowest} to {highest}, found another number.")
 
 
 def _bytes(text: Any, what: str) -> bytes:
-    """Returns the bytes of a name; one spelling only, or the same file could have two entries."""
+    """Returns the bytes of a name. Only one spelling is allowed, so that a file cannot have two entries."""
     if not isinstance(text, str):
         malformed(f"expected {what}, found", text)
     try:
@@ -148,7 +148,7 @@ def _xattrs(value: Any) -> dict[str, bytes]:
 
 
 def checked_chunks(value: Any, size: int) -> tuple[str | None, ...]:
-    """Returns the chunks of `size` bytes at most, zeros spelled out."""
+    """Returns the chunks of a file of at most `size` bytes, with each chunk of zeros as `None`."""
     if not isinstance(value, list):
         malformed("expected a list of chunks, found", value)
     chunks: list[str | None] = []
@@ -168,20 +168,20 @@ def checked_chunks(value: Any, size: int) -> tuple[str | None, ...]:
 
 _VERSION = 1
 _CHUNKS_PER_LINE = 256
-_CUT = 128  # an object ends after one line in so many
+_CUT = 128  # on average, an object ends after this number of lines
 _MAX_NOTE = 2000
 _BASE = re.compile(r"[a-z0-9]+:[\x21-\x7e]{1,500}")
 _DEFAULTS = Entry(kind="file")
 
 
 def put_delta(delta: Delta, objects: ObjectStore) -> tuple[str, ...]:
-    """Stores a delta. One that is like a stored one shares most of its objects.
+    """Stores a delta. Similar deltas share most of their objects.
 
     Returns:
         The digests, for `get_delta`.
 
     Raises:
-        CaptureError: A name, a link or an attribute holds the value of a known secret.
+        CaptureError: A name, a link or an attribute contains a known secret.
     """
     return objects.put_lines(encode(delta), cut_after=_ends_object)
 
@@ -192,7 +192,7 @@ def get_delta(objects: ObjectStore, digests: Sequence[str], *, limits: DeltaLimi
 
 
 def encode(delta: Delta) -> Iterator[bytes]:
-    """Yields the lines of a delta, without line ends; the same delta always has the same lines."""
+    """Yields the lines of a delta, without line ends. Equal deltas have equal lines."""
     yield _json({"version": _VERSION, "base": delta.base, "notes": list(delta.notes)})
     links: dict[int, int] = {}
     for path, entry in sorted_by_path(delta.entries).items():
@@ -214,12 +214,12 @@ def encode(delta: Delta) -> Iterator[bytes]:
 
 
 def decode(lines: Iterable[bytes], *, limits: DeltaLimits | None = None) -> Delta:
-    """Returns the delta of these lines.
+    """Returns the delta that these lines encode.
 
     Raises:
-        SnapshotMetadataError: They are not what `encode` writes; `SnapshotVersionError` for a newer version.
-        UnsafeSnapshotError: They are, and must not be used: a path that leads out, a name for an entry below a link, a
-            mode, owner or attribute that no capture gives, more than `limits` allows.
+        SnapshotMetadataError: The lines are malformed; `SnapshotVersionError` for a newer version.
+        UnsafeSnapshotError: The lines are well-formed but unsafe: a path that leads out, an entry below a link, a mode,
+            owner or attribute that no capture produces, or more data than `limits` allows.
     """
     limits, number, size = limits or DeltaLimits(), 0, 0
     entries: dict[str, dict[str, Any]] = {}
@@ -261,8 +261,8 @@ def _json(value: object) -> bytes:
 
 
 def _ends_object(line: bytes) -> bool:
-    """Returns whether an object of lines ends here. The path alone decides, so a changed entry moves no border."""
-    # The first line, and each line of chunks, is an object of its own.
+    """Returns whether an object of lines ends here. Only the path decides, so a changed entry moves no boundary."""
+    # The first line, and each line of chunks, is a separate object.
     return not line.startswith(b'{"path":') or zlib.crc32(line[8 : line.find(b',"kind":')]) % _CUT == 0
 
 

@@ -1,12 +1,12 @@
-"""The upper directory of an overlay, read as the changes of a container.
+"""Reader of an overlay's upper directory, which contains the changes of a container.
 
-Overlayfs keeps there: what was made or changed, in full; a 0/0 character device, or an empty file with the attribute
-`overlay.whiteout`, for what was deleted; the attribute `overlay.opaque` at a directory that hides the base's.
+Overlayfs stores created or changed files there in full. A 0/0 character device, or an empty file with the attribute
+`overlay.whiteout`, marks a deletion. A directory with the attribute `overlay.opaque` hides the base's directory.
 Attributes are `trusted.overlay.*`, or `user.overlay.*` for a mount with `userxattr`
 (https://docs.kernel.org/filesystems/overlayfs.html).
 
-The directory belongs to an untrusted container, which may go on meanwhile: no link is followed, nothing is read by a
-path that it could redirect.
+The directory belongs to an untrusted container, which may keep running. So the reader follows no link, and never opens
+a path that the container could redirect.
 """
 
 from __future__ import annotations
@@ -46,9 +46,11 @@ _RACY_NS = 20_000_000  # two writes within one tick of the kernel's clock have t
 
 
 ScanCache = dict[Path, dict[int, tuple[tuple[int, ...], Entry]]]
-"""The entries of the files of upper directories by inode, so that only changed files are read. Used by one scan at a
-time. A file counts as unchanged while its size, mode and times of change are the same. Writes through a shared memory
-mapping change them only when the kernel writes them back."""
+"""The entries of files in upper directories by inode, so that only changed files are read again.
+
+Only one scan at a time uses it. A file counts as unchanged if its size, mode and times of change are the same. Writes
+through a shared memory mapping change the times only when the kernel writes them back.
+"""
 
 
 def scan(
@@ -62,25 +64,26 @@ def scan(
     root_ids: tuple[int, int] = (0, 0),
     limits: DeltaLimits | None = None,
 ) -> dict[str, Entry]:
-    """Reads an upper directory; contents of files go to `objects`.
+    """Reads an upper directory, and stores the contents of files in `objects`.
 
     Args:
         upper: The directory.
-        objects: Where contents go.
-        cache: From earlier scans of the same container; what is gone is dropped from it.
-        notes: Gets a sentence for each thing that is not kept.
-        at: Where in the container the overlay is mounted: the path of `upper` itself.
-        skip: Whether a path of the container is left out, with all below it: mount points, files of the engine.
-        root_ids: The uid and gid outside that are 0 inside; of a container in a user namespace.
+        objects: Store for the contents.
+        cache: Cache of earlier scans of the same container. Entries of removed files are dropped from it.
+        notes: List that receives a sentence for each dropped file.
+        at: Mount point of the overlay in the container, to which `upper` corresponds.
+        skip: Function that returns whether to exclude a path of the container and everything below: mount points, files
+            of the engine.
+        root_ids: Uid and gid outside that are 0 inside, for a container in a user namespace.
         limits: Bounds.
 
     Returns:
-        Entries by path, parents first. `at` itself is among them, unless it is `/`: the root directory belongs to
-        the engine.
+        Entries by path, parents first. They include `at` itself, unless it is `/`, because the root directory belongs
+        to the engine.
 
     Raises:
-        CaptureError: With the path and the reason: it cannot be read, is too large, holds a known secret, or depends on
-            what is not in `upper`.
+        CaptureError: A file cannot be read, is too large, contains a known secret, or depends on data outside of
+            `upper`. The message names the path and the reason.
     """
     limits = limits or DeltaLimits()
     try:
@@ -116,7 +119,7 @@ class _Scan:
         self._secrets = KnownSecrets()
         self._at, self._skip, self._root_ids, self._limits = at, skip, root_ids, limits
         self._entries: dict[str, Entry] = {}
-        self._names: dict[int, list[str]] = {}  # of files with several, by inode
+        self._names: dict[int, list[str]] = {}  # names of files with several names, by inode
         self._bytes = 0
 
     def entries(self) -> dict[str, Entry]:
@@ -133,11 +136,11 @@ class _Scan:
             except OSError as error:
                 if path == self._at or error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE):
                     raise CaptureError(f"{path or '/'} cannot be read: {error.strerror}.") from None
-                self._drop(path)  # it was removed meanwhile
+                self._drop(path)  # it was removed during the scan
         return self._linked()
 
     def _add_directory(self, path: str, directory: int) -> str:
-        """Adds the entry of a directory. Returns its mark of opaqueness, which is empty for most."""
+        """Adds the entry of a directory. Returns its mark of opaqueness, which is usually empty."""
         xattrs, marks = self._xattrs(path, directory)
         opaque = marks.get("opaque", "")
         if path:
@@ -146,7 +149,7 @@ class _Scan:
         return opaque
 
     def _add(self, directory: int, path: str, item: os.DirEntry[str], opaque: str) -> bool:
-        """Adds what one name in a directory stands for. Returns whether it is a directory to go into."""
+        """Adds the entry of one name in a directory. Returns whether the name is a directory to scan."""
         if not is_kept(path) or self._skip(path):
             return False
         if len(os.fsencode(path)) > MAX_PATH_BYTES:
@@ -168,7 +171,7 @@ class _Scan:
             else:
                 self._note(f"{path!r} is not kept: it is a {'socket' if kind == stat.S_IFSOCK else 'device'}.")
         except FileNotFoundError:
-            pass  # it was removed meanwhile
+            pass  # it was removed during the scan
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise CaptureError(f"{path!r} cannot be kept: the snapshot store's disk is full.") from None
@@ -194,14 +197,14 @@ class _Scan:
         self._keep(path, entry)
 
     def _read(self, directory: int, path: str, name: str, opaque: str) -> tuple[os.stat_result, Entry | None]:
-        """Reads a file that may be written to meanwhile. No entry: it was a whiteout, and has been added."""
+        """Reads a file that may change at the same time. Returns no entry for a whiteout, which is already added."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         file = os.open(name, flags, dir_fd=directory)
         try:
             for attempt in range(_TRIES):
                 before = os.fstat(file)
                 if not stat.S_ISREG(before.st_mode):
-                    raise FileNotFoundError  # the file is gone, something else has its name
+                    raise FileNotFoundError  # the file is gone, and its name was reused
                 xattrs, marks = self._xattrs(path, file)
                 if "whiteout" in marks and opaque == "x" and not before.st_size:
                     self._keep(path, Entry("whiteout"))
@@ -225,12 +228,12 @@ class _Scan:
             os.close(file)
 
     def _xattrs(self, path: str, file: int) -> tuple[dict[str, bytes], dict[str, str]]:
-        """Returns the attributes that are kept, and the marks of overlayfs."""
+        """Returns the kept attributes, and the marks of overlayfs."""
         kept, marks = {}, {}
         try:
             names = os.listxattr(file)
         except OSError as error:
-            if error.errno != errno.ENOTSUP:  # else a plain directory, on a file system without attributes
+            if error.errno != errno.ENOTSUP:  # ENOTSUP: a plain directory, on a file system without attributes
                 raise
             names = []
         for name in names:
@@ -277,7 +280,7 @@ class _Scan:
     def _linked(self) -> dict[str, Entry]:
         for names in self._names.values():
             names = sorted(name for name in names if name in self._entries)
-            # All names get what was read last: the file may have been written to in between.
+            # All names get the last read content, because the file may have changed between the reads.
             if len(names) > 1:
                 entry = replace(self._entries[names[-1]], link=link_number(names[0]))
                 self._entries.update(dict.fromkeys(names, entry))

@@ -1,8 +1,8 @@
 """The object store: contents by their digest, each once.
 
-`<path>/objects/ab/cdef…` is one zstd frame that holds its size; the name is the sha256 of the plain bytes. Files appear
-by renaming, so that one that has its final name is whole. What is read is untrusted: it is bounded, and checked against
-its name.
+`<path>/objects/ab/cdef…` is one zstd frame with its size in the header. The name is the sha256 of the plain bytes.
+Files are renamed to their final name only when complete. Content that is read is untrusted: its size is bounded, and it
+is checked against its name.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _codecs = threading.local()  # a compressor serves one thread at a time
 
 
 def compressed(data: bytes) -> bytes:
-    """Returns the frame."""
+    """Returns `data` as a zstd frame."""
     from ares_exp.containers.filesystem.zstd import zstd
 
     if not hasattr(_codecs, "compressor"):
         _codecs.compressor = zstd.ZstdCompressor(level=_LEVEL)
-    # A whole frame in one call: its header has the size of the content.
+    # A single call for the whole frame, so that its header has the size of the content.
     frame: bytes = _codecs.compressor.compress(data, zstd.ZstdCompressor.FLUSH_FRAME)
     return frame
 
@@ -41,18 +41,18 @@ def read_frame(path: Path, max_bytes: int) -> bytes:
     """Reads the content of a frame.
 
     Raises:
-        SnapshotCorruptError: It is missing or damaged.
-        UnsafeSnapshotError: It holds more than `max_bytes`.
+        SnapshotCorruptError: The file is missing or damaged.
+        UnsafeSnapshotError: The content is larger than `max_bytes`.
     """
     from ares_exp.containers.filesystem.zstd import zstd
 
     try:
-        # Neither a link nor a fifo may be in its place.
+        # Rejects links and fifos.
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
                 raise damaged(path, "it is no file")
-            limit = max_bytes + max_bytes // 128 + 1024  # zstd adds less to what it cannot compress
+            limit = max_bytes + max_bytes // 128 + 1024  # zstd adds less to incompressible data
             if found.st_size > limit:
                 raise UnsafeSnapshotError(f"Expected {path} to have at most {limit} bytes, found {found.st_size}.")
             frame = file.read(found.st_size)
@@ -65,7 +65,7 @@ def read_frame(path: Path, max_bytes: int) -> bytes:
             raise damaged(path, "its header has no size")
         if size > max_bytes:
             raise UnsafeSnapshotError(f"Expected {path} to hold at most {max_bytes} bytes, it says {size}.")
-        data = decompressor.decompress(frame, max_length=size + 1)  # bounds the memory, whatever the frame holds
+        data = decompressor.decompress(frame, max_length=size + 1)  # bounds the memory for any frame
     except zstd.ZstdError as error:
         raise damaged(path, str(error)) from None
     if not decompressor.eof:
@@ -103,16 +103,16 @@ class ObjectStore:
         self.path = path
         self._lock = threading.Lock()
         self._syncing = threading.Lock()
-        self._pending: set[str] = set()  # here since the last `sync()`
+        self._pending: set[str] = set()  # put or kept since the last `sync()`
         self._durable: set[str] = set()
 
     def put(self, data: bytes) -> str:
-        """Stores `data` unless it is there already; a damaged object of its name is written anew.
+        """Stores `data` unless the store already contains it. Rewrites a damaged object with the same name.
 
-        Not on the disk for certain before `sync()`.
+        The object is durable only after `sync()`.
 
         Returns:
-            Its digest.
+            The digest.
         """
         digest = hashlib.sha256(data).hexdigest()
         with self._lock:
@@ -126,7 +126,7 @@ class ObjectStore:
         return digest
 
     def keep(self, digest: str) -> bool:
-        """Returns whether there is such an object; if so it counts as just put (`sync()`, `remove_unneeded()`)."""
+        """Returns whether the object exists. If so, marks it as just put (`sync()`, `remove_unneeded()`)."""
         path = self.file(digest)
         try:
             if time.time() - path.stat().st_mtime > _YOUNG_SEC:
@@ -134,7 +134,7 @@ class ObjectStore:
         except FileNotFoundError:
             return False
         except OSError:
-            pass  # another user's store, or one on read-only media: it is there all the same
+            pass  # the object exists, but in another user's store or on read-only media
         with self._lock:
             if digest not in self._durable:
                 self._pending.add(digest)
@@ -144,9 +144,9 @@ class ObjectStore:
         """Returns the plain bytes of an object.
 
         Raises:
-            SnapshotCorruptError: It is missing or damaged, or not what its name says.
-            UnsafeSnapshotError: It is larger than `max_bytes`.
-            SnapshotMetadataError: `digest` is none.
+            SnapshotCorruptError: The object is missing or damaged, or does not match its name.
+            UnsafeSnapshotError: The object is larger than `max_bytes`.
+            SnapshotMetadataError: `digest` is not a digest.
         """
         path = self.file(digest)
         data = read_frame(path, max_bytes)
@@ -163,18 +163,18 @@ class ObjectStore:
             raise _unreadable(path, error) from None
 
     def put_lines(self, lines: Iterable[bytes], *, cut_after: Callable[[bytes], bool] | None = None) -> tuple[str, ...]:
-        """Stores text as few objects, such that similar texts share most of them.
+        """Stores lines of text as few objects, so that similar texts share most of them.
 
         Args:
-            lines: Without their line ends.
-            cut_after: Whether a line is the last of its object. Default: objects of 32 KiB and a bit, which suits lists
-                that only grow.
+            lines: Lines without line ends.
+            cut_after: Function that returns whether a line is the last one of its object. Default: objects of slightly
+                more than 32 KiB, which suits lists that only grow.
 
         Returns:
             The digests, for `get_lines`.
 
         Raises:
-            CaptureError: A line holds the value of a known secret.
+            CaptureError: A line contains a known secret.
         """
         known, part_bytes = KnownSecrets(), 0
         digests: list[str] = []
@@ -206,8 +206,8 @@ class ObjectStore:
         """Returns the lines that `put_lines` stored.
 
         Raises:
-            SnapshotCorruptError: As `get`, or an object is no text of lines.
-            UnsafeSnapshotError: More than `max_lines` or `max_bytes`.
+            SnapshotCorruptError: An object is missing, damaged, or does not consist of lines.
+            UnsafeSnapshotError: The lines exceed `max_lines` or `max_bytes`.
         """
         lines: list[bytes] = []
         for digest in digests:
@@ -221,7 +221,7 @@ class ObjectStore:
         return lines
 
     def sync(self) -> None:
-        """Has everything that was put since the last `sync()` survive a power cut when it returns."""
+        """Makes the objects that were put since the last `sync()` durable: they survive a power cut from now on."""
         with self._syncing:
             with self._lock:
                 pending, self._pending = self._pending, set()
@@ -242,20 +242,21 @@ class ObjectStore:
                 self._durable |= pending
 
     def digests(self) -> Iterator[str]:
-        """Yields every object that is there."""
+        """Yields the digests of all stored objects."""
         for file in (self.path / "objects").glob("??/*"):
             if _DIGEST.fullmatch(digest := file.parent.name + file.name):
                 yield digest
 
     def remove_unneeded(self, needed: Collection[str], *, older_than_sec: float) -> tuple[int, int]:
-        """Removes the objects that are not needed, and what killed processes left behind.
+        """Removes unneeded objects, and leftovers of killed processes.
 
         Args:
-            needed: What stays; a set.
-            older_than_sec: What was put, or kept, since then stays: a snapshot may be on its way that needs it.
+            needed: Set of digests to keep.
+            older_than_sec: Minimum age of removed objects, since they were put or kept. An unfinished snapshot may need
+                younger ones.
 
         Returns:
-            How many objects, and their bytes on the disk.
+            Number of removed objects, and their size on the disk in bytes.
         """
         before, count, size = time.time() - older_than_sec, 0, 0
         for digest in self.digests():
@@ -269,12 +270,13 @@ class ObjectStore:
         return count, size
 
     def _remove(self, file: Path, before: float) -> int | None:
-        """Removes one file that was last put before that time. Returns its bytes, `None` if it stayed."""
+        """Removes one file that was last put before `before`. Returns its size, or `None` if it was kept."""
         aside = self._temporary / secrets.token_hex(16)
         try:
             if file.stat().st_mtime > before:
                 return None
-            # Moved first: another process may put it at this very moment, and would find it there.
+            # Move first: another process may put the object at the same time, and must not find it before it is
+            # deleted.
             file.rename(aside)
             found = aside.stat()
             if found.st_mtime > before:
@@ -286,7 +288,7 @@ class ObjectStore:
         return found.st_size
 
     def file(self, digest: str) -> Path:
-        """Returns the path of an object of that digest, which need not exist."""
+        """Returns the path of the object with this digest. The object need not exist."""
         if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
             raise SnapshotMetadataError(f"Expected a sha256 as 64 hexadecimal digits, got {str(digest)[:80]!r}.")
         return self.path / "objects" / digest[:2] / digest[2:]
@@ -296,7 +298,7 @@ class ObjectStore:
         return self.path / "objects" / "tmp"
 
     def _is_whole(self, digest: str, data: bytes) -> bool:
-        """Returns whether the stored object holds `data`: a power cut may leave an empty file under its name."""
+        """Returns whether the stored object contains `data`. After a power cut, a file with its name may be empty."""
         try:
             return read_frame(self.file(digest), len(data)) == data
         except SnapshotMetadataError:

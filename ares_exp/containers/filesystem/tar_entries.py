@@ -1,4 +1,4 @@
-"""Entries from a tar archive that an untrusted container wrote: read as a stream, never extracted."""
+"""Entries from a tar archive that an untrusted container wrote. The archive is read as a stream and never extracted."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ GNU_CREATE = (
     "--xattrs",
     "--xattrs-include=*",
 )
-"""Arguments of GNU tar that keep all there is to know. What it reads is to be given with `--files-from`."""
+"""Arguments of GNU tar that preserve all metadata. Pass the files to read with `--files-from`."""
 
 READ_SOMETHING = (0, 1, 2)
-"""Exit codes: it read all; all, but some changed meanwhile; some could not be read."""
+"""Accepted exit codes: all files were read; some files changed during the read; some files could not be read."""
 
 YOUNG_SEC = 2.0
-"""What changed so short a time ago may change again without a trace: it is read again."""
+"""Files that changed this recently may change again with the same timestamp, so they are read again."""
 
 
-_MAX_HEADER_BYTES = 2**20  # what comes before one member: long names, attributes, the map of a sparse file
-_MAX_ENDS = 10  # `tarfile` keeps skipping behind the end, as far as a header said
+_MAX_HEADER_BYTES = 2**20  # for the data before one member: long names, attributes, the map of a sparse file
+_MAX_ENDS = 10  # `tarfile` keeps skipping after the end, as far as a header says
 _XATTR = "SCHILY.xattr."
 _KINDS: dict[bytes, EntryKind] = {
     **dict.fromkeys((tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE, tarfile.GNUTYPE_SPARSE), cast(Any, "file")),
@@ -60,7 +60,7 @@ _KINDS: dict[bytes, EntryKind] = {
 
 
 class Source(Protocol):
-    """What bytes can be read from, in order."""
+    """A source of sequential bytes."""
 
     def read(self, size: int, /) -> bytes: ...
 
@@ -74,29 +74,30 @@ def read_tar(
     skip: Callable[[str], bool] = lambda path: False,
     limits: DeltaLimits | None = None,
 ) -> dict[str, Entry]:
-    """Reads an archive (ustar, GNU or PAX, sparse files and `SCHILY.xattr.*` included) to its end.
+    """Reads an archive (ustar, GNU or PAX, including sparse files and `SCHILY.xattr.*`) to its end.
 
     Args:
-        file: The archive, uncompressed.
-        objects: Where contents go.
-        notes: Gets a sentence for each thing that is not kept.
-        at: What names in the archive are relative to.
-        skip: Whether a path is left out.
+        file: Uncompressed archive.
+        objects: Store for the contents.
+        notes: List that receives a sentence for each dropped file.
+        at: Base directory of the names in the archive.
+        skip: Function that returns whether to exclude a path.
         limits: Bounds.
 
     Returns:
-        Entries by path, parents first; deletions are no part of an archive. Directories above an entry are there if the
-        archive has them.
+        Entries by path, parents first, without deletions. Directories above an entry are included if the archive has
+        them.
 
     Raises:
-        CaptureError: It is malformed or ends early, is too large, leads out of `at`, or a file holds a known secret.
+        CaptureError: The archive is malformed or ends early, is too large, leads out of `at`, or a file contains a
+            known secret.
     """
     limits = limits or DeltaLimits()
     stream = _BoundedStream(file, 2 * limits.max_bytes + 2**30)
     reader = _Reader(objects, notes, at.rstrip("/"), skip, limits)
     try:
         with stream.reading_header():
-            archive = tarfile.open(  # noqa: SIM115  # closed below: its first header is read here already
+            archive = tarfile.open(  # noqa: SIM115  # closed below; the constructor already reads a header
                 fileobj=cast(IO[bytes], stream), mode="r|", tarinfo=_Member, encoding="utf-8", errors="surrogateescape"
             )
         with archive, ThreadPoolExecutor(3, "ares-exp-tar") as pool:
@@ -112,7 +113,7 @@ def read_tar(
 
 
 def _pass(archive: tarfile.TarFile) -> None:
-    """Goes behind the content of a member, and forgets it."""
+    """Skips the content of a member, and forgets the member."""
     stream = cast(Any, archive).fileobj
     if stream.tell() < archive.offset - 1:
         stream.seek(archive.offset - 1)
@@ -125,7 +126,7 @@ _ARCHIVE_ERRORS = (tarfile.TarError, ValueError, ArithmeticError, LookupError, R
 class _Member(tarfile.TarInfo):
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile, /) -> Self:
-        """Reads a header; an unreadable one is an error, where `tarfile` takes it for the end of the archive."""
+        """Reads a header. Raises an error for an unreadable one, which `tarfile` treats as the end of the archive."""
         try:
             return super().fromtarfile(archive)
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
@@ -135,7 +136,7 @@ class _Member(tarfile.TarInfo):
 
 
 class _BoundedStream:
-    """Bounds what an archive has `tarfile` read into memory."""
+    """Bounds the bytes of an archive that `tarfile` reads into memory."""
 
     def __init__(self, file: Source, most: int) -> None:
         self._file, self._total, self._header = file, most, 0
@@ -193,7 +194,7 @@ class _Reader:
         self._entries[path] = entry
 
     def _path(self, name: str) -> str:
-        """Returns where a name of the archive is in the container; `""` for the root."""
+        """Returns the path in the container of a name in the archive; `""` for the root."""
         names = [part for part in name.split("/") if part not in ("", ".")]
         path = "".join(f"/{part}" for part in names)
         data = os.fsencode(self._at + path)
@@ -208,7 +209,7 @@ class _Reader:
         entry = self._entries.get(first)
         if entry is None or entry.kind == "directory":
             raise ValueError(f"{path!r} is another name of {first!r}, which is no file in it")
-        if entry.kind == "file" and entry.link is None:  # `cp -al` gives symlinks second names, too
+        if entry.kind == "file" and entry.link is None:  # `cp -al` also gives symlinks second names
             entry = self._entries[first] = replace(entry, link=link_number(first))
         return entry
 
@@ -259,6 +260,6 @@ class _Reader:
 
 
 def _mtime_ns(member: tarfile.TarInfo) -> int:
-    """Returns nanoseconds from the digits of PAX headers: a float does not hold them."""
+    """Returns nanoseconds from the digits of PAX headers, which a float cannot represent exactly."""
     found = Decimal(member.pax_headers.get("mtime") or member.mtime).scaleb(9)
     return int(max(Decimal(-MAX_MTIME_NS), min(Decimal(MAX_MTIME_NS), found)))

@@ -1,4 +1,4 @@
-"""The files of a delta, made below a directory of the host: an overlay's upper directory, or a plain one."""
+"""The files of a delta, written below a directory of the host: an overlay's upper directory, or a plain one."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def write_tree(
     opaque_xattr: str | None = None,
     root_ids: tuple[int, int] = (0, 0),
 ) -> None:
-    """Makes entries below a directory that is not used by others. Never follows a link, its own ones included.
+    """Writes entries below a directory that no other process uses. Never follows a link, not even one of the entries.
 
     Args:
-        entries: With every directory above an entry, as in a `Delta`. All are at or below `at`.
-        objects: Where contents are.
-        directory: Exists; may have directories in it already, but nothing else in the way.
-        at: The path that `directory` stands for.
-        opaque_xattr: `"trusted.overlay.opaque"` or `"user.overlay.opaque"`: deletions are written as overlayfs reads
-            them. `None`: it is no overlay, and deletions are refused.
-        root_ids: The uid and gid outside that are 0 inside.
+        entries: Entries including every directory above an entry, as in a `Delta`. All are at or below `at`.
+        objects: Store of the contents.
+        directory: Existing directory. It may contain directories, but no other conflicting entries.
+        at: Path in the container that corresponds to `directory`.
+        opaque_xattr: `"trusted.overlay.opaque"` or `"user.overlay.opaque"` to write deletions in the format of
+            overlayfs. `None` for a directory that is not an overlay: deletions are rejected.
+        root_ids: Uid and gid outside that are 0 inside.
 
     Raises:
-        RestoreError: With the path and the reason.
+        RestoreError: An entry cannot be written. The message names the path and the reason.
         SnapshotCorruptError: An object is missing or damaged.
     """
     at = at.rstrip("/")
@@ -54,8 +54,8 @@ def write_tree(
         raise RestoreError(f"{directory} cannot be written to: {error.strerror}.") from None
     tree = _Tree(objects, root, at, root_ids)
     try:
-        # By directory, so that each is opened once. A directory is made before its contents, with all rights for its
-        # owner only.
+        # By directory, so that each is opened once. Each directory is created before its contents, with all rights only
+        # for its owner.
         in_order = sorted(entries.keys() - {at}, key=lambda path: path.rpartition("/")[::2])
         for above, paths in groupby(in_order, key=lambda path: path.rpartition("/")[0]):
             first = next(paths)
@@ -63,7 +63,8 @@ def write_tree(
                 for path in (first, *paths):
                     with _blamed_on(path):
                         tree.make(path, entries[path], path.rpartition("/")[2], parent)
-        # Their times and modes last, the deepest first: what is made in one changes the first and needs the second.
+        # Last, set times and modes of directories, the deepest first, because writing into a directory changes its
+        # times.
         for path in sorted((path for path in entries if entries[path].kind == "directory"), reverse=True):
             with _blamed_on(path), tree.opened(path) as descriptor:
                 tree.give(path, entries[path], descriptor)
@@ -125,7 +126,7 @@ class _Tree:
             os.utime(descriptor, ns=(entry.mtime_ns, entry.mtime_ns))
 
     def give(self, path: str, entry: Entry, descriptor: int) -> None:
-        """Sets the owner first: the kernel takes privileges from a file that changes hands."""
+        """Sets the owner first, because the kernel drops privilege bits when the owner changes."""
         self._own(path, entry, descriptor)
         os.fchmod(descriptor, entry.mode)
         for name, value in entry.xattrs.items():
@@ -136,7 +137,7 @@ class _Tree:
 
     def _own(self, path: str, entry: Entry, file: int | str, parent: int | None = None) -> None:
         uid, gid = entry.uid or self.root_ids[0], entry.gid or self.root_ids[1]
-        # Whose it is, is asked, not assumed: files inherit the group of some directories.
+        # Check the actual owner: files inherit the group of some directories.
         found = os.stat(file, dir_fd=parent, follow_symlinks=parent is None)
         if (found.st_uid, found.st_gid) == (uid, gid):
             return

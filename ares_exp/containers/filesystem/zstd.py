@@ -1,4 +1,4 @@
-"""The zstd module of the standard library, which exists from Python 3.14 on, or its backport."""
+"""The zstd module of the standard library (from Python 3.14), or its backport."""
 
 import sys
 

@@ -1,1 +1,1 @@
-"""Images of containers: reading Dockerfiles, building images, and locks between builds."""
+"""Images of containers: Dockerfile parsing, image builds, and locks between builds."""

@@ -29,13 +29,13 @@ def docker_clis(name: str = "docker") -> Iterator[Path]:
 
 
 def passed_on() -> dict[str, str]:
-    """Returns the variables passed on to Docker's programs; no others, so that no API key reaches them."""
+    """Returns the variables that are passed to Docker's programs. Other variables are withheld, such as API keys."""
     return {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
 
 
 @functools.lru_cache(maxsize=64)
 def drives_buildkit(cli: Path) -> bool:
-    """Returns whether a `docker` command builds with BuildKit: by its plugin buildx, or itself before version 23."""
+    """Returns whether a `docker` command builds with BuildKit: by its plugin buildx, or before version 23."""
     if _output(cli, "buildx", "version").startswith("github.com/docker/buildx"):
         return True
     major = re.match(r"\d+", _output(cli, "version", "--format", "{{.Client.Version}}"))
@@ -43,7 +43,7 @@ def drives_buildkit(cli: Path) -> bool:
 
 
 def _output(cli: Path, *arguments: str) -> str:
-    """Returns what a `docker` command prints, without an engine; empty when it fails."""
+    """Returns the output of a `docker` command that runs without an engine; empty if it fails."""
     try:
         done = subprocess.run(
             [cli, *arguments],

@@ -1,4 +1,4 @@
-"""Parser of a Dockerfile's instructions and of their words."""
+"""Parser of a Dockerfile's instructions and their words."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _QUOTED = r"""'[^']*'|"(?:\\.|[^"\\])*"|\\."""
 _HEREDOC = re.compile(
     rf"""(?:{_QUOTED}|\$\(\(.*?\)\))|(?<!\S)\d*<<(?P<dash>-?)[ \t]*(?P<word>(?:{_QUOTED}|[^\s<'"\\])+)(?!\S)"""
 )
-"""The opening of a here-document, by BuildKit's rules, a blank after `<<` included; or text in which none opens."""
+"""The start of a here-document (by BuildKit's rules, with optional blanks after `<<`), or quoted text without one."""
 
 _QUOTES = re.compile(r"""'([^']*)'|"((?:\\.|[^"\\])*)"|\\(.)""")
 _DIRECTIVE = re.compile(r"#\s*([A-Za-z]\w*)\s*=\s*(\S.*?)\s*")
@@ -35,10 +35,10 @@ class HereDocument(NamedTuple):
     """A here-document of an instruction.
 
     Attributes:
-        name: The word that ends it.
-        strips_tabs: Whether tabs at the start of its lines do not count (`<<-`).
-        body: Its lines as they are, each with its line break.
-        has_end: Whether a line ends it.
+        name: Word that ends it.
+        strips_tabs: Whether leading tabs of its lines are ignored (`<<-`).
+        body: Its unchanged lines, each with its line break.
+        has_end: Whether it has an end line.
     """
 
     name: str
@@ -47,12 +47,12 @@ class HereDocument(NamedTuple):
     has_end: bool = False
 
     def ends_with(self, line: str) -> bool:
-        """Returns whether a line is its end."""
+        """Returns whether a line ends the here-document."""
         return (line.lstrip("\t") if self.strips_tabs else line) == self.name
 
     @property
     def text(self) -> str:
-        """Its lines without the tabs that do not count."""
+        """Its lines, without leading tabs if they are ignored."""
         return re.sub(r"^\t+", "", self.body, flags=re.MULTILINE) if self.strips_tabs else self.body
 
 
@@ -80,7 +80,7 @@ class Syntax(NamedTuple):
 
     @property
     def is_foreign(self) -> bool:
-        """Whether it is not Docker's frontend: the file may then have any format."""
+        """Whether the frontend is not Docker's. The file can then have any format."""
         return self.frontend is not None and _OFFICIAL.fullmatch(self.frontend) is None
 
 
@@ -88,7 +88,7 @@ def read_text(path: Path) -> str:
     """Reads the Dockerfile's text.
 
     Raises:
-        TaskError: It is missing or not text.
+        TaskError: The file is missing or not text.
     """
     try:
         return path.read_text(encoding="utf-8")
@@ -97,7 +97,7 @@ def read_text(path: Path) -> str:
 
 
 def find_syntax(text: str) -> Syntax:
-    """Finds the line `# syntax=`, which may follow only other such lines."""
+    """Finds the `# syntax=` line. Only other directives of this form may precede it."""
     for number, line in enumerate(text.splitlines(), 1):
         if (found := _DIRECTIVE.fullmatch(line)) is None:
             break
@@ -117,10 +117,10 @@ def instructions(text: str) -> Iterator[Instruction]:
 
 
 def _without_bodies(text: str) -> tuple[str, dict[int, list[HereDocument]]]:
-    """Replaces here-documents, and blank lines inside an instruction, by comments for the parser.
+    """Replaces here-documents, and blank lines inside an instruction, with comments for the parser.
 
     Returns:
-        The text; and the here-documents of instructions by their first line, counted from 1.
+        The text, and the here-documents of each instruction by its first line, counted from 1.
     """
     lines: list[str] = []
     documents: dict[int, list[HereDocument]] = {}
@@ -166,7 +166,7 @@ def _unquoted(word: str) -> str:
 
 
 def split_flags(value: str) -> tuple[list[tuple[str, str]], str]:
-    """Splits off the leading flags of an instruction, each with its value (`""` without one)."""
+    """Returns the leading flags of an instruction, each with its value (default `""`), and the rest."""
     flags = []
     while match := _FLAG.match(value):
         flags.append((match[1], match[2] or ""))
@@ -184,14 +184,14 @@ def json_words(value: str) -> tuple[str, ...]:
 
 
 def split_words(value: str) -> tuple[str, ...]:
-    """Splits the words of the shell form; quotes and variables stay."""
+    """Splits the words of the shell form. Quotes and variables are preserved."""
     from dockerfile_parse.util import WordSplitter
 
     return tuple(WordSplitter(value).split(dequote=False))
 
 
 def ignored_patterns(context: Path) -> list[str] | None:
-    """Reads a context's `.dockerignore` as docker-py does when it sends the context; `None` without one. Blocking."""
+    """Reads a context's `.dockerignore` with the rules of docker-py; returns `None` if it is missing. Blocking."""
     path = context / ".dockerignore"
     if not path.is_file():
         return None

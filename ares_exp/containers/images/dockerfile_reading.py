@@ -1,7 +1,7 @@
-"""Reader of a task's Dockerfile that turns it into steps for a running container.
+"""Parser that turns a task's Dockerfile into steps for a running container.
 
-`dockerfile-parse` splits the file and expands variables; this module turns the instructions into steps, or refuses
-those that cannot be applied in a running container. `steps` applies them.
+`dockerfile-parse` splits the file and expands variables. This module turns the instructions into steps, and rejects
+instructions that a running container does not support. `steps` applies them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    """A command to run, with its whole environment."""
+    """A command to run, with its complete environment."""
 
     line: int
     argv: tuple[str, ...]
@@ -69,11 +69,11 @@ class Dockerfile:
     """The content of a Dockerfile.
 
     Attributes:
-        base: The image of its FROM.
-        steps: The steps to apply, in order.
+        base: Image of its FROM.
+        steps: Steps to apply, in order.
         env: Variables of the finished image, including the initial ones.
         workdir: Default directory of commands.
-        user: The user of commands.
+        user: User of commands.
     """
 
     base: str
@@ -89,11 +89,11 @@ class Base:
 
     Attributes:
         env: Known variables of the container.
-        workdir: Its directory; empty if unknown, and paths then stay relative to it.
+        workdir: Its directory. If it is empty, it is unknown, and paths stay relative to it.
         args: Values of predefined build arguments (`TARGETARCH`, …).
-        built_lines: Number of lines of the Dockerfile that are built into the container already: they make no steps and
-            are not refused. Their stages, variables, directory, user and shell are followed; `env` and `workdir` are
-            the state after them.
+        built_lines: Number of Dockerfile lines that are already built into the container. These lines produce no steps
+            and are never rejected. Their stages, variables, directory, user and shell are tracked. `env` and `workdir`
+            are the state after these lines.
     """
 
     env: Mapping[str, str] = field(default_factory=dict)
@@ -107,12 +107,12 @@ def read_dockerfile(path: Path, base: Base, *, refusal: str) -> Dockerfile:
 
     Args:
         path: The file.
-        base: The state of the container before the first step.
-        refusal: Message for an unsupported instruction, with a remedy; `{}` stands for the instruction.
+        base: State of the container before the first step.
+        refusal: Message for an unsupported instruction, with a suggested fix; `{}` is replaced with the instruction.
 
     Raises:
         UnsupportedTaskError: An instruction cannot be applied in a running container.
-        TaskError: It is missing or malformed.
+        TaskError: The Dockerfile is missing or malformed.
     """
     reader = _Reader(path, base, refusal)
     for instruction in instructions(read_text(path)):
@@ -125,7 +125,7 @@ def read_dockerfile(path: Path, base: Base, *, refusal: str) -> Dockerfile:
 
 @dataclass
 class _Reader:
-    """The state of the build while instructions are read."""
+    """The state of the build while instructions are parsed."""
 
     path: Path
     start: Base
@@ -146,7 +146,7 @@ class _Reader:
         self._start_stage("")
 
     def _start_stage(self, base: str) -> None:
-        """Starts from an earlier stage, or from an image."""
+        """Starts from an earlier stage or from an image."""
         fresh = (dict(self.start.env), self.start.workdir, "root", ("/bin/sh", "-c"))
         env, self.workdir, self.user, self.shell = self.stages.get(base.lower(), fresh)
         self.env = dict(env)
@@ -168,7 +168,7 @@ class _Reader:
         except UnsupportedTaskError as error:
             if not is_built:
                 raise
-            if instruction not in ("ENV", "WORKDIR"):  # `start` has the state after these
+            if instruction not in ("ENV", "WORKDIR"):  # `start` contains their effects
                 self.unread = error
 
     def _handle(self, instruction: str, value: str) -> None:
@@ -196,7 +196,7 @@ class _Reader:
             if self.line > self.start.built_lines:
                 raise
             self.base = base
-        self.stage = rest[1].lower() if len(rest) == 2 else f" {self.line}"  # no name, no reference
+        self.stage = rest[1].lower() if len(rest) == 2 else f" {self.line}"  # cannot be referenced
         self._start_stage(self.base)
 
     def _on_arg(self, value: str) -> None:
@@ -244,7 +244,7 @@ class _Reader:
     def _on_run(self, value: str) -> None:
         flags, command = split_flags(value)
         for name, setting in flags:
-            if name != "mount" or "type=cache" not in setting.split(","):  # a cache is an empty directory at first
+            if name != "mount" or "type=cache" not in setting.split(","):  # a cache is initially an empty directory
                 raise self._refusal(f"RUN --{name}={setting}")
         for document in self.documents:
             if not document.has_end:
@@ -282,7 +282,7 @@ class _Reader:
         return str(WordSplitter(text, args={}, envs=variables).dequote())
 
     def _variables(self, value: str) -> tuple[str, dict[str, str]]:
-        """Rewrites substitutions for the parser; returns the text and its variables."""
+        """Rewrites substitutions for the parser. Returns the text and its variables."""
         try:
             return simplify(value, {**self.args, **self.env})
         except ValueError as error:
@@ -304,10 +304,10 @@ exit $code
 
 
 def run_words(command: str, documents: Sequence[HereDocument], shell: Sequence[str]) -> tuple[str, ...]:
-    """Returns the command line of a RUN in the shell form, with its here-documents, as BuildKit runs it.
+    """Returns the command line of a RUN in the shell form, with its here-documents, with the semantics of BuildKit.
 
-    A here-document alone is a program, for the interpreter of its `#!` line or else for the shell. Beside a command,
-    the shell reads it.
+    A single here-document without a command is a program for the interpreter of its `#!` line, or for the shell. With a
+    command, the shell reads the here-document.
     """
     if len(documents) != 1 or without_heredocs(command).strip():
         return (*shell, command + "".join(f"\n{one.body}{one.name}" for one in documents))
@@ -327,7 +327,7 @@ def simplify(text: str, variables: Mapping[str, str]) -> tuple[str, dict[str, st
         The text, and its variables.
 
     Raises:
-        ValueError: It has another form of substitution.
+        ValueError: The text contains another form of substitution.
     """
     known = dict(variables)
 

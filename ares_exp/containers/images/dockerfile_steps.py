@@ -18,11 +18,13 @@ _LAST_LINES = 20
 
 
 RunInContainer = Callable[..., Awaitable[ExecResult]]
-"""Runs one command, with the keywords `env`, `cwd` and `user` of `Container.exec`, and no variables but these. By
-default as root, in `/`, with only the container's PATH."""
+"""Function that runs one command with the keywords `env`, `cwd` and `user` of `Container.exec`.
+
+The command sees only the given variables. By default, it runs as root, in `/`, with only the container's PATH.
+"""
 
 UploadToContainer = Callable[[Path, str], Awaitable[None]]
-"""A function that copies as `Container.upload`."""
+"""Function that copies like `Container.upload`."""
 
 
 def check_sources(dockerfile: Dockerfile, context: Path) -> None:
@@ -37,7 +39,7 @@ def check_sources(dockerfile: Dockerfile, context: Path) -> None:
 
 
 def find_sources(step: CopyStep, context: Path) -> list[Path]:
-    """Finds the files and directories of the context that a COPY names, links resolved, in order.
+    """Finds the files and directories of the context that a COPY names, in order, with links resolved.
 
     Raises:
         TaskError: A source is missing, or leads out of the context.
@@ -52,10 +54,10 @@ def find_sources(step: CopyStep, context: Path) -> list[Path]:
 
 
 def match_source(source: str, context: Path, line: int) -> list[Path]:
-    """Finds the paths that one source of a COPY on a line names, below `context.resolve()`.
+    """Finds the paths below `context.resolve()` that match one source of a COPY on a line.
 
     Raises:
-        TaskError: No path matches, or one leads out of the context, by itself or over a link.
+        TaskError: No path matches, or a path leads out of the context, directly or through a link.
     """
     root = context.resolve()
     pattern = posixpath.normpath(source.lstrip("/"))
@@ -90,7 +92,7 @@ def stage_context(context: Path, directory: Path) -> Path:
 
 
 def names_not_ignored(context: Path) -> set[str] | None:
-    """Returns the paths that a context's `.dockerignore` keeps, relative; `None` without such a file. Blocking."""
+    """Returns the relative paths that a context's `.dockerignore` keeps; `None` if it is missing. Blocking."""
     patterns = ignored_patterns(context)
     if patterns is None:
         return None
@@ -103,7 +105,7 @@ async def apply_step(step: Step, context: Path, run: RunInContainer, upload: Upl
     """Applies one step.
 
     Raises:
-        ContainerStartError: With the line and the end of the command's output.
+        ContainerStartError: The command failed. The message has the line and the end of the command's output.
         ContainerError: The container failed.
     """
     if isinstance(step, RunStep):

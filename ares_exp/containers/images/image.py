@@ -24,7 +24,7 @@ from ares_exp.errors import ContainerStartError, UserError
 if TYPE_CHECKING:
     from docker import APIClient
 
-# Builds compete for disk and cores: more at once do not finish earlier.
+# Builds compete for disk and cores, so more concurrent builds do not finish earlier.
 _slots = threading.BoundedSemaphore(4)
 _PULL_PAUSES_SEC = (1.0, 2.0)
 
@@ -32,24 +32,25 @@ _PULL_PAUSES_SEC = (1.0, 2.0)
 async def ensure_image(
     engine: Engine, *, name: str, docker_image: str | None, context_dir: Path | None, keep: bool = True
 ) -> str:
-    """Makes sure that the engine has the image of a task.
+    """Ensures that the engine has the image of a task.
 
-    An image is pulled or built once for all waiting containers, in this process and in others of this user. When the
-    last waiter is cancelled, a build with BuildKit is killed; a pull or a classic build, done by the engine, continues
-    for later callers and ends with this process.
+    An image is pulled or built once for all waiting containers, in this process and in other processes of this user.
+    When the last waiter is cancelled, a build with BuildKit is killed. A pull or a classic build runs in the engine: it
+    continues for later callers and ends with this process.
 
     Args:
         engine: The engine.
-        name: The task's name, for the tag of a built image.
-        docker_image: A prebuilt image; pulled only if the engine has no image of this name.
-        context_dir: Build context with a `Dockerfile`; used without a `docker_image`.
-        keep: Whether a built image outlives this process; otherwise its labels name the owner.
+        name: Name of the task, for the tag of a built image.
+        docker_image: Prebuilt image, pulled only if the engine has no image with this name.
+        context_dir: Build context with a `Dockerfile`, used without a `docker_image`.
+        keep: Whether a built image outlives this process. Otherwise, its labels name the owner.
 
     Returns:
         The image's name.
 
     Raises:
-        ContainerStartError: With the failing instruction and the end of its output, or why the pull failed.
+        ContainerStartError: The build or the pull failed. The message has the failing instruction and the end of its
+            output, or the reason.
     """
     make: Callable[[Demand], None]
     if docker_image is not None:
@@ -65,7 +66,7 @@ async def ensure_image(
 
 
 def inspect_image(api: APIClient, image: str) -> dict[str, Any] | None:
-    """Inspects the image of a name or an id; `None` if the engine does not have it. Blocking."""
+    """Inspects the image with a name or an id; returns `None` if the engine does not have it. Blocking."""
     from docker.errors import ImageNotFound
 
     try:
@@ -79,14 +80,14 @@ def _make(engine: Engine, image: str, make: Callable[[Demand], None], demand: De
     try:
         with work_lock(f"{engine.host} {image}", demand), _slots:
             demand.pause(0)
-            if inspect_image(engine.api, image) is None:  # another process may have made it
+            if inspect_image(engine.api, image) is None:  # another process may have created it
                 make(demand)
     except engine_errors() as error:
         raise ContainerStartError(f"Cannot get the image {image}: {reason(error)}.") from error
 
 
 def _pull(api: APIClient, image: str, demand: Demand) -> None:
-    """Pulls, with up to three attempts, as an unreachable registry may be back in a second."""
+    """Pulls with up to three attempts, because an unreachable registry may recover within a second."""
     from docker.errors import APIError
     from docker.utils import parse_repository_tag
 
@@ -118,9 +119,9 @@ def _build(engine: Engine, tag: str, context_dir: Path, keep: bool, demand: Dema
 
 
 def image_tag(name: str, context_dir: Path) -> str:
-    """Returns `ares-exp/<name>:<hash>`, the hash of a build context's names, modes, links and bytes. Blocking.
+    """Returns `ares-exp/<name>:<hash>`, with a hash of a build context's names, modes, links and bytes. Blocking.
 
-    Files excluded by the context's `.dockerignore` do not count. (BuildKit's `Dockerfile.dockerignore` is not
+    Files that the context's `.dockerignore` excludes are not hashed. (BuildKit's `Dockerfile.dockerignore` is not
     supported.)
     """
     from docker.utils.build import exclude_paths

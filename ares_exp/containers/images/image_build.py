@@ -1,11 +1,9 @@
-"""Image builds: with BuildKit, by a `docker` command, or with the engine's classic builder.
+"""Image builds: with BuildKit, through a `docker` command, or with the engine's classic builder.
 
-docker-py cannot drive BuildKit, which needs a session beside the request. A machine with a `docker` command that can
-builds every image with BuildKit, as that command would. There is no trial build.
-
-A classic build that fails leaves its untagged images. They are the builder's cache, which speeds up the next build; no
-label distinguishes them from other people's (labels are on the last stage only), so they stay until `docker image
-prune`.
+docker-py cannot use BuildKit, which needs a session in addition to the request. A machine with a `docker` command that
+supports BuildKit builds every image with it, in the same way as that command. There is no trial build. A failed classic
+build leaves untagged images. They are the builder's cache, which speeds up the next build. No label distinguishes them
+from other users' images (only the last stage has labels), so they remain until `docker image prune`.
 """
 
 from __future__ import annotations
@@ -28,20 +26,20 @@ _LAST_LINES = 30
 _MAX_LINE_BYTES = 4096
 _MAX_LINE_CHARS = 500
 _NOISE = re.compile(r"\x1b\[[0-9;]*m|^#\d+ (?:\d+\.\d+ )?")
-"""Colours, which engines use, and the number of a step, before each line of BuildKit's output."""
+"""Colours, which engines use, and the step number before each line of BuildKit's output."""
 
 
 def check_buildable(dockerfile: Path, connect: Callable[[], Engine]) -> None:
-    """Rejects a Dockerfile that needs BuildKit if no command here builds with it on the engine. Blocking.
+    """Rejects a Dockerfile that needs BuildKit if no local command uses BuildKit of the engine. Blocking.
 
     Args:
         dockerfile: The file.
-        connect: Connects to the engine; called if the file needs BuildKit.
+        connect: Function that connects to the engine, called only if the file needs BuildKit.
 
     Raises:
-        TaskError: It cannot be read.
-        UnsupportedTaskError: With the line, the feature and a suggested fix.
-        PreflightError: No engine answers.
+        TaskError: The file cannot be read.
+        UnsupportedTaskError: BuildKit is missing. The message has the line, the feature and a suggested fix.
+        PreflightError: No engine responds.
     """
     found = find_buildkit_feature(read_text(dockerfile))
     if found is None or find_buildkit(engine := connect()) is not None:
@@ -55,14 +53,14 @@ def check_buildable(dockerfile: Path, connect: Callable[[], Engine]) -> None:
 
 
 def find_buildkit(engine: Engine) -> Path | None:
-    """Finds the first `docker` command on PATH that drives the engine's BuildKit; `None` without one. Blocking."""
+    """Finds the first `docker` command on PATH that uses the engine's BuildKit; `None` if there is none. Blocking."""
     return None if engine.capabilities.is_podman else next(filter(drives_buildkit, docker_clis()), None)
 
 
 def find_buildkit_feature(text: str) -> tuple[int, str] | None:
     """Finds the first feature of a Dockerfile that the classic builder lacks: its line and its name.
 
-    The classic builder gets no new features: it knows no flags of RUN, and only two of COPY and ADD.
+    The classic builder gets no new features: it supports no flags of RUN, and only two of COPY and ADD.
     """
     if (syntax := find_syntax(text)).is_foreign:
         return syntax.line, f"the frontend {syntax.frontend}"
@@ -85,7 +83,7 @@ def build_image(engine: Engine, tag: str, context_dir: Path, labels: Mapping[str
     The end of the demand kills a build with BuildKit. The engine does not stop a classic build.
 
     Raises:
-        ContainerStartError: With the error and the end of the output.
+        ContainerStartError: The build failed. The message has the error and the end of the output.
         WorkAbandoned: The demand ended.
     """
     last = collections.deque[str](maxlen=_LAST_LINES)
@@ -120,7 +118,7 @@ def _build_with_buildkit(
     demand: Demand,
     last: collections.deque[str],
 ) -> str:
-    """Runs `docker build`; returns why it failed, or `""`. `last` gets the lines of its output."""
+    """Runs `docker build`. Returns the error, or `""`. `last` receives the lines of its output."""
     options = [f"--tag={tag}", *(f"--label={name}={value}" for name, value in labels.items())]
     try:
         process = subprocess.Popen(
@@ -138,7 +136,7 @@ def _build_with_buildkit(
     with process.stdin, process.stdout, demand.releasing(process.stdin.close):
         while line := process.stdout.readline(_MAX_LINE_BYTES):
             last.append(line.decode("utf-8", "replace"))
-    code = process.wait()  # its output has ended; the closed stdin kills the rest of its group
+    code = process.wait()  # its output has ended; the closed stdin kills the rest of its process group
     demand.pause(0)
     return f"{cli} ended with exit code {code}" if code else ""
 
@@ -146,12 +144,12 @@ def _build_with_buildkit(
 def _build_classic(
     engine: Engine, tag: str, context_dir: Path, labels: Mapping[str, str], last: collections.deque[str]
 ) -> str:
-    """Builds with the engine's own builder; returns why it failed, or `""`. `last` gets the lines of the output."""
+    """Builds with the engine's classic builder. Returns the error, or `""`. `last` receives the lines of its output."""
     failure = ""
     events = engine.api.build(
         path=str(context_dir), tag=tag, rm=True, forcerm=True, decode=True, timeout=None, labels=dict(labels)
     )
-    for event in events:  # read to its end: a partly read answer leaks its socket
+    for event in events:  # read to its end: a partly read response leaks its socket
         failure = failure or str(event.get("error", ""))
         lines = str(event.get("stream", "")).splitlines()
         last.extend(line for line in lines if not line.startswith((" --->", "Removing intermediate container")))

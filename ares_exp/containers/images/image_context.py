@@ -1,8 +1,8 @@
 """The files of the build context that a Dockerfile needs, and their transfer to the service's builder.
 
-The SDK uploads the sources of `COPY` lines: it ignores `ADD`, variables, bind mounts and `.dockerignore`, and takes a
-source with a leading slash for a file of this machine. And its upload loses links and empty directories. Here the files
-are found as Docker finds them, and copied to a directory, of which a line more makes the SDK upload all.
+The SDK uploads the sources of `COPY` lines. It ignores `ADD`, variables, bind mounts and `.dockerignore`, and treats a
+source with a leading slash as a file of this machine. Its upload loses links and empty directories. This module finds
+files by Docker's rules and copies them to a directory. An added line makes the SDK upload the whole directory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://|git@", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class LocalSource:
-    """A file, directory or pattern of the context that the instruction on a line needs."""
+    """A file, directory or pattern of the context that an instruction on a line needs."""
 
     line: int
     pattern: str
@@ -39,7 +39,7 @@ def local_sources(instruction: Instruction) -> list[LocalSource]:
     """Returns the sources of an instruction in the context; `.` for a source with a variable.
 
     Raises:
-        TaskError: Its words cannot be told apart.
+        TaskError: The instruction's words cannot be split.
     """
     flags, rest = split_flags(instruction.value)
     if instruction.name == "RUN":
@@ -73,11 +73,11 @@ def find_files(sources: list[LocalSource], context: Path) -> Mapping[str, Path]:
     """Finds the files to send to the builder. Blocking.
 
     Args:
-        sources: The sources of the instructions.
-        context: The task's directory; its `.dockerignore` applies.
+        sources: Sources of the instructions.
+        context: The task's directory, whose `.dockerignore` applies.
 
     Returns:
-        Names in the context and their files, none of them outside of it.
+        The files by their names in the context. All of them are inside the context.
 
     Raises:
         TaskError: A source is missing.
@@ -95,10 +95,10 @@ def find_files(sources: list[LocalSource], context: Path) -> Mapping[str, Path]:
 
 
 def check_as_read_by_sdk(found: Sequence[Instruction]) -> None:
-    """Checks that the SDK finds no other local sources than those of the context.
+    """Checks that the SDK finds exactly the local sources of the context.
 
     Raises:
-        UnsupportedTaskError: With the line of an instruction of which it would.
+        UnsupportedTaskError: The SDK would interpret an instruction differently. The message names its line.
     """
     for instruction in found:
         sources = local_sources(instruction) if instruction.name == "COPY" else []
@@ -110,9 +110,10 @@ def check_as_read_by_sdk(found: Sequence[Instruction]) -> None:
 
 
 def as_read_by_sdk(text: str, found: Sequence[Instruction]) -> str:
-    """Returns the text with a stage that nobody uses, by which the SDK sends the whole directory, where that is needed.
+    """Returns the text, with an added unused stage if this is needed to make the SDK send the whole directory.
 
-    It is for what needs files of the context and is no `COPY`, or is one with a here-document.
+    The stage is needed if another instruction than `COPY`, or a `COPY` with a here-document, needs files of the
+    context.
     """
     for instruction in found:
         if local_sources(instruction) and (instruction.name != "COPY" or "<<" in instruction.value):
@@ -123,7 +124,7 @@ def as_read_by_sdk(text: str, found: Sequence[Instruction]) -> str:
 
 
 def _collect(name: str, path: Path, kept: set[Path] | None, found: dict[str, Path]) -> None:
-    """Adds the file `path`, or the files below it, by their names in the context."""
+    """Adds the file `path`, or all files below it, by their names in the context."""
     children = sorted(path.iterdir()) if path.is_dir() and not path.is_symlink() else []
     for child in children:
         _collect(child.name if name == "." else f"{name}/{child.name}", child, kept, found)
@@ -156,7 +157,7 @@ def find_directory(directory: Path) -> Mapping[str, Path]:
     """Finds all files of a directory by their names in it, to send them to the builder. Blocking.
 
     Raises:
-        UnsupportedTaskError: One cannot be uploaded unchanged: a link, an empty directory, a name that is not UTF-8.
+        UnsupportedTaskError: A file cannot be uploaded unchanged: a link, an empty directory, a name that is not UTF-8.
     """
     found: dict[str, Path] = {}
     for child in sorted(directory.iterdir()):
@@ -167,7 +168,7 @@ def find_directory(directory: Path) -> Mapping[str, Path]:
 def copy_files(files: Mapping[str, Path], directory: Path) -> None:
     """Copies the files to their names below `directory`, always in the same order. Blocking.
 
-    The SDK's hash of what it uploads depends on the order in which the directory lists it.
+    The SDK's hash of an upload depends on the order in which the directory lists its files.
     """
     for name in sorted(files):
         target = directory / name

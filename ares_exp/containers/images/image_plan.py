@@ -1,9 +1,9 @@
-"""The plan of a sandbox's image: how the service, without an engine of ours, makes a task's image.
+"""The plan of a sandbox's image: how the service, without a local engine, creates a task's image.
 
-| the task has | the sandbox is made from |
+| the task has | the source of the sandbox |
 |---|---|
-| anything, with `container.snapshot` set | that snapshot of the service |
-| `docker_image` | that image |
+| anything, with `container.snapshot` set | this snapshot of the service |
+| `docker_image` | this image |
 | a Dockerfile that needs no file of its context | its text, built by the service |
 | a Dockerfile that needs files | its text, with the files in the service's object store |
 | the same, without an object store | the text before the first line that needs a file; see `image_rest` |
@@ -42,10 +42,10 @@ class LocalFiles:
     """The files that a Dockerfile needs from its context.
 
     Attributes:
-        first_line: The first line that needs a file.
-        files: The files for the object store: names in the context, and paths here.
-        not_stored: Why they cannot be stored there; `None` if they can.
-        not_after: Why the rest of the Dockerfile cannot be applied in a running sandbox; `None` if it can.
+        first_line: First line that needs a file.
+        files: Files for the object store: names in the context, and local paths.
+        not_stored: Reason why the object store cannot store them; `None` if it can.
+        not_after: Reason why the rest of the Dockerfile cannot be applied in a running sandbox; `None` if it can.
     """
 
     first_line: int
@@ -56,18 +56,18 @@ class LocalFiles:
 
 @dataclass(frozen=True, slots=True)
 class ImagePlan:
-    """The source of a sandbox, and the rest of the Dockerfile to apply once it runs.
+    """The source of a sandbox, and the rest of the Dockerfile to apply after its start.
 
     Attributes:
         snapshot, image, dockerfile: One of: a snapshot of the service, an image's name, a text to build.
-        context_dir: The task's directory, where there is a Dockerfile.
-        env: Variables that the Dockerfile sets; those of its base image are unknown here.
-        workdir: Directory of the finished image; `None`: that of the base image or the snapshot.
-        user: The user of commands; root if the base image or the snapshot decides.
-        local: The needed files, until `stored` or `after_start` decides how to transfer them.
-        built_lines: Number of lines of the Dockerfile that the service builds; `apply` does the rest. `None`: all.
+        context_dir: The task's directory, if it has a Dockerfile.
+        env: Variables that the Dockerfile sets. Variables of its base image are unknown here.
+        workdir: Directory of the finished image; `None` for the directory of the base image or the snapshot.
+        user: User of commands; root if the base image or the snapshot decides.
+        local: Needed files, until `stored` or `after_start` decides how to transfer them.
+        built_lines: Number of Dockerfile lines that the service builds; `apply` applies the rest. `None`: all lines.
         warnings: Warnings for the user.
-        layers: Directories of this machine that become layers of the image.
+        layers: Local directories that become layers of the image.
     """
 
     snapshot: str | None = None
@@ -84,21 +84,22 @@ class ImagePlan:
 
     @property
     def builds_after_start(self) -> bool:
-        """Whether `apply` has work to do, for which it needs a builder's network."""
+        """Whether `apply` has steps to apply, which need a builder's network."""
         return self.built_lines is not None
 
     def stored(self, directory: Path, mounts: Sequence[Mount]) -> ImagePlan:
-        """Returns the plan in which the service builds everything, with what its object store can hold. Blocking.
+        """Returns the plan in which the service builds everything, with files in its object store. Blocking.
 
-        Directories of this machine are then the last layers of the image, which the service keeps. Those that the
-        store would change are left out. All are where the Dockerfile takes files: `COPY .` would take these, too.
+        Local directories then become the last layers of the image, which the service keeps. A directory that the store
+        would change is excluded. If the Dockerfile uses files, all are excluded, because `COPY .` would copy them.
 
         Args:
-            directory: An empty directory for copies of the files; has to stay until the sandbox is created.
-            mounts: The directories of this machine.
+            directory: Empty directory for copies of the files. It must exist until the sandbox is created.
+            mounts: Local directories.
 
         Raises:
-            UnsupportedTaskError: It needs files that the store would change, and cannot be finished after the start.
+            UnsupportedTaskError: The task needs files that the store would change, and cannot be finished after the
+                start.
             ContainerStartError: The files could not be copied.
         """
         if self.dockerfile is None or (self.local is not None and self.local.not_stored is not None):
@@ -127,7 +128,7 @@ class ImagePlan:
         return replace(self, dockerfile=text, local=None, built_lines=built)
 
     def with_kept_files(self, snapshot: str) -> ImagePlan:
-        """Returns the plan for a snapshot of the service that has the files of the finished image already."""
+        """Returns the plan for a snapshot of the service that already has the files of the finished image."""
         is_known = self.local is not None and self.local.not_after is not None
         return replace(replace(self, local=None) if is_known else self.after_start(), snapshot=snapshot)
 
@@ -137,13 +138,13 @@ class ImagePlan:
         """Applies the rest of the Dockerfile in the running sandbox.
 
         Args:
-            run: Runs a command in a non-login shell, with variables on top of the sandbox's.
-            upload: Copies files into it.
-            workdir: The sandbox's default directory of commands.
-            restored: Whether the sandbox has the files of a finished image already.
+            run: Function that runs a command in a non-login shell, with variables on top of the sandbox's.
+            upload: Function that copies files into the sandbox.
+            workdir: Default directory of the sandbox's commands.
+            restored: Whether the sandbox already has the files of a finished image.
 
         Raises:
-            ContainerStartError: With the line and the end of the command's output.
+            ContainerStartError: A command failed. The message has the line and the end of the command's output.
             ContainerError: The sandbox failed.
         """
         if self.built_lines is None or self.context_dir is None:
@@ -152,16 +153,16 @@ class ImagePlan:
 
 
 def plan_image(spec: ContainerSpec, snapshot: str | None = None) -> ImagePlan:
-    """Makes the image plan for `spec`. Blocking: reads the task's Dockerfile and lists its context.
+    """Creates the image plan for `spec`. Blocking: reads the task's Dockerfile and lists its context.
 
     Args:
         spec: The task's container.
-        snapshot: A named snapshot of the service to start from, in place of the task's image.
+        snapshot: Named snapshot of the service to start from, instead of the task's image.
 
     Raises:
-        UnsupportedTaskError: It needs several services, or a feature of neither the service's builder nor a running
-            sandbox.
-        TaskError: It has neither an image nor a Dockerfile, or the Dockerfile is malformed.
+        UnsupportedTaskError: The task needs several services, or a feature that neither the service's builder nor a
+            running sandbox supports.
+        TaskError: The task has neither an image nor a Dockerfile, or the Dockerfile is malformed.
     """
     if spec.compose_file is not None:
         raise UnsupportedTaskError(

@@ -1,4 +1,4 @@
-"""The rest of a Dockerfile, from the first line that needs a local file on, applied in a running sandbox."""
+"""The rest of a Dockerfile, starting at the first line that needs a local file, applied in a running sandbox."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLATFORM_ARGS: Mapping[str, str] = {
     for whose in ("TARGET", "BUILD")
     for what, value in {"PLATFORM": "linux/amd64", "OS": "linux", "ARCH": "amd64", "VARIANT": ""}.items()
 }
-"""Predefined build arguments, as the service's builder sets them."""
+"""Predefined build arguments, with the values of the service's builder."""
 
 _REFUSAL = (
     "without the service's object store, the rest of the Dockerfile is done in the running sandbox, where {} cannot be "
@@ -35,9 +35,9 @@ class FinishedImage:
     """The defaults of commands in a finished sandbox.
 
     Attributes:
-        env: Variables that the sandbox itself lacks; a task's win over them.
-        workdir: Where commands run.
-        user: The user of commands.
+        env: Variables that the sandbox itself lacks. A task's variables override them.
+        workdir: Directory of commands.
+        user: User of commands.
     """
 
     env: Mapping[str, str]
@@ -46,11 +46,11 @@ class FinishedImage:
 
 
 def read_rest(path: Path, base: Base) -> Dockerfile:
-    """Reads a Dockerfile of which the service builds the first lines, `base.built_lines` of them.
+    """Reads a Dockerfile whose first `base.built_lines` lines the service builds.
 
     Raises:
         UnsupportedTaskError: The rest cannot be applied in a running sandbox.
-        TaskError: It is malformed.
+        TaskError: The Dockerfile is malformed.
     """
     return read_dockerfile(path, replace(base, args=PLATFORM_ARGS), refusal=_REFUSAL)
 
@@ -58,7 +58,7 @@ def read_rest(path: Path, base: Base) -> Dockerfile:
 async def do_rest(
     context_dir: Path, built_lines: int, run: RunInContainer, upload: UploadToContainer, *, workdir: str, restored: bool
 ) -> FinishedImage:
-    """As `ImagePlan.apply`, for the Dockerfile in `context_dir` with its first lines built."""
+    """Applies the rest of the Dockerfile in `context_dir` after its first `built_lines`; see `ImagePlan.apply`."""
     own = await _variables(run)
     base = Base(own, workdir, built_lines=built_lines)
     staging = asyncio.create_task(asyncio.to_thread(copy_not_ignored, context_dir))
@@ -79,7 +79,7 @@ async def do_rest(
 
 
 async def _variables(run: RunInContainer) -> dict[str, str]:
-    """Returns the sandbox's variables, without those that a shell sets for itself or for a user."""
+    """Returns the sandbox's variables, without variables that shells set themselves or for a user."""
     result = await run("cat /proc/self/environ")
     if result.exit_code != 0 or result.elided_bytes:
         raise ContainerStartError(f"The variables of the sandbox could not be read: {result.output[-500:]}")

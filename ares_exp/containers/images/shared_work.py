@@ -1,6 +1,6 @@
-"""Work done once, in a thread, for several waiting tasks of a process, until the last one is cancelled.
+"""Work that runs once, in a thread, for several waiting tasks of a process, until the last one is cancelled.
 
-A lock keeps other processes of this user from doing the same work at the same time.
+A lock prevents other processes of this user from doing the same work at the same time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class WorkAbandoned(Exception):
 
 
 class Demand:
-    """The demand for a piece of work; the working thread polls it."""
+    """The demand for a unit of work, which the working thread polls."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,14 +38,14 @@ class Demand:
         """Sleeps, and raises as soon as the demand ends; 0 only checks.
 
         Raises:
-            WorkAbandoned: The demand is over.
+            WorkAbandoned: The demand has ended.
         """
         if self._over.wait(seconds):
             raise WorkAbandoned
 
     @contextlib.contextmanager
     def releasing(self, release: Callable[[], None]) -> Iterator[None]:
-        """Within it, the end of the demand calls `release` (from another thread) to unblock the working thread."""
+        """In its body, the end of the demand calls `release` from another thread, to unblock the working thread."""
         with self._lock:
             self._release = release
             if self._over.is_set():
@@ -75,9 +75,9 @@ _in_progress: dict[str, _Shared] = {}
 
 
 async def share(key: str, work: Callable[[Demand], None]) -> None:
-    """Waits for `work`, started unless work of the same key is running, on any event loop of this process.
+    """Waits for `work`. Starts it unless work with the same key is running, on any event loop of this process.
 
-    The thread does not keep the process alive. When the last waiter is cancelled, the work's `Demand` ends; a later
+    The thread does not keep the process alive. When the last waiter is cancelled, the work's `Demand` ends. A later
     call starts it again.
     """
     key = f"{os.getpid()} {key}"
@@ -121,7 +121,7 @@ def _forget(key: str, shared: _Shared) -> None:
 
 @contextlib.contextmanager
 def work_lock(name: str, demand: Demand) -> Iterator[None]:
-    """Holds the lock of `name` among this user's processes; the kernel releases it with its holder. Blocking.
+    """Holds the lock of `name` among this user's processes. The kernel releases it if its holder ends. Blocking.
 
     Raises:
         WorkAbandoned: The demand ended first.
@@ -141,7 +141,7 @@ def work_lock(name: str, demand: Demand) -> Iterator[None]:
 
 
 def _locked(path: Path, demand: Demand) -> int:
-    """Opens and locks the file; opens it again if its holder removed it in the meantime."""
+    """Opens and locks the file. Opens it again if its holder removed it in the meantime."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
