@@ -1,4 +1,4 @@
-"""One paragraph for each way in which a command line can fail to compose, and the key that was probably meant."""
+"""Explanations of errors in the composition of a command line, with suggestions for misspelled keys."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def explain(error: Exception, argv: Sequence[str], root_config: str = ROOT_CONFI
     """Explains a config error, with the nearest valid alternative.
 
     Args:
-        error: Of the composing.
+        error: The error that Hydra or OmegaConf raised.
         argv: The command line.
         root_config: Name of the config that was composed.
     """
@@ -82,12 +82,12 @@ def explain(error: Exception, argv: Sequence[str], root_config: str = ROOT_CONFI
 
 
 def is_below_a_list(error: BaseException) -> bool:
-    """Whether the error says that an override treats a list as a mapping; OmegaConf has no class for that."""
+    """Checks whether an override set a key below a list. OmegaConf has no separate class for this error."""
     return re.match(r"Index '.*' \(str\) is not an int", str(error)) is not None
 
 
 def _resolved(error: BaseException) -> BaseException:
-    """Returns the error that a resolver raised, or `error` itself."""
+    """Returns the error that a resolver raised. Defaults to `error` itself."""
     from omegaconf.errors import InterpolationResolutionError
 
     while isinstance(error, InterpolationResolutionError) and error.__context__ is not None:
@@ -96,7 +96,7 @@ def _resolved(error: BaseException) -> BaseException:
 
 
 def _explain_no_option(argv: Sequence[str]) -> str:
-    """Explains an override that gives a group nothing, or a number, where it needs an option."""
+    """Explains an override that sets a group to null, a number or a boolean instead of an option."""
     chosen = next(filter(_is_no_choice, argv), "GROUP=null")
     group, _, value = chosen.partition("=")
     options = [option.name for option in options_of(group)]
@@ -141,7 +141,7 @@ def _explain_option(text: str) -> str:
 
 
 def no_option(option: str, group: str, options: Sequence[str]) -> str:
-    """Reports that a group lacks an option: names the extra that has it, or lists the others."""
+    """Reports that a group has no such option. Names the extra that provides the option, or lists the others."""
     if extra := EXTRAS.get(f"{group}={option}"):
         return f"`{group}={option}` needs a package that is not installed: pip install 'ares-exp[{extra}]'."
     known = f"{close_matches(option, options)} Options: {', '.join(options)}."
@@ -154,11 +154,13 @@ def _first_quoted(text: str) -> str:
 
 
 def suggest_key(word: str, argv: Sequence[str] = (), root_config: str = ROOT_CONFIG) -> str:
-    """Returns a sentence on what a key that is not there may stand for, after a blank; empty if nothing is like it.
+    """Returns a sentence that suggests a replacement for an unknown key.
+
+    The sentence starts with a blank. It is empty if no key is similar.
 
     Args:
-        word: The key, dotted.
-        argv: The command line, whose choices of options count.
+        word: The unknown key, dotted.
+        argv: The command line. Its choices of options determine the known keys.
         root_config: Name of the config that was composed.
     """
     known = keys_of(argv, root_config)
@@ -184,31 +186,30 @@ def suggest_key(word: str, argv: Sequence[str] = (), root_config: str = ROOT_CON
 
 
 def keys_of(argv: Sequence[str] = (), root_config: str = ROOT_CONFIG) -> list[str]:
-    """Lists every key of the config that `argv`'s choices of options compose to; without them, if they do not compose.
+    """Lists every key of the config that the command line composes, considering only its choices of options.
 
-    Of several choices for a sweep the first one counts.
+    If these options do not compose, the keys of the default config are returned. If a sweep chooses several options of
+    a group, the first one is used.
     """
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
 
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         for overrides in (_choices(argv), []):
-            with suppress(
-                HydraException, ValueError
-            ):  # what the command line chooses may be the very thing that is wrong
+            with suppress(HydraException, ValueError):  # the choices of the command line may be the cause of the error
                 return _flatten(compose(root_config, overrides=overrides))
     return []
 
 
 def options_of(group: str) -> list[Option]:
-    """Lists the options of a group, also those of the folders that the command names."""
+    """Lists the options of a group, including the options in the folders of `--config-dir`."""
     from ares_exp.config.option_files import OptionSearchPath
 
     return find_options(group, OptionSearchPath.config_dirs)
 
 
 def _choices(argv: Sequence[str]) -> list[str]:
-    """Returns the overrides that choose options, and those that say where options are."""
+    """Returns the overrides that choose options, and the overrides of the search path."""
     from hydra.errors import HydraException
 
     found = []
@@ -221,14 +222,14 @@ def _choices(argv: Sequence[str]) -> list[str]:
 
 
 def _first(override: Override) -> str:
-    """Returns the override, of a sweep that of its first job."""
+    """Returns the override. For a sweep, returns the override of its first job."""
     if not override.is_sweep_override():
         return str(override.input_line)
     return f"{str(override.input_line).partition('=')[0]}={next(override.sweep_string_iterator())}"
 
 
 def _arguments_by_option(groups: Iterable[str]) -> dict[Option, list[str]]:
-    """Lists the arguments of every option."""
+    """Lists the keys of the arguments of every option in these groups. Skips files that cannot be read."""
     from yaml import YAMLError
 
     found: dict[Option, list[str]] = {}
@@ -244,7 +245,7 @@ def _last(key: str) -> str:
 
 
 def _owners(key: str, elsewhere: Mapping[Option, Collection[str]]) -> str:
-    """Names the options that have an argument, the first ones of many; empty if none has."""
+    """Names the first options that have this argument. Returns an empty string if no option has it."""
     owners = [option for option, keys in elsewhere.items() if key in keys]
     chosen = " or ".join(f"`{option.group}={option.name}`" for option in owners[:_SHOWN_OPTIONS])
     return f"{chosen} or another one" if len(owners) > _SHOWN_OPTIONS else chosen

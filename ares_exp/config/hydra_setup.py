@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 HYDRA_RECORDS = ".hydra"
 
 RECORDED_CONFIG = "recorded_run"
-"""Name of the root config that the record of a run is stored as."""
+"""Name under which the recorded config of a run is stored as a root config."""
 NOTHING_TO_RESUME = (
     "`resume=true` goes on with what is in the {what}'s directory, and names none: it would be a new one. Name the "
     "{what}: `resume=<{what}>`, or `{key}=<{what}> resume=true` for one that may not have started."
@@ -37,7 +37,8 @@ def set_up_hydra(config_dirs: Sequence[Path] | None = None) -> None:
     """Registers the schema, the resolvers and the folders of options with Hydra; may be called more than once.
 
     Args:
-        config_dirs: The user's own folders, for all that this process composes; `None`: as before.
+        config_dirs: The user's folders of options, for every later composition in this process. `None` keeps the
+            current folders.
     """
     from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins
@@ -54,7 +55,7 @@ def set_up_hydra(config_dirs: Sequence[Path] | None = None) -> None:
 
 
 def register_resolvers() -> None:
-    """Registers what `${…}` in `conf/config.yaml` stands for with OmegaConf; more than once does no harm."""
+    """Registers the resolvers of `${…}` in `conf/config.yaml` with OmegaConf. Can be called repeatedly."""
     from omegaconf import OmegaConf
 
     OmegaConf.register_new_resolver("fresh_dir", fresh_dir, replace=True, use_cache=True)
@@ -62,9 +63,9 @@ def register_resolvers() -> None:
 
 
 def is_fresh_dir(node: Any) -> bool:
-    """Whether the directory of Hydra's `run` or `sweep` node was left to the config tree: each command gets a new one.
+    """Checks whether Hydra's `run` or `sweep` node has the default directory, which is new for each command.
 
-    Does not resolve the directory, which would make it.
+    Does not resolve the directory, because that would create it.
     """
     from omegaconf import OmegaConf
 
@@ -73,17 +74,20 @@ def is_fresh_dir(node: Any) -> bool:
 
 
 def hydra_records(resume: bool, run_dir: str | None) -> str | None:
-    """Names the folder for Hydra's records of a run; `None` where a resumed run has them: they stay as they were."""
+    """Returns the name of the folder for Hydra's records of a run.
+
+    Returns `None` if a run that has started is resumed, so that its records stay unchanged.
+    """
     started = resume and run_dir is not None and RunDir(Path(run_dir)).has_run
     return None if started else HYDRA_RECORDS
 
 
 def store_recorded_config(values: Mapping[str, Any], choices: Mapping[str, str]) -> str:
-    """Puts a recorded config in the place of the options of the root config; returns the new root config's name.
+    """Stores a root config that has recorded values instead of options, and returns its name.
 
     Args:
-        values: The recorded config. Of a group that it lacks, the default option or the one typed now is composed.
-        choices: What was chosen for the groups, for Hydra's records.
+        values: The recorded config. For a missing group, Hydra composes the option of the command line or the default.
+        choices: The chosen option of each group, for Hydra's records.
     """
     import yaml
     from hydra.core.config_store import ConfigStore
@@ -103,8 +107,9 @@ class _Composed:
     """A composed config.
 
     Attributes:
-        config: The config, pickled: reading that takes less than a hundredth of composing, and copying a tenth.
-        files: Every file that it depends on, with its stamp.
+        config: The pickled config. Unpickling takes less than a hundredth of the time of composing, and a tenth of the
+            time of copying.
+        files: Every file that the config depends on, with its stamp.
     """
 
     config: bytes
@@ -112,7 +117,7 @@ class _Composed:
 
     @property
     def is_current(self) -> bool:
-        """Whether none of the files has changed, appeared or gone since."""
+        """Whether all files are unchanged since. A file that appears or disappears counts as changed."""
         from ares_exp.config.option_files import file_stamp
 
         return all(file_stamp(path) == stamp for path, stamp in self.files.items())
@@ -122,19 +127,19 @@ _composed: dict[object, _Composed] = {}
 
 
 def compose_config(overrides: Sequence[str], *, config_dirs: Sequence[Path] = ()) -> DictConfig:
-    """Composes the config of these overrides, without Hydra's own part. Runs and writes nothing.
+    """Composes the config of these overrides, without the `hydra` node. Does not start a run or write files.
 
-    Composing takes some tenths of a second, so what was composed is kept until a file that it was made of changes.
+    Composing takes some tenths of a second. Configs are therefore cached until one of their files changes.
 
     Args:
-        overrides: As on a command line.
-        config_dirs: Folders of options, as `--config-dir`.
+        overrides: Overrides as on a command line, such as `env.path=tasks`.
+        config_dirs: Folders of options, as for `--config-dir`.
 
     Returns:
-        A config of the caller's own.
+        A new config, which the caller may change.
 
     Raises:
-        ConfigError: They do not compose; the message says why.
+        ConfigError: The overrides do not compose. The message explains why.
     """
     from ares_exp.config.option_files import OptionSearchPath
     from ares_exp.config.options import installed_plugins
@@ -148,7 +153,7 @@ def compose_config(overrides: Sequence[str], *, config_dirs: Sequence[Path] = ()
         composed = _composed.pop(key, None)
         if composed is None or not composed.is_current:
             composed = _compose(overrides, folders)
-        _composed[key] = composed  # the last used is the last
+        _composed[key] = composed  # the most recently used config is at the end
         if len(_composed) > MAX_COMPOSED:
             del _composed[next(iter(_composed))]
     config: DictConfig = pickle.loads(composed.config)
@@ -173,25 +178,25 @@ def _compose(overrides: Sequence[str], folders: Sequence[Path]) -> _Composed:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             config = compose(ROOT_CONFIG, overrides=[*places, *overrides])
     except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
-        raise ConfigError(explain(error, [*places, *overrides])) from None  # the chain has 200 lines
+        raise ConfigError(explain(error, [*places, *overrides])) from None  # the chained traceback has 200 lines
     return _Composed(pickle.dumps(config), dict(OptionFiles.looked_at))
 
 
 def _is_clean(path: Path) -> bool:
-    """Whether a YAML file, read as fast as it can be, holds nothing that may have to be masked."""
+    """Checks whether a YAML file has nothing to mask, using the fastest loader available."""
     import yaml
 
-    loader = yaml.CBaseLoader if yaml.__with_libyaml__ else yaml.BaseLoader  # for both, every value is a text
+    loader = yaml.CBaseLoader if yaml.__with_libyaml__ else yaml.BaseLoader  # both load every value as a string
     data = yaml.load(path.read_bytes(), loader)
     return bool(scrub({"root": data})["root"] == data)
 
 
 def scrub_hydra_records(folder: Path, overrides: Sequence[str]) -> None:
-    """Masks secrets in the YAML files of `folder`, if there is one.
+    """Masks secrets in the YAML files of `folder`. The folder may be missing.
 
     Args:
         folder: The `.hydra` folder of a run.
-        overrides: The command line's overrides; the values of those that look sensitive are masked wherever they stand.
+        overrides: The overrides of the command line. The values of sensitive overrides are masked everywhere.
     """
     from omegaconf import OmegaConf
 
@@ -213,16 +218,16 @@ _MAY_SET_IT = re.compile(r"[+~]*(experiment[@=]|hydra(\.mode|\.searchpath)?=)|--
 
 
 def is_decided_by_flags(arguments: Sequence[str]) -> bool:
-    """Whether no file that a command reads can set the mode: no experiment, no options but our own."""
+    """Checks that only flags can set the mode: no experiment, and no options except the built-in options."""
     return not installed_plugins().plugins and not any(_MAY_SET_IT.match(one) for one in arguments)
 
 
 @contextmanager
 def mode_from_flags(arguments: Sequence[str]) -> Iterator[None]:
-    """Has Hydra take the mode (run or sweep) from its flags for a while, where they alone decide it.
+    """Makes Hydra read the mode (run or sweep) only from its flags inside this context, if only flags can set it.
 
-    Else Hydra composes the whole config once to read its mode, two tenths of a second of each command. Of our own
-    options only experiments set a mode.
+    Otherwise, Hydra composes the whole config to read its mode, which takes 0.2 s of each command. Experiments are the
+    only built-in options that set a mode.
     """
     from hydra._internal.hydra import Hydra
 
@@ -238,4 +243,4 @@ def mode_from_flags(arguments: Sequence[str]) -> Iterator[None]:
 
 
 def _left_open(hydra: Any, config_name: str | None, overrides: list[str]) -> None:
-    """Stands for the search of the mode: `None` is that of the flags."""
+    """Replaces `Hydra.get_mode`. Returns `None`, so that Hydra uses the mode of the flags."""

@@ -1,7 +1,7 @@
-"""Arguments of an option: their keys, defaults and meanings.
+"""The arguments of an option: their keys, defaults and descriptions.
 
-An option is its file laid over the defaults of its constructor. What an argument means is the comment behind it in the
-file, else what the constructor's docstring says of it.
+The values in the option's file override the defaults of its constructor. The description of an argument is the comment
+behind it in the file. If there is no comment, it is the entry in the constructor's docstring.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Argument:
     """One argument of an option.
 
     Attributes:
-        key: Where it is set.
-        default: Its default, as YAML.
-        prose: What it means.
+        key: The dotted key of the argument.
+        default: The default value, as YAML.
+        prose: The description; may be empty.
     """
 
     key: str
@@ -32,11 +32,11 @@ class Argument:
 
 
 def arguments_of(option: Option) -> list[Argument]:
-    """Reads the arguments of an option; a preset (`experiment`) has none of its own.
+    """Reads the arguments of an option. Returns an empty list for an experiment, which has no arguments.
 
     Raises:
-        OSError: Its file cannot be read.
-        yaml.YAMLError: It is no YAML.
+        OSError: The option's file cannot be read.
+        yaml.YAMLError: The option's file is not valid YAML.
     """
     package = re.search(r"^# @package (\S+)", option.path.read_text(encoding="utf-8"), re.MULTILINE)
     if package and package[1] == "_global_":
@@ -45,7 +45,7 @@ def arguments_of(option: Option) -> list[Argument]:
 
 
 def arguments_of_node(name: str) -> list[Argument]:
-    """Reads the arguments of a node of the root config that names a class."""
+    """Reads the arguments of a root config node that has a `_target_`, such as `budget`."""
     settings, comments = _settings(conf_dir() / f"{ROOT_CONFIG}.yaml")
     own = {key.removeprefix(f"{name}."): said for key, said in comments.items() if key.startswith(f"{name}.")}
     return _arguments_of(name, name, settings[name], own)
@@ -75,7 +75,7 @@ def _arguments(
 
 
 def _settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Reads the values in a file and in the files that it overlays, and their comments, by dotted name."""
+    """Reads the values and comments of a file and of the files in its defaults list, by dotted name."""
     import yaml
 
     text = path.read_text(encoding="utf-8")
@@ -109,7 +109,7 @@ def _comments(text: str) -> dict[str, str]:
 
 
 def as_yaml(value: Any) -> str:
-    """Writes a default as YAML, in one line."""
+    """Formats a default value as one line of YAML."""
     import yaml
 
     if isinstance(value, str):

@@ -1,7 +1,7 @@
-"""Hydra's search for files of options, with errors that name the file.
+"""Hydra's search for option files, with errors that name the file.
 
-An argument that a file leaves out has the default of the constructor that the file's `_target_` names. So every default
-stands in one place, a file holds what differs, and every argument is there to be set and to be shown.
+If a file omits an argument, the argument gets the default of the constructor in `_target_`. Each default is therefore
+defined once, files contain only differences, and every argument can be set and shown.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _HEADER_CHARS = 512
 
 
 class OptionSearchPath(SearchPathPlugin):
-    """The folders of options, as Hydra asks for them whenever it is initialised.
+    """The folders of options. Hydra queries them at each initialization.
 
-    Of two with the same option the first one wins: that of ares_exp itself, then those of plugins, then the user's own.
+    If two folders have the same option, the first folder is used. The order is: ares_exp, plugins, the user's folders.
     """
 
     config_dirs: ClassVar[tuple[Path, ...]] = ()
-    """The user's folders of options, for the command that this process runs."""
+    """The user's folders of options for the command of this process."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Has the config tree read as a folder of options, and appends the others."""
+        """Registers the config tree as a folder of options, and appends the other folders."""
         for element in search_path.get_path():
             if element.path in (str(conf_dir()), f"file://{conf_dir()}"):
                 element.path = folder_url(conf_dir())
@@ -51,25 +51,27 @@ class OptionSearchPath(SearchPathPlugin):
 
 
 class OptionFiles(ConfigSource):
-    """One folder of options, and of folders of them.
+    """One folder that contains options, or groups of options.
 
     Attributes:
-        looked_at: Every file that was read or looked for since this was emptied, with its `file_stamp` before that.
+        looked_at: Every file that was read or searched for since this mapping was cleared. The value is the file's
+            `file_stamp` from before the access.
     """
 
     looked_at: ClassVar[dict[Path, tuple[int, int, int] | None]] = {}
 
     @staticmethod
     def scheme() -> str:
-        """Returns what the folder's address starts with."""
+        """Returns the URL scheme of folders of options."""
         return SCHEME
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """Reads a file and adds the arguments that it leaves out.
+        """Reads a file and adds the arguments that it omits.
 
         Raises:
-            ConfigError: It is too long, too deep, or not in UTF-8.
-            yaml.YAMLError: It is no YAML; this names the file itself.
+            ConfigLoadError: The file does not exist.
+            ConfigError: The file is too large, nested too deeply, or not in UTF-8.
+            yaml.YAMLError: The file is not valid YAML. The message names the file.
         """
         path = self._file(config_path)
         if not path.is_file():
@@ -86,11 +88,11 @@ class OptionFiles(ConfigSource):
         return self.is_group("")
 
     def is_group(self, config_path: str) -> bool:
-        """Whether the folder has a subfolder of that name."""
+        """Whether the folder has a subfolder with this name."""
         return Path(self.path, config_path).is_dir()
 
     def is_config(self, config_path: str) -> bool:
-        """Whether the folder has a config file of that name."""
+        """Whether the folder has a config file with this name."""
         return self._file(config_path).is_file()
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
@@ -142,7 +144,7 @@ def _read(path: Path, group: str) -> tuple[Any, str | None]:
 
 
 def file_stamp(path: Path) -> tuple[int, int, int] | None:
-    """Returns what changes with the content of a file; `None` where there is none."""
+    """Returns a value that changes with the content of a file. Returns `None` if the file is missing."""
     try:
         stat = path.stat()
     except OSError:
@@ -151,7 +153,7 @@ def file_stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def _completed(option: DictConfig, *, group: str) -> DictConfig:
-    """Adds the arguments that the option leaves out."""
+    """Adds the arguments that the option omits."""
     from omegaconf import OmegaConf
 
     target = option.get("_target_")
@@ -161,6 +163,6 @@ def _completed(option: DictConfig, *, group: str) -> DictConfig:
     first = {str(key): None for key in option if str(key).startswith("_")}
     completed: Any = OmegaConf.merge(OmegaConf.create(first), defaults, option)
     for key in option:
-        if OmegaConf.is_missing(option, key):  # it has to be given, though the constructor has a default
+        if OmegaConf.is_missing(option, key):  # required, although the constructor has a default
             completed[key] = NO_VALUE
     return cast("DictConfig", completed)

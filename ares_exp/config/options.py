@@ -1,18 +1,19 @@
-"""The options of each group, and their origins: ares_exp itself, a plugin, or a folder of the user.
+"""The options of each group, and their origins: ares_exp itself, a plugin, or one of the user's folders.
 
-Of two with the same name that of ares_exp counts, then that of a plugin. This is the order of Hydra's search path.
+If several options have the same name, the option of ares_exp takes precedence, then the option of a plugin. This is the
+order of Hydra's search path.
 
-A plugin is an installed package with an entry point in the group `ares_exp.plugins`, whose value is the dotted name of
-a folder in it:
+A plugin is an installed package with an entry point in the group `ares_exp.plugins`. The value of the entry point is
+the dotted name of a folder in the package:
 
 ```toml
 [project.entry-points."ares_exp.plugins"]
 nim = "ares_nim.conf"
 ```
 
-The folder is a config tree as `conf/` is: `env/nim.yaml` becomes `env=nim`, and its `_target_` names a class of the
-package. It holds groups alone; the root config and Hydra's own set-up are not a plugin's. An option that ares_exp has
-itself is never replaced. Finding plugins imports none of them.
+The folder is a config tree like `conf/`. For example, `env/nim.yaml` becomes `env=nim`, and its `_target_` names a
+class of the package. The folder contains only groups. Plugins cannot change the root config or the settings of Hydra,
+and cannot replace an option of ares_exp. Plugins are found without importing them.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ class Option:
 
     Attributes:
         group: The group.
-        name: The choice.
-        path: Its file.
+        name: Name of the option, without `.yaml`.
+        path: The option's file.
         origin: `built in`, `plugin NAME`, or the folder of a `--config-dir`.
-        description: The first line of the file.
+        description: The first comment of the file; may be empty.
     """
 
     group: str
@@ -75,16 +76,18 @@ def conf_dir() -> Path:
 
 
 def folder_url(folder: Path) -> str:
-    """Returns what to call a folder of options in Hydra's search path."""
+    """Returns the URL of a folder of options in Hydra's search path."""
     return f"{SCHEME}://{folder}"
 
 
 def find_options(group: str, config_dirs: Sequence[Path] = ()) -> list[Option]:
-    """Lists the options of a group, those of ares_exp first. Of two with the same name, lists the one that Hydra takes.
+    """Lists the options of a group, starting with the options of ares_exp.
+
+    If several options have the same name, only the option that Hydra uses is listed.
 
     Args:
-        group: The group.
-        config_dirs: Folders of the user's own.
+        group: Name of the group.
+        config_dirs: The user's folders of options.
     """
     found: dict[str, Option] = {}
     for option in _every_option(group, config_dirs):
@@ -100,7 +103,10 @@ def config_dirs_of(argv: Sequence[str]) -> list[Path]:
 
 
 def refuse_unreadable(config_dirs: Sequence[Path]) -> str | None:
-    """Returns the objection to a folder of options that may not be read; `None` if all may be, or are not there."""
+    """Returns an error message for the first folder of options that cannot be read.
+
+    Returns `None` if all folders are readable. Missing folders are ignored.
+    """
     for folder in config_dirs:
         for place in (folder / group for group in OPTION_FOLDERS):
             try:
@@ -113,12 +119,13 @@ def refuse_unreadable(config_dirs: Sequence[Path]) -> str | None:
 
 
 def option_problems(config_dirs: Sequence[Path] = ()) -> list[str]:
-    """Describes each plugin that is left out, and each option that is hidden by another one of the same name.
+    """Describes each plugin that was skipped, and each option that is hidden by another option with the same name.
 
-    A hidden option with the same content as the other is no problem.
+    Also describes each root config in the user's folders, because it has no effect. Hidden files with identical content
+    are not reported.
 
     Args:
-        config_dirs: Folders of the user's own.
+        config_dirs: The user's folders of options.
     """
     problems = [*installed_plugins().problems]
     for group in OPTION_FOLDERS:
@@ -146,7 +153,7 @@ def print_problems(config_dirs: Sequence[Path] = ()) -> None:
 
 
 def log_problems(config_dirs: Sequence[Path] = ()) -> None:
-    """Logs what is wrong with plugins and options, each thing once a process."""
+    """Logs the problems of plugins and options. Each problem is logged once per process."""
     for problem in option_problems(config_dirs):
         _log(problem)
 
@@ -157,7 +164,7 @@ def _log(problem: str) -> None:
 
 
 def _every_option(group: str, config_dirs: Sequence[Path]) -> list[Option]:
-    """Lists all options, also hidden ones, in the order of the search path."""
+    """Lists all options, including hidden ones, in the order of the search path."""
     plugins = installed_plugins().plugins
     places = [(conf_dir(), BUILT_IN), *((plugin.folder, f"plugin {plugin.name}") for plugin in plugins)]
     places += [(folder, str(folder)) for folder in config_dirs]
@@ -184,13 +191,13 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _first_comment(path: Path) -> str:
-    """Reads the description at the top of a file; empty if there is none or the file cannot be read."""
+    """Reads the description at the top of a file. Returns an empty string if it is missing or unreadable."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             lines = file.read(MAX_COMMENT_CHARS).splitlines()
     except OSError:
         return ""
-    no_text = ("# @package", "# file:")  # the docs start an option with its path
+    no_text = ("# @package", "# file:")  # examples in the docs start with the path of the file
     return next((line[2:] for line in lines if line.startswith("# ") and not line.startswith(no_text)), "")
 
 
@@ -208,9 +215,9 @@ class Plugin:
     """Options that an installed package adds.
 
     Attributes:
-        name: Of the entry point.
-        package: Name and version of the package, for people.
-        folder: The config tree.
+        name: Name of the entry point.
+        package: Name and version of the package, for messages.
+        folder: Folder with the config tree.
     """
 
     name: str
@@ -223,8 +230,8 @@ class InstalledPlugins:
     """The plugins of this Python.
 
     Attributes:
-        plugins: Those that can be used, by name.
-        problems: A sentence for each plugin that is left out.
+        plugins: The usable plugins, sorted by name.
+        problems: A sentence for each plugin that was skipped.
     """
 
     plugins: tuple[Plugin, ...]
@@ -232,15 +239,15 @@ class InstalledPlugins:
 
 
 class _BrokenPluginError(Exception):
-    """Why a plugin is left out."""
+    """The reason why a plugin is skipped."""
 
 
 def installed_plugins() -> InstalledPlugins:
-    """Looks for plugins where Python looks for modules. A broken plugin is reported as a problem, not raised."""
+    """Finds the plugins on Python's module search path. Broken plugins are reported as problems."""
     return _installed(tuple(sys.path))
 
 
-@functools.cache  # a command composes more than once
+@functools.cache  # a command composes several times
 def _installed(_search_path: tuple[str, ...]) -> InstalledPlugins:
     found: dict[str, Plugin] = {}
     problems: list[str] = []
@@ -262,7 +269,7 @@ def _conf_tree(value: str) -> Path:
     top, *below = value.split(".")
     try:
         spec = importlib.util.find_spec(top)
-    except Exception as error:  # a finder may be anybody's
+    except Exception as error:  # third-party finders can raise any exception
         raise _BrokenPluginError(f"`{top}` cannot be found: {type(error).__name__}: {error}") from error
     places = [Path(place, *below) for place in (spec.submodule_search_locations or ()) if place] if spec else []
     folder = next((place for place in places if place.is_dir()), None)

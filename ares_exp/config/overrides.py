@@ -15,7 +15,7 @@ _HOME = re.compile(r"(?:(?<=^)|(?<=[\[,]))~(/[^,\]\s]*|)(?=[,\]]|$)")
 
 
 def dotted_items(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields every value that is no mapping, or an empty one, with its dotted key below `prefix`, in order."""
+    """Yields every value and its dotted key below `prefix`, in order. Empty mappings count as values."""
     if isinstance(config, Mapping) and config:
         for key, item in config.items():
             yield from dotted_items(item, f"{prefix}.{key}" if prefix else str(key))
@@ -24,7 +24,7 @@ def dotted_items(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields every value that holds no others, with its dotted key; those in a list have the key of the list."""
+    """Yields every scalar value with its dotted key. The items of a list have the key of the list."""
     if isinstance(config, list):
         for item in config:
             yield from leaves(item, prefix)
@@ -36,15 +36,15 @@ def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Takes flags and overrides apart, in whatever order they were typed: Hydra's parser takes flags first."""
+    """Separates flags from overrides, which may be in any order. Hydra's parser requires flags first."""
     overrides = [one for one in arguments if one.startswith("~") or ("=" in one and not one.startswith("-"))]
     return [one for one in arguments if one not in overrides], overrides
 
 
 def with_home(arguments: Iterable[str]) -> list[str]:
-    """Replaces the `~` of the home folder in values and in their lists (`env.path=~/tasks`).
+    """Expands `~` to the home folder in values and in lists of values (`env.path=~/tasks`).
 
-    A shell does not expand it behind a `=`, and Hydra's grammar does not know it. A value with quotes stays as it is.
+    A shell does not expand `~` after a `=`, and Hydra's grammar does not support it. Values with quotes are unchanged.
     """
     return [_with_home(one) for one in arguments]
 
@@ -59,10 +59,10 @@ def _with_home(argument: str) -> str:
 
 
 def parse_overrides(lines: Iterable[str]) -> list[Override]:
-    """Parses overrides by Hydra's grammar.
+    """Parses overrides with Hydra's grammar.
 
     Raises:
-        hydra.errors.OverrideParseException: One is no override.
+        hydra.errors.OverrideParseException: An argument is not a valid override.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -71,13 +71,13 @@ def parse_overrides(lines: Iterable[str]) -> list[Override]:
 
 
 def key_set_by(override: Override) -> str:
-    """Returns the key that an override sets: of `policy@env.oracle=…` the place where the option goes."""
+    """Returns the key that an override sets. For `policy@env.oracle=…`, this is `env.oracle`."""
     package = override.package
     return override.key_or_group if not package or package.startswith("_") else str(package)
 
 
 def covers(key: str, other: str) -> bool:
-    """Whether `other` is `key` or below it."""
+    """Checks whether `other` is `key` or is below it."""
     return other == key or other.startswith((f"{key}.", f"{key}/"))
 
 
@@ -90,5 +90,5 @@ def quoted(text: str) -> str:
 
 
 def listed(texts: Iterable[str]) -> str:
-    """Writes a list of quoted strings."""
+    """Formats a list of quoted strings for an override."""
     return f"[{','.join(map(quoted, texts))}]"

@@ -1,4 +1,4 @@
-"""Parts of a run from anywhere, made complete: what a part lacks of its contract is the contract's default."""
+"""Completion of the parts of a run: members that a part lacks get the defaults of its contract."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _ABSENT = object()
 
 
 def completed(part: object, contract: type[C]) -> C:
-    """Returns `part` if it inherits `contract`, else a view of it that adds the contract's defaults for what it lacks.
+    """Returns `part` if it inherits `contract`. Otherwise, returns a view that adds defaults for missing members.
 
-    Called where a part enters, so that all later code sees complete objects. The minimum that a part must have is a
-    separate Protocol (`EnvironmentSource`, `ContainerFactory`, …), and not checked here.
+    Each part is completed once, when it is created, so that later code sees complete objects. The required members are
+    in separate Protocols (`EnvironmentSource`, `ContainerFactory`, …) and are not checked here.
 
     Args:
-        part: A part that may have been written without this package.
-        contract: The class with all that can be asked of such a part, and its defaults.
+        part: A part, which may have been written without this package.
+        contract: Class with all members of such a part, and their defaults.
     """
     if isinstance(part, contract):
         return part
@@ -32,10 +32,10 @@ def completed(part: object, contract: type[C]) -> C:
 
 
 def has_members(part: object, contract: type[C]) -> TypeIs[C]:
-    """Whether `part` has the members of `contract`, a Protocol.
+    """Checks whether `part` has the members of `contract`, a Protocol.
 
-    As `isinstance`, which looks at every member every time (15 µs before Python 3.12): here a class is looked at once,
-    and of an instance only what its class lacks.
+    `isinstance` checks every member in each call, which takes 15 µs before Python 3.12. This function checks each class
+    once, and checks an instance only for the members that its class lacks.
     """
     kind: Any = type(part)
     key: Any = contract
@@ -56,36 +56,36 @@ def _lacking(kind: type, contract: Any) -> tuple[str, ...]:
 
 
 def _counts(member: object, name: str, contract: Any) -> bool:
-    """Whether something is a member: a method that is `None` is none."""
+    """Checks whether a value counts as a member. `None` does not count as a method."""
     return member is not _ABSENT and (member is not None or not callable(getattr(contract, name, None)))
 
 
 def kind_of(part: object) -> Any:
-    """Returns the class or the function that a part was written as."""
+    """Returns the class or function behind a part, without views and partial applications."""
     while isinstance(part, StandIn | functools.partial):
         part = part._part if isinstance(part, StandIn) else part.func
     return part if inspect.isclass(part) or inspect.isfunction(part) else type(part)
 
 
 def name_of(part: object) -> str:
-    """Returns the name of the class or the function that a part was written as."""
+    """Returns the name of the class or function behind a part."""
     return str(kind_of(part).__name__)
 
 
 def import_name(part: object) -> str:
-    """Returns the same name with its module: `package.module.Name`."""
+    """Returns the name of the class or function behind a part, with its module: `package.module.Name`."""
     kind = kind_of(part)
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 class StandIn:
-    """An object that is used in the place of a part, and bears its name."""
+    """An object that replaces a part and keeps its name in records and messages."""
 
     def __init__(self, part: Any) -> None:
-        """Keeps the part.
+        """Stores the part.
 
         Args:
-            part: What it stands for.
+            part: The replaced part.
         """
         self._part = part
 
@@ -100,7 +100,7 @@ class _View(StandIn):
                 return getattr(self._part, name)
             except AttributeError:
                 if inspect.getattr_static(self._part, name, None) is not None:
-                    raise  # a property of the part's own has failed
+                    raise  # a property of the part raised this error
         return super().__getattribute__(name)
 
 

@@ -1,7 +1,7 @@
-"""The schema of the root config: each top-level key's type, default, range and prose, once.
+"""The schema of the root config: type, default, range and description of each top-level key.
 
-The groups (`env`, `policy`, …) and the nodes `budget` and `retry` are plain `_target_` nodes: the constructors behind
-them validate their own arguments.
+The groups (`env`, `policy`, …) and the nodes `budget` and `retry` are plain `_target_` nodes. Their constructors
+validate the arguments.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ GROUPS = (
     *("env", "agent", "container", "policy", "wrapper", "collector", "tracker", "snapshot", "executor"),
     "scorer",
 )
-"""Groups whose option is a node of the config."""
+"""Groups whose options are nodes of the config."""
 TRAINER = "trainer"
-"""The node that only `train` sets, with an option of the folder of that name."""
+"""Node that only the command `train` sets. Its options are in the folder with the same name."""
 MADE_NODES = ("budget", "retry")
-"""Nodes that name a class, without a choice of options."""
+"""Nodes that have a `_target_` but no options."""
 NOT_A_VALUE = "Expected `{name}` to hold keys, got a value. Set `{name}.KEY=…`; `--help {name}` lists the keys."
 
 
 def _key(default: Any, prose: str, *, least: float | None = None, above: float | None = None) -> Any:
-    """Makes a key with its default, its description and its bounds."""
+    """Creates a key with its default, description and bounds."""
     return field(default=default, metadata={"prose": prose, "least": least, "above": above})
 
 
 @dataclass
 class Limits:
-    """`limits`: what one episode may use."""
+    """The limits of one episode (`limits`)."""
 
     steps: int | None = _key(250, "LLM responses per episode", least=1)
     tokens: int | None = _key(None, "prompt and generated tokens per episode", least=1)
@@ -43,7 +43,7 @@ class Limits:
 
 @dataclass
 class Timeouts:
-    """`timeouts`: time limits in seconds, and their multipliers. `null`: the task's own."""
+    """Time limits in seconds, and their multipliers (`timeouts`). `null` keeps the limit of the task."""
 
     policy: float | None = _key(1800.0, "seconds for one response of the policy, retries included", above=0)
     agent: float | None = _key(None, "agent limit in seconds, instead of the task's own", above=0)
@@ -58,7 +58,7 @@ class Timeouts:
 
 @dataclass
 class Branch:
-    """`branch`: how the branches of `branch_from` start."""
+    """The start of each branch of `branch_from` (`branch`)."""
 
     inject: str | None = _key(None, "a user message after those of the pending request")
     edit: str | None = _key(None, "new text for the pending request's last message")
@@ -67,7 +67,7 @@ class Branch:
 
 @dataclass
 class ExperimentConfig:
-    """Everything that can be set at the top level. `null` means no limit unless it says otherwise."""
+    """The top-level keys. `null` means no limit, unless the description of a key defines another meaning."""
 
     env: Any = "???"
     agent: Any = "???"
@@ -92,7 +92,7 @@ class ExperimentConfig:
     budget: Any = field(default=None, metadata={"prose": "limits of the run, and of a sweep: budget.cost=5"})
     retry: Any = field(default=None, metadata={"prose": "retries after errors: retry.infrastructure=true"})
     resume: bool = _key(False, "RUN or SWEEP to continue; true: whatever is in the run's directory")
-    resume_redo: list[str] | None = _key(  # noqa: RUF009  # its default is None
+    resume_redo: list[str] | None = _key(  # noqa: RUF009  # the default is None, which is immutable
         None, "outcomes of attempts to run again, such as [policy_error]"
     )
     resume_force: bool = _key(False, "resume although tasks, agent or policy have changed")
@@ -111,11 +111,11 @@ class Key:
     """A key that holds a value.
 
     Attributes:
-        name: The key, dotted.
-        default: Its default.
-        prose: What it means.
-        least: Its minimum, if any.
-        above: A bound that it has to exceed, if any.
+        name: The dotted key.
+        default: The default value.
+        prose: The description.
+        least: The minimum; `None` means no minimum.
+        above: An exclusive lower bound; `None` means no bound.
     """
 
     name: str
@@ -126,7 +126,7 @@ class Key:
 
 
 def keys() -> list[Key]:
-    """Returns the keys that are not in a group and do not belong to a class, in order."""
+    """Returns the keys that have a description here, in order. Groups and the nodes with a class are excluded."""
     return list(_keys(ExperimentConfig(), ""))
 
 
@@ -148,10 +148,10 @@ def value_of(config: Mapping[str, Any], key: str) -> Any:
 
 
 def validate(config: Mapping[str, Any]) -> None:
-    """Checks the ranges of the top-level keys; their types and names were checked when the config was composed.
+    """Checks the names and ranges of the top-level keys. Their types were checked when the config was composed.
 
     Raises:
-        ConfigError: With the key, the expected range, the actual value and the remedy.
+        ConfigError: A key is unknown or out of range. The message has the key, the expected range and the actual value.
     """
     known = [item.name for item in fields(ExperimentConfig)]
     for name in config:

@@ -1,8 +1,8 @@
-"""The classes that options name in `_target_`: their import, their arguments, and the parts that are made of them.
+"""The classes that options name in `_target_`: their import, their arguments, and their instances.
 
-The options, those of plugins included, are the only table of backends and agents: code that needs one by name looks
-here. Names from any other place are never imported. No other module reads a constructor. What is
-wrong with an argument is told with its key.
+The options (including the options of plugins) are the only table of backends and agents. Code that needs a backend or
+agent by name uses this module. Names from other sources are never imported. No other module inspects constructors.
+Errors in arguments are reported with their keys.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SECTION = re.compile(r"^(?:Args|Attributes):\n((?: {4}.*\n?|\n)*)", re.MULTILIN
 _IN_YAML = {"`None`": "`null`", "`True`": "`true`", "`False`": "`false`"}
 _CLASS = re.compile(r"""_target_["']?\s*:\s*["']?([\w.]+)""")
 NO_VALUE = "???"
-"""OmegaConf's mark of a required value."""
+"""OmegaConf's marker of a required value."""
 AGENT = "agent"
 SCORER = "scorer"
 """The group of scorers."""
@@ -52,16 +52,16 @@ ADDED_ARGUMENTS: Mapping[str, Mapping[str, tuple[Any, str]]] = {
         "timeout_sec": (600.0, "time limit of the scoring of one episode in seconds"),
     },
 }
-"""Arguments that the run takes, not the class: default and meaning, by group and name."""
+"""Default and description of the arguments that the run uses instead of the class, by group and name."""
 
 
 def added_defaults(group: str) -> dict[str, Any]:
-    """Returns the defaults of the arguments that a group's options have in addition to those of their classes."""
+    """Returns the defaults of the arguments that a group adds to the arguments of its classes."""
     return {name: default for name, (default, _) in ADDED_ARGUMENTS.get(group, {}).items()}
 
 
 def parameters_of(target: str) -> Mapping[str, inspect.Parameter] | None:
-    """Reads the parameters of a class or function; `None` if it cannot be imported, or does not show them."""
+    """Reads the parameters of a class or function. Returns `None` if it has no signature or cannot be imported."""
     try:
         return inspect.signature(resolve_name(target)).parameters
     except Exception:  # the import of a third-party module may raise anything
@@ -69,7 +69,7 @@ def parameters_of(target: str) -> Mapping[str, inspect.Parameter] | None:
 
 
 def option_targets(group: str, config_dirs: Sequence[Path] = ()) -> dict[str, str]:
-    """Reads the `_target_` of each option of a group, by the option's name, those of the user's folders included."""
+    """Reads the `_target_` of each option of a group, by name, including options in the user's folders."""
     import yaml
 
     found: dict[str, str] = {}
@@ -82,7 +82,7 @@ def option_targets(group: str, config_dirs: Sequence[Path] = ()) -> dict[str, st
 
 
 def classes_of_options(config_dirs: Sequence[Path] = ()) -> frozenset[str]:
-    """Returns the dotted names of all classes that the options of ares_exp, plugins and `config_dirs` name."""
+    """Returns the dotted name of every class in the options of ares_exp, of plugins and of `config_dirs`."""
     found: set[str] = set()
     for folder in (conf_dir(), *(plugin.folder for plugin in installed_plugins().plugins), *config_dirs):
         for path in (one for group in OPTION_FOLDERS for one in (folder / group).rglob("*.yaml")):
@@ -96,7 +96,7 @@ def import_target(target: str) -> Any:
     """Imports the class or function that an option's `_target_` names.
 
     Raises:
-        ConfigError: It cannot be imported.
+        ConfigError: The class or function cannot be imported.
     """
     try:
         return resolve_name(target)
@@ -106,7 +106,10 @@ def import_target(target: str) -> Any:
 
 
 def explain_target(target: str) -> str | None:
-    """Says why a dotted name cannot be imported, and where it was looked for; `None` if it can be, or is none."""
+    """Explains why a dotted name cannot be imported, and where it was searched for.
+
+    Returns `None` if the name can be imported, or is not a dotted name.
+    """
     *path, _ = parts = target.split(".")
     if not path or not all(part.isidentifier() for part in parts):
         return None
@@ -116,8 +119,8 @@ def explain_target(target: str) -> str | None:
             module = importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                return f"`{name}` cannot be imported: {error}."  # a module that it imports
-        except Exception as error:  # anybody's module may raise anything
+                return f"`{name}` cannot be imported: {error}."  # a missing dependency of the module
+        except Exception as error:  # a third-party module can raise any exception
             return f"`{name}` cannot be imported: {type(error).__name__}: {error}"
         else:
             return _explain_attribute(module, parts[length])
@@ -136,19 +139,19 @@ def _explain_attribute(module: ModuleType, name: str) -> str | None:
 
 
 def find_part(group: str, name: str) -> Any:
-    """Imports what an option of a group makes its parts from.
+    """Imports the class or function of a part, if an option of the group uses it.
 
     Args:
-        group: The group.
-        name: The `import_name` of the class, as records have it; or the option's `_target_`.
+        group: Name of the group.
+        name: The recorded `import_name` of the class, or the option's `_target_`.
 
     Returns:
-        The class or function; `None` where no option is made from it.
+        The class or function; `None` if no option uses it.
     """
     targets = option_targets(group).values()
     if name in targets:
         return import_target(name)
-    for target in targets:  # a package may show its class under a shorter name than it has
+    for target in targets:  # a package may export its class under a shorter name
         if target.partition(".")[0] == name.partition(".")[0]:
             with suppress(ConfigError):
                 if import_name(part := import_target(target)) == name:
@@ -157,13 +160,14 @@ def find_part(group: str, name: str) -> Any:
 
 
 def option_defaults(group: str, target: str, *, is_partial: bool = False) -> dict[str, Any]:
-    """Returns the defaults of an option's arguments: those of what it names, and those that its group adds.
+    """Returns the defaults of an option's arguments: the constructor's defaults and the group's added arguments.
 
     Args:
         group: The option's group.
-        target: What it names.
-        is_partial: Whether a part of the arguments comes when it is called. That of an agent comes by name, and has no
-            defaults; of others it is not known which.
+        target: Dotted name of the class or function in `_target_`.
+        is_partial: Whether the option has `_partial_: true`, so that further arguments are passed later. For an agent,
+            only arguments with a default are returned. For other groups, the result is empty, because it is not known
+            which arguments are passed later.
     """
     if is_partial:
         known = constructor_defaults(target) if group == AGENT else {}
@@ -174,19 +178,22 @@ def option_defaults(group: str, target: str, *, is_partial: bool = False) -> dic
 
 
 def _of_the_call(target: str) -> tuple[str, ...]:
-    """Returns the arguments that each call gives to a function that is a scorer itself: episode and container."""
+    """Returns the names of the arguments that each call passes to a scorer function: episode and container.
+
+    Returns an empty tuple for a class.
+    """
     parameters = parameters_of(target)
     return () if parameters is None or inspect.isclass(resolve_name(target)) else tuple(parameters)[:2]
 
 
 def constructor_defaults(target: str) -> dict[str, Any]:
-    """Returns the defaults of a constructor's arguments, `???` for required ones.
+    """Returns the defaults of a constructor's arguments. Required arguments have the value `???`.
 
-    Leaves out arguments whose defaults no config can hold, such as a clock.
+    Omits arguments whose defaults a config cannot represent, such as a clock.
 
     Args:
-        target: Dotted name of a class or function. If it cannot be imported there are no defaults: instantiating it
-            explains why.
+        target: Dotted name of a class or function. If it cannot be imported, the result is empty. The error is
+            explained at instantiation.
     """
     parameters = (parameters_of(target) or {}).values()
     named = [one for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
@@ -195,7 +202,7 @@ def constructor_defaults(target: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Converts a default to a config value; `...` if no config can hold it."""
+    """Converts a default to a config value. Returns `...` if a config cannot represent it."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = dataclasses.asdict(value)
     if isinstance(value, Mapping):
@@ -213,7 +220,7 @@ def documented(target: str) -> dict[str, str]:
     """Reads the descriptions of arguments in the docstrings of a class or function."""
     try:
         made: Any = resolve_name(target)
-    except Exception:  # the import of anybody's module may raise anything
+    except Exception:  # the import of a third-party module can raise any exception
         return {}
     kinds = reversed(made.__mro__) if inspect.isclass(made) else ()
     objects = [one for kind in kinds for one in (kind, vars(kind).get("__init__"))] or [made]
@@ -238,17 +245,17 @@ _MADE: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "executor": ("an executor", ("checks", "open", "room")),
     "trainer": ("a trainer", ("check", "train")),
 }
-"""What the options of a group make, and what that has at least."""
+"""The kind of part that the options of a group create, and its required members."""
 
 _OF_AN_AGENT = {"container", "llm_client"}
-"""What agents are made with, each episode its own; a class that takes it is no factory of agents."""
+"""Arguments that each episode passes to its agent. A class that has them is an agent, not a factory of agents."""
 
 
 def instantiate_several(config: DictConfig, group: str) -> dict[str, Any]:
-    """Makes the components of a group of which several can be chosen (`group=[a,b]`), by name.
+    """Creates the components of a group that accepts several options (`group=[a,b]`), by name.
 
     Raises:
-        ConfigError: As `instantiate_group`.
+        ConfigError: The same errors as for `instantiate_group`.
     """
     from omegaconf import OmegaConf
 
@@ -259,20 +266,20 @@ def instantiate_several(config: DictConfig, group: str) -> dict[str, Any]:
 
 
 def instantiate_group(config: DictConfig, group: str) -> Any:
-    """Makes the component that a group's node describes.
+    """Creates the component that a group's node describes.
 
     Args:
         config: The composed config.
         group: Name of the group.
 
     Raises:
-        ConfigError: An argument is unknown, missing or has a wrong value, or something else is made.
+        ConfigError: An argument is unknown, missing or invalid, or the component lacks required members.
     """
     return _checked(group, instantiate_node(_without_added(config, group), group))
 
 
 def _without_added(config: DictConfig, group: str) -> DictConfig:
-    """Returns the config without the arguments of a group's option that its class does not take."""
+    """Returns the config without the arguments that the group adds, because its classes do not accept them."""
     from omegaconf import OmegaConf, open_dict
 
     node = OmegaConf.select(config, group)
@@ -287,7 +294,11 @@ def _without_added(config: DictConfig, group: str) -> DictConfig:
 
 
 def _checked(group: str, made: Any) -> Any:
-    """What was made, if it has what is asked of its group."""
+    """Returns the component if it has the required members of its group.
+
+    Raises:
+        ConfigError: A required member is missing.
+    """
     what, members = _MADE.get(group, ("", ()))
     if lacking := [name for name in members if not hasattr(made, name)]:
         raise ConfigError(
@@ -298,10 +309,10 @@ def _checked(group: str, made: Any) -> Any:
 
 
 def instantiate_node(config: DictConfig, group: str) -> Any:
-    """Makes what a node describes: that of a group, or `group.name` for one of its components.
+    """Creates the component of a node: `group`, or `group.name` for one of several components.
 
     Raises:
-        ConfigError: An argument is unknown, missing or has a wrong value.
+        ConfigError: No option is chosen, or an argument is unknown, missing or invalid.
     """
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
@@ -323,7 +334,7 @@ def instantiate_node(config: DictConfig, group: str) -> Any:
         for name in node:
             part = OmegaConf.select(config, f"{group}.{name}")
             if OmegaConf.is_dict(part) and "_target_" in part:
-                instantiate_node(config, f"{group}.{name}")  # raises, if that is what is wrong
+                instantiate_node(config, f"{group}.{name}")  # raises if this node caused the error
         cause = error.__cause__ or error
         if isinstance(cause, ImportError | AttributeError) and (why := explain_target(str(node["_target_"]))):
             raise ConfigError(f"`{group}` cannot be made: {why}") from error
@@ -338,7 +349,11 @@ def instantiate_node(config: DictConfig, group: str) -> Any:
 
 
 def _refuse_agent_as_factory(group: str, node: DictConfig) -> None:
-    """Refuses the class of an agent, which each episode makes of its own, where a factory of agents is expected."""
+    """Rejects an agent class that was configured as a factory of agents.
+
+    Raises:
+        ConfigError: The class takes the arguments of an agent, and `_partial_` is missing.
+    """
     keys = {str(key) for key in node}  # `in` of a node raises inside, in a cycle that keeps the caller's frames alive
     if group == "agent" and "_partial_" not in keys and keys >= _OF_AN_AGENT:
         raise ConfigError(
@@ -349,7 +364,7 @@ def _refuse_agent_as_factory(group: str, node: DictConfig) -> None:
 
 
 def _unknown_argument(group: str, node: DictConfig) -> str | None:
-    """What to say of an argument that the component does not take; `None` when it takes them all."""
+    """Returns an error message for an argument that the component does not accept; `None` if all are accepted."""
     if (parameters := parameters_of(str(node["_target_"]))) is None:
         return None
     takes = [name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
@@ -366,7 +381,7 @@ def _unknown_argument(group: str, node: DictConfig) -> str | None:
 
 
 _TYPE = re.compile(r"[\[(]|^(str|int|float|bool|dict|list)$")
-"""Parts of the place of an error that name a type of a union, not a key."""
+"""Parts of an error's location that name a type of a union instead of a key."""
 
 
 def _explain(group: str, cause: BaseException) -> str:
@@ -381,7 +396,7 @@ def _explain(group: str, cause: BaseException) -> str:
         key = ".".join([group, *(str(part) for part in item["loc"] if not _TYPE.search(str(part)))])
         shown = scrub({key: item["input"]})[key]
         message = item["msg"].removeprefix("Value error, ")
-        if key in problems:  # of another type of a union
+        if key in problems:  # an error of another type of the same union
             message = f"{problems[key].partition(' (got ')[0]} or {message.removeprefix('Input should be ')}"
         problems[key] = message + ("" if "got " in message else f" (got {shown!r:.80})")
     said = "; ".join(f"`{key}`: {message}" for key, message in problems.items())

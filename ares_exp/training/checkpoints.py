@@ -1,4 +1,4 @@
-"""Checkpoints of a training: folders that appear whole, of which the last ones are kept."""
+"""Checkpoints of a training: folders that are written atomically, of which the newest are kept."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Checkpoint:
     """A checkpoint on disk.
 
     Attributes:
-        path: Its folder, which a trainer of transformers can resume from, and a policy load.
+        path: Folder of the checkpoint. A trainer of transformers can resume from it, and a policy can load it.
         step: Number of optimizer steps so far.
     """
 
@@ -30,7 +30,11 @@ class Checkpoint:
     step: int
 
     def state(self) -> dict[str, Any]:
-        """Reads what this package keeps in it. Raises `ConfigError` when that is broken."""
+        """Reads the state that `Checkpoints.appearing` stored in the checkpoint.
+
+        Raises:
+            ConfigError: The file is not a valid JSON object.
+        """
         return read_json_object(self.path / STATE)
 
 
@@ -38,34 +42,36 @@ class Checkpoints:
     """The checkpoints of one training."""
 
     def __init__(self, folder: Path, *, keep: int) -> None:
-        """Keeps the arguments.
+        """Stores the arguments.
 
         Args:
-            folder: Where they are.
-            keep: How many of the last ones stay.
+            folder: Folder with the checkpoints.
+            keep: Number of newest checkpoints to keep.
         """
         self.folder = folder
         self._keep = keep
 
     def found(self) -> list[Checkpoint]:
-        """Returns those that are whole, the newest last."""
+        """Returns the complete checkpoints, from the oldest to the newest."""
         named = [(path, _NAME.fullmatch(path.name)) for path in self.folder.glob("checkpoint-*")]
         whole = [Checkpoint(path, int(name[1])) for path, name in named if name and (path / STATE).is_file()]
         return sorted(whole, key=lambda one: one.step)
 
     @contextmanager
     def appearing(self, step: int, state: Mapping[str, Any]) -> Iterator[Path]:
-        """A folder beside the others, which is a checkpoint when the body ends without an exception.
+        """Provides a temporary folder for a new checkpoint, which becomes visible if the body raises no exception.
+
+        Afterwards, deletes the oldest checkpoints.
 
         Args:
             step: Number of optimizer steps so far.
-            state: What else is to be kept, JSON-ready.
+            state: Further JSON-ready values to store in the checkpoint.
 
         Yields:
-            The folder in which `checkpoint-<step>` is to be made.
+            The folder in which the caller creates `checkpoint-<step>`.
         """
         staging, name = self.folder / ".saving", f"checkpoint-{step}"
-        shutil.rmtree(staging, ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(staging, ignore_errors=True)  # left behind by a killed process
         staging.mkdir(parents=True)
         try:
             yield staging
@@ -79,5 +85,5 @@ class Checkpoints:
         finally:
             shutil.rmtree(staging, ignore_errors=True)
         for old in self.found()[: -self._keep]:
-            old.path.replace(staging)  # half of it is no checkpoint
+            old.path.replace(staging)  # a partly deleted folder must not count as a checkpoint
             shutil.rmtree(staging, ignore_errors=True)

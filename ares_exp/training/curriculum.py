@@ -1,4 +1,4 @@
-"""Curricula: the draw of the next tasks by pass rates of earlier attempts, and which groups teach something."""
+"""Curricula: random choice of tasks by the pass rates of earlier attempts, and detection of useless groups."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from typing import Any, Literal
 from ares_exp.errors import ConfigError
 
 Weighting = Literal["uniform", "learnability", "difficulty"]
-"""What a task's weight is, of its pass rate p: the same for all; p · (1 - p); or 1 - p."""
+"""Weight of a task with the pass rate p: equal for all tasks (`uniform`), p · (1 - p) (`learnability`), or 1 - p
+(`difficulty`)."""
 ZeroStdGroups = Literal["keep", "drop", "refill"]
-"""What becomes of a group whose attempts all have the same reward: kept; not trained on; another in its place."""
+"""Treatment of groups whose attempts all have the same reward: `keep` trains on them, `drop` does not, and `refill`
+runs other groups instead."""
 
 SAME_REWARD = 1e-9
-"""Rewards that differ by less are the same."""
+"""Rewards that differ by less count as equal."""
 
 
 class Curriculum:
-    """Draws tasks by weights that follow their pass rates.
+    """Draws tasks with weights that depend on their pass rates.
 
-    The pass rate of a task starts at one half, as if it had passed once and failed once; with `decay`, what is long ago
-    counts less.
+    The pass rate of a task starts at one half, as if the task had passed once and failed once. With `decay`, older
+    attempts count less.
     """
 
     def __init__(
@@ -34,18 +36,18 @@ class Curriculum:
         threshold: float = 1.0,
         seed: int = 0,
     ) -> None:
-        """Keeps the arguments.
+        """Stores the arguments.
 
         Args:
             task_names: The tasks to draw from.
-            weighting: What the weight of a task is.
-            least: The least weight, so that no task is forgotten.
-            decay: What the earlier attempts at a task are multiplied by with each further group.
-            threshold: Reward from which on an attempt has passed.
-            seed: Of the draws; with the step, it decides them.
+            weighting: Definition of a task's weight.
+            least: Minimum weight, so that every task can be drawn.
+            decay: Factor by which each new group reduces the weight of earlier attempts at the same task.
+            threshold: Minimum reward of an attempt that passes.
+            seed: Seed of the draws. The same seed and step give the same draw.
 
         Raises:
-            ConfigError: There is no task.
+            ConfigError: `task_names` is empty.
         """
         if not task_names:
             raise ConfigError(
@@ -59,7 +61,7 @@ class Curriculum:
         self._seen = dict.fromkeys(task_names, (0.0, 0.0))
 
     def pass_rate(self, task_name: str) -> float:
-        """Returns the pass rate of a task as far as it is known."""
+        """Returns the estimated pass rate of a task."""
         passed, ran = self._seen[task_name]
         return (passed + 1) / (ran + 2)
 
@@ -70,12 +72,12 @@ class Curriculum:
         return max(weights[self._weighting], self._least)
 
     def draw(self, n: int, *, step: int, part: int = 0) -> list[str]:
-        """Draws tasks, none twice before each was drawn once.
+        """Draws tasks. No task is drawn again before every task was drawn.
 
         Args:
-            n: How many.
-            step: The optimizer step that they are for.
-            part: Number of earlier draws for it.
+            n: Number of tasks.
+            step: Optimizer step that trains on these tasks.
+            part: Number of earlier draws for the same step.
         """
         chance = random.Random(f"{self._seed}/{step}/{part}")
         drawn: list[str] = []
@@ -88,17 +90,17 @@ class Curriculum:
         return drawn
 
     def add(self, task_name: str, rewards: Sequence[float]) -> None:
-        """Counts the outcomes of a group of attempts at a task."""
+        """Updates the pass rate of a task with the rewards of a group of attempts."""
         passed, ran = self._seen[task_name]
         new = sum(reward >= self._threshold for reward in rewards)
         self._seen[task_name] = passed * self._decay + new, ran * self._decay + len(rewards)
 
     def state(self) -> dict[str, list[float]]:
-        """Returns what is known of the tasks, JSON-ready."""
+        """Returns the weighted numbers of passed attempts and of all attempts at each task, JSON-ready."""
         return {name: [*seen] for name, seen in self._seen.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes what an earlier session knew; of tasks that are no more, nothing."""
+        """Restores the state of an earlier session. Ignores tasks that no longer exist."""
         for name, seen in state.items():
             if name in self._seen:
                 passed, ran = seen
@@ -106,5 +108,5 @@ class Curriculum:
 
 
 def teaches_nothing(rewards: Sequence[float]) -> bool:
-    """Whether the rewards of a group are all the same, so that no attempt is better than the others."""
+    """Checks whether all rewards of a group are equal, so that no attempt is better than the others."""
     return not rewards or max(rewards) - min(rewards) < SAME_REWARD

@@ -1,4 +1,4 @@
-"""`driven`: a run whose episodes a script asks for, as it goes."""
+"""The context manager `driven`: a run whose episodes are submitted by your code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def driven(
     config_dirs: Sequence[str | Path] = (),
     quiet: bool = True,
 ) -> AsyncIterator[EpisodeDriver]:
-    """Starts a run, or resumes one (`resume=outputs/first`), that runs what the body submits to its driver.
+    """Starts a run, or resumes one (`resume=outputs/first`), for episodes that you submit to its driver.
 
     ```
     async with ares_exp.driven(["env=harbor", "agent=tools"], policy=my_policy) as driver:
@@ -37,21 +37,21 @@ async def driven(
         await driver.update("1")
     ```
 
-    At the end of the body, however it comes, what is running is cancelled, every container released and the run
-    closed. Runs on the event loop of the caller.
+    When the body ends or raises an exception, running episodes are cancelled, all containers are released, and the run
+    is closed. The run uses the event loop of the caller.
 
     Args:
-        overrides: As on the command line. `attempts` and `trainer` have no effect.
-        policy: Answers the requests, in place of an option of `policy`; it is closed with the run.
-        max_staleness: As for `EpisodeDriver`.
-        config_dirs: Folders of options, as `--config-dir`.
-        quiet: Whether neither progress nor the summary is printed.
+        overrides: Overrides as on the command line. `attempts` and `trainer` have no effect.
+        policy: Policy to use instead of an option of `policy`. It is closed at the end of the run.
+        max_staleness: Maximum staleness of an episode, as for `EpisodeDriver`.
+        config_dirs: Folders of options, as for `--config-dir`.
+        quiet: Whether to print no progress and no summary.
 
     Yields:
         The driver.
 
     Raises:
-        UserError: Something is wrong with the overrides or with what they name; no container was started.
+        UserError: The overrides are invalid, or a part of the run cannot be used. No container was started.
     """
     from ares_exp.runs.composing import compose_job, run_log
 
@@ -76,7 +76,11 @@ async def driven(
 
 
 async def _started(running: asyncio.Task[Any], body: Body) -> EpisodeDriver:
-    """Returns the driver when there is one. Raises what the run raised before."""
+    """Waits for the driver and returns it.
+
+    Raises:
+        UserError: The run ended before it had a driver. Other errors of the run are raised unchanged.
+    """
     started: asyncio.Task[Any] = asyncio.create_task(body.started.wait())
     try:
         await asyncio.wait({running, started}, return_when=asyncio.FIRST_COMPLETED)
@@ -89,7 +93,7 @@ async def _started(running: asyncio.Task[Any], body: Body) -> EpisodeDriver:
 
 
 class Body:
-    """The trainer of a run that the body of a `with` statement is."""
+    """A trainer that gives its driver to the body of a `with` statement."""
 
     def __init__(self, max_staleness: int | None) -> None:
         self.started = asyncio.Event()
@@ -98,10 +102,10 @@ class Body:
         self._max_staleness = max_staleness
 
     def check(self, policy: Policy, task_names: Sequence[str]) -> None:
-        """Refuses nothing: the body knows what it wants."""
+        """Accepts every policy and every task."""
 
     async def train(self, run: TrainedRun) -> None:
-        """Hands a driver to the body, and waits for its end."""
+        """Provides a driver to the body of the `with` statement, and waits until the body ends."""
         async with EpisodeDriver(run, max_staleness=self._max_staleness) as driver:
             self.driver = driver
             self.started.set()

@@ -1,8 +1,7 @@
-"""The driver: a trainer submits tasks, and takes the episodes as they finish.
+"""The driver: a trainer submits tasks, and receives the episodes as they finish.
 
-Everything that is run for one training lies in one run directory, as episodes of a run do: an attempt at a task has
-a number of its own, whenever it is run. Containers belong to episodes, not to versions of weights: an `update`
-restarts none.
+All episodes of a training are in one run directory, as for other runs. Each attempt at a task has its own number.
+Containers belong to episodes and not to versions of weights, so that an `update` restarts no container.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from ares_exp.runs.trainer import TrainedRun
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 CANCEL_LIMIT_SEC = 60.0
-"""Seconds that cancelled episodes have to release their containers."""
+"""Time limit, in seconds, for cancelled episodes to release their containers."""
 
 Slot = tuple[str, int]
 Condition = Callable[[], bool]
@@ -34,13 +33,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DrivenEpisode:
-    """An attempt that has ended, with a reward or with an error.
+    """A finished attempt, with a reward or an error.
 
     Attributes:
-        result: Its row.
-        trajectory: Its steps; `None` when no collector could keep them.
-        versions: Versions of the weights that answered, in order, each once.
-        staleness: How many versions behind the present one its oldest answer was, when the episode had finished.
+        result: Recorded result of the episode.
+        trajectory: Steps of the episode; `None` if no collector could record them.
+        versions: Versions of the weights that generated the responses, without repetitions, in order of first use.
+        staleness: Number of versions between the weights of the oldest response and the weights at the end of the
+            episode.
     """
 
     result: EpisodeResult
@@ -54,24 +54,26 @@ class DrivenEpisode:
 
     @property
     def slot(self) -> Slot:
-        """Its task, and the number of the attempt."""
+        """The name of the task and the number of the attempt."""
         return self.result.task_name, self.result.attempt
 
     @property
     def reward(self) -> float | None:
-        """The reward; `None` when there is none."""
+        """The reward; `None` if the episode has no reward."""
         return self.result.reward
 
 
 @dataclass
 class Staleness:
-    """Staleness of episodes: how many versions of the weights behind they were, of those taken and those refused.
+    """Statistics of the staleness of finished episodes, including rejected ones.
+
+    The staleness of an episode is the number of versions that its oldest response was behind the current weights.
 
     Attributes:
-        episodes: Number of episodes that finished.
-        behind: Sum of their versions behind.
-        most: The most versions that one was behind.
-        refused: Number of those that were further behind than allowed, and are run again as new attempts.
+        episodes: Number of finished episodes.
+        behind: Sum of the staleness of all episodes.
+        most: Largest staleness of an episode.
+        refused: Number of episodes that were too stale and are run again as new attempts.
     """
 
     episodes: int = 0
@@ -80,31 +82,30 @@ class Staleness:
     refused: int = 0
 
     def add(self, staleness: int) -> None:
-        """Counts an episode."""
+        """Adds the staleness of an episode."""
         self.episodes += 1
         self.behind += staleness
         self.most = max(self.most, staleness)
 
     @property
     def mean(self) -> float:
-        """Mean number of versions behind."""
+        """The mean staleness of an episode; 0.0 without episodes."""
         return self.behind / self.episodes if self.episodes else 0.0
 
 
 class Submission(AsyncIterator[DrivenEpisode]):
-    """Attempts that were submitted together: an iterator over them as they finish.
+    """An iterator over attempts that were submitted together, in the order in which they finish.
 
-    An attempt that has finished and was not taken holds its place: of one submission no more than `concurrency` are
-    in progress or wait to be taken, so that running gets no further ahead of who takes. What one submission holds back
-    delays no other.
+    In each submission, at most `concurrency` attempts are running or finished but not yet taken by the consumer. A slow
+    consumer therefore slows down its own submission, but no other submission.
 
     Attributes:
-        slots: Task and number of every attempt, in the order in which they are started; one that is run in the place
-            of a stale one is appended.
+        slots: Task and number of every attempt, in the order in which they start. Replacements of stale attempts are
+            appended.
     """
 
     def __init__(self, driver: EpisodeDriver, planned: Sequence[PlannedEpisode]) -> None:
-        """Starts as many as there are places for."""
+        """Starts up to `concurrency` attempts."""
         self.slots: list[Slot] = [one.slot for one in planned]
         self._driver = driver
         self._waiting = deque(planned)
@@ -115,7 +116,7 @@ class Submission(AsyncIterator[DrivenEpisode]):
 
     @property
     def pending(self) -> int:
-        """Number of attempts that were not taken yet."""
+        """The number of attempts that the consumer has not yet taken."""
         return len(self._waiting) + len(self._in_progress) + self._finished.qsize()
 
     def __aiter__(self) -> Self:
@@ -123,7 +124,7 @@ class Submission(AsyncIterator[DrivenEpisode]):
         return self
 
     async def __anext__(self) -> DrivenEpisode:
-        """Returns the next episode that has finished, and starts another in its place."""
+        """Waits for the next finished episode, starts another attempt, and returns the episode."""
         if self._cancelled or not self.pending:
             raise StopAsyncIteration
         episode = await self._finished.get()
@@ -133,16 +134,16 @@ class Submission(AsyncIterator[DrivenEpisode]):
         return episode
 
     def give(self, episode: DrivenEpisode) -> None:
-        """Hands over an episode that has ended before."""
+        """Adds an episode that was finished earlier."""
         self._finished.put_nowait(episode)
 
     async def cancel(self) -> None:
-        """Ends what is running as cancelled, and releases its containers; starts nothing more. Idempotent."""
+        """Cancels all running attempts, releases their containers, and starts no further attempts. Idempotent."""
         self._cancelled = True
         self._waiting.clear()
-        for slot in [*self._in_progress]:  # what has not started ends at once
+        for slot in [*self._in_progress]:  # attempts that have not started end immediately
             self._driver.run.cancel(slot)
-        self._finished.put_nowait(None)  # who waits for an episode need not wait any more
+        self._finished.put_nowait(None)  # wakes up a consumer that is waiting for an episode
         await self._driver.wait_for(lambda: not self._in_progress)
 
     def _start(self) -> None:
@@ -152,7 +153,7 @@ class Submission(AsyncIterator[DrivenEpisode]):
             self._driver.execute(planned, self._end)
 
     def _end(self, slot: Slot, episode: DrivenEpisode | None) -> None:
-        """Takes an episode from the driver; `None`: it was refused, or never started."""
+        """Receives a finished episode. `None` means that the attempt was rejected or never started."""
         self._in_progress.discard(slot)
         if self._cancelled:
             return
@@ -166,22 +167,24 @@ class Submission(AsyncIterator[DrivenEpisode]):
 
 
 class EpisodeDriver:
-    """Runs what a trainer submits, and tells the policy of new weights. Used on the event loop of the run.
+    """Runs the attempts that a trainer submits, and updates the weights of the policy.
+
+    Must be used on the event loop of the run.
 
     Attributes:
-        run: The run that everything is recorded in.
-        version: Of the weights that response now.
-        staleness: How far behind the weights the episodes were.
+        run: The run that records the episodes.
+        version: Version of the current weights.
+        staleness: Statistics of the staleness of episodes.
     """
 
     def __init__(self, run: TrainedRun, *, version: str | None = None, max_staleness: int | None = None) -> None:
-        """Runs nothing yet.
+        """Creates a driver without submissions.
 
         Args:
-            run: The run.
-            version: Of the policy's weights; `None`: what the policy says, `"0"` if nothing.
-            max_staleness: How many versions an episode's oldest answer may be behind when it has finished: one that is
-                further behind is recorded, and another attempt is run in its place. `None`: any.
+            run: The run that records the episodes.
+            version: Version of the policy's weights. `None` uses the version that the policy reports, or `"0"`.
+            max_staleness: Maximum number of versions that the oldest response of a finished episode may be behind. A
+                more stale episode is recorded, and another attempt is run instead. `None` means no limit.
         """
         self.run = run
         self.staleness = Staleness()
@@ -200,10 +203,10 @@ class EpisodeDriver:
         self._results = {(one.task_name, one.attempt): one for one in final_results(results)}
 
     def submit(self, task_names: Sequence[str], n: int = 1) -> Submission:
-        """Has `n` new attempts run at each of the tasks, those of a task one after the other.
+        """Submits `n` new attempts at each task, in the order of the tasks.
 
         Raises:
-            ConfigError: There is no such task in the run.
+            ConfigError: The run has no task with this name, or `n` is less than 1.
             UserError: The driver is closed.
         """
         if n < 1:
@@ -211,7 +214,12 @@ class EpisodeDriver:
         return self._submitted([self.plan(name) for name in task_names for _ in range(n)])
 
     async def submit_again(self, slots: Sequence[Slot]) -> Submission:
-        """Submits attempts of an earlier session: finished ones are handed over, those in progress are continued."""
+        """Submits attempts of an earlier session. Returns finished attempts from the record, and continues the others.
+
+        Raises:
+            ConfigError: The run has no task with this name.
+            UserError: The driver is closed.
+        """
         finished, owed = [], []
         for slot in slots:
             planned = plan_attempt(*slot, seed=self.run.seed)
@@ -229,15 +237,15 @@ class EpisodeDriver:
         return submission
 
     async def update(self, version: str, weights: Weights | None = None) -> None:
-        """Tells the policy of new weights, and returns when they answer. Episodes and their containers go on.
+        """Updates the weights of the policy, and returns when they are in use. Running episodes continue.
 
         Args:
-            version: Name of the weights; no earlier ones of this training had it.
-            weights: As for `UpdatablePolicy.update`.
+            version: Name of the weights, which must be new in this training.
+            weights: The new weights, as for `UpdatablePolicy.update`.
 
         Raises:
-            ConfigError: The policy takes no weights, or had weights of that name.
-            PolicyError: They could not be taken.
+            ConfigError: The policy has no `update`, or the name was used before.
+            PolicyError: The policy could not load the weights.
         """
         policy = self.run.policy
         if not isinstance(policy, UpdatablePolicy):
@@ -252,7 +260,7 @@ class EpisodeDriver:
         self.version = version
 
     async def close(self) -> None:
-        """Cancels what is running, and waits until it has released everything. Idempotent."""
+        """Cancels all submissions and waits for their containers, for at most `CANCEL_LIMIT_SEC`. Idempotent."""
         self._closed = True
         await asyncio.gather(*(submission.cancel() for submission in [*self._open]))
         self._open.clear()
@@ -262,18 +270,22 @@ class EpisodeDriver:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Closes it."""
+        """Closes the driver."""
         await self.close()
 
     def plan(self, task_name: str) -> PlannedEpisode:
-        """Plans the next attempt at a task. Raises `ConfigError` when the run has no such task."""
+        """Plans the next attempt at a task.
+
+        Raises:
+            ConfigError: The run has no task with this name.
+        """
         self._check(task_name)
         number = self._numbers.get(task_name, 0)
         self._numbers[task_name] = number + 1
         return plan_attempt(task_name, number, seed=self.run.seed)
 
     def execute(self, planned: PlannedEpisode, end: SlotEnd) -> None:
-        """Has an attempt of a submission run."""
+        """Starts an attempt of a submission, and calls `end` when the attempt has ended."""
 
         def on_end(episode: RunningEpisode | None) -> None:
             end(planned.slot, None if episode is None else self._judged(episode))
@@ -282,7 +294,7 @@ class EpisodeDriver:
         self.run.execute(planned, on_end)
 
     async def wait_for(self, condition: Condition) -> None:
-        """Waits until something is so that changes when an attempt ends, for `CANCEL_LIMIT_SEC` at most."""
+        """Waits until the condition is true, for at most `CANCEL_LIMIT_SEC`. Checks it whenever an attempt ends."""
         try:
             async with asyncio.timeout(CANCEL_LIMIT_SEC):
                 while not condition():
@@ -305,7 +317,7 @@ class EpisodeDriver:
             raise ConfigError(f"There is no task {task_name!r} in this run.{close}")
 
     def _judged(self, episode: RunningEpisode) -> DrivenEpisode | None:
-        """Returns the episode; `None` when it is staler than allowed."""
+        """Returns the finished episode; `None` if it is too stale."""
         assert episode.result is not None
         driven = self._driven(episode.result, episode.trajectory)
         self.staleness.add(driven.staleness)
@@ -321,7 +333,7 @@ class EpisodeDriver:
         return DrivenEpisode(result, trajectory, versions, newest - oldest)
 
     def _recorded(self, slot: Slot) -> DrivenEpisode | None:
-        """Returns an episode of an earlier session with its trajectory; `None` when that cannot be read. Blocking."""
+        """Reads an episode of an earlier session. Blocking. Returns `None` if its trajectory cannot be read."""
         from ares_exp.trajectories.stored_episodes import load
 
         result = self._results[slot]
@@ -335,7 +347,7 @@ class EpisodeDriver:
 
 
 def versions_of(trajectory: EpisodeTrajectory | None) -> tuple[str, ...]:
-    """Returns the versions of the weights that answered in an episode, in order, each once."""
+    """Returns the versions of the weights that were used in an episode, without repetitions, in order of first use."""
     actions = (step.action for step in (trajectory.steps if trajectory is not None else ()))
     named = (action.get("policy_version") for action in actions if action is not None)
     return tuple(dict.fromkeys(str(version) for version in named if version is not None))

@@ -1,4 +1,4 @@
-"""Recomputed log-probabilities of sequences, for comparison with those that were recorded at sampling."""
+"""Recomputed log-probabilities of sequences, for comparison with the values that were recorded at sampling."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class SampledRow(Protocol):
-    """What is checked of a row: a `TrainingSequence`, or what became of it on the way to a trainer."""
+    """The part of a row that is compared: a `TrainingSequence`, or the row that a trainer received."""
 
     @property
     def ids(self) -> Sequence[int]:
@@ -16,28 +16,28 @@ class SampledRow(Protocol):
 
     @property
     def mask(self) -> Sequence[int]:
-        """1 for each token that was sampled and is trained on."""
+        """1 for each token that was sampled and is trained on, otherwise 0."""
         ...
 
     @property
     def logprobs(self) -> Sequence[float]:
-        """Log-probability of each of these when it was sampled."""
+        """Log-probability of each token when it was sampled. Ignored where the mask is 0."""
         ...
 
 
 def recomputed(
     model: Any, rows: Sequence[SampledRow], *, pad: int, temperature: float = 1.0, batch_size: int = 8
 ) -> list[tuple[float, ...]]:
-    """Computes the log-probability of every token of every row; 0.0 for the first, which follows nothing.
+    """Computes the log-probability of every token of every row. The first token of a row has 0.0.
 
-    Rows of a batch are padded on the left, as trainers pad prompts.
+    The rows of a batch are padded on the left, as trainers pad prompts.
 
     Args:
         model: A causal model of transformers, in evaluation mode or without dropout.
         rows: The rows.
-        pad: Id of the padding.
-        temperature: That the tokens were sampled at.
-        batch_size: Rows at once.
+        pad: Id of the padding token.
+        temperature: Sampling temperature of the tokens.
+        batch_size: Number of rows per forward pass.
     """
     batches = [rows[at : at + batch_size] for at in range(0, len(rows), batch_size)]
     return [one for batch in batches for one in _of_batch(model, batch, pad, temperature)]
@@ -60,7 +60,7 @@ def _of_batch(model: Any, rows: Sequence[SampledRow], pad: int, temperature: flo
 def largest_gap(
     model: Any, rows: Sequence[SampledRow], *, pad: int, temperature: float = 1.0, batch_size: int = 8
 ) -> float:
-    """Returns the largest difference between recorded and recomputed log-probabilities of the tokens trained on."""
+    """Returns the largest difference between recorded and recomputed log-probabilities of trained tokens."""
     again = recomputed(model, rows, pad=pad, temperature=temperature, batch_size=batch_size)
     return max(
         (

@@ -1,12 +1,12 @@
-"""Training sequences of recorded episodes: of a finished run, or of one in progress as its episodes end.
+"""Training sequences of recorded episodes, from a finished run or from a run in progress.
 
 ```
 recorded = RecordedSequences("outputs/first", conversations=["main", "sub-*"])
-for report in recorded.new():              # of the episodes that ended since the last call
+for report in recorded.new():              # episodes that ended since the last call
     use(report.rows)
 async for report in recorded.follow():     # until the run has ended
     use(report.rows)
-recorded.sentences()                       # what was made, and what was left out
+recorded.sentences()                       # a summary of the rows and of skipped episodes
 ```
 """
 
@@ -31,12 +31,12 @@ UNTRAINABLE = "episodes that cannot be trained on"
 
 
 class RecordedSequences:
-    """Makes rows of the episodes of a run, each once.
+    """Creates the rows of the episodes of a run. Each episode is used once.
 
     Attributes:
-        counts: What was made so far.
-        left_out: How many episodes gave no rows, by the reason.
-        first_refusal: Why the first of those that cannot be trained on cannot; `None` while there is none.
+        counts: Counts of the rows so far.
+        left_out: Number of skipped episodes, by reason.
+        first_refusal: Error message of the first episode that cannot be trained on; `None` if there is no such episode.
     """
 
     def __init__(
@@ -48,15 +48,14 @@ class RecordedSequences:
         temperature: float | None = 1.0,
         altered_sampling: bool = False,
     ) -> None:
-        """Remembers where to look.
+        """Stores the arguments. Episodes that `sequences_of` rejects are skipped and counted.
 
         Args:
             place: A run directory, a folder of runs, or a file of episodes.
-            conversations: This and the rest as `sequences_of` takes them. Episodes that it rejects are left out, and
-                counted.
-            realign_tokens: See there.
-            temperature: See there.
-            altered_sampling: See there.
+            conversations: Names or patterns of the conversations, as for `sequences_of`.
+            realign_tokens: Maximum number of re-aligned tokens, as for `sequences_of`.
+            temperature: Required sampling temperature, as for `sequences_of`.
+            altered_sampling: Whether to accept altered sampling, as for `sequences_of`.
         """
         self._place = Path(place)
         self._make_rows = partial(
@@ -76,7 +75,7 @@ class RecordedSequences:
         """Yields the reports of episodes that have ended since the last call, in the order in which they started.
 
         Raises:
-            TrajectoryFormatError: There is no such place, or a file there is broken.
+            TrajectoryFormatError: The place does not exist, or one of its files is broken.
         """
         for stored in load(self._place, cache=self._cache):
             if stored.episode_id not in self._seen:
@@ -85,17 +84,17 @@ class RecordedSequences:
                     yield report
 
     async def follow(self, *, poll_sec: float = 1.0) -> AsyncIterator[SequenceReport]:
-        """Yields reports as episodes end, until no process runs the run.
+        """Yields reports as episodes end, until no process is executing the run.
 
         Args:
-            poll_sec: Seconds between two looks.
+            poll_sec: Interval between two checks, in seconds.
 
         Raises:
-            UserError: The place is no run directory, or its run has not started.
-            TrajectoryFormatError: A file there is broken.
+            UserError: The place is not a run directory, or its run has not started.
+            TrajectoryFormatError: A file of the run is broken.
         """
         while True:
-            is_running = self._is_running()  # asked first: what ends in between is read all the same
+            is_running = self._is_running()  # checked first, so that episodes that end meanwhile are also read
             for report in self.new():
                 yield report
             if not is_running:
@@ -103,12 +102,12 @@ class RecordedSequences:
             await asyncio.sleep(poll_sec)
 
     def sentences(self) -> list[str]:
-        """Returns what was made and left out, in sentences."""
+        """Returns a summary of the rows and of the skipped episodes."""
         refused = [] if self.first_refusal is None else [f"The first of these: {self.first_refusal}"]
         return [*self.counts.sentences(), *left_out_sentences(self.left_out), *refused]
 
     def add(self, episode: EpisodeTrajectory) -> SequenceReport | None:
-        """Makes the rows of an episode and counts them; `None` if it is left out."""
+        """Creates and counts the rows of an episode. Returns `None` if the episode is skipped."""
         if episode.total_reward is None:
             self.left_out["episodes without a reward"] += 1
             return None

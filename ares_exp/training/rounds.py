@@ -1,7 +1,7 @@
 """Rounds of a training: the groups of attempts that an optimizer step learns from, and their record.
 
-A round is on record before it is run. A training that was killed runs it on: attempts that had finished count,
-as the weights that sampled them are those of the checkpoint.
+A round is recorded before it is run. If the training is killed, the next session continues the round. Finished attempts
+still count, because they were sampled with the weights of the checkpoint.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ares_exp.training.driver import DrivenEpisode, EpisodeDriver, Slot, Submiss
 
 @dataclass(frozen=True)
 class Group:
-    """Attempts at one task, each of which is compared with the others.
+    """Attempts at one task, which are compared with each other.
 
     Attributes:
-        task_name: The task.
-        episodes: The attempts that ended, by their number.
-        is_trained: Whether the step learns from them.
+        task_name: Name of the task.
+        episodes: Finished attempts, sorted by number.
+        is_trained: Whether the step learns from the group.
     """
 
     task_name: str
@@ -38,7 +38,7 @@ class Group:
 
     @property
     def rewards(self) -> list[float]:
-        """The rewards of those that have one."""
+        """The rewards of the attempts that have a reward."""
         return [episode.reward for episode in self.episodes if episode.reward is not None]
 
 
@@ -46,12 +46,12 @@ class TrainingRecord:
     """The file of a training: one JSON line for each round, evaluation and step."""
 
     def __init__(self, path: Path) -> None:
-        """Reads what earlier sessions wrote."""
+        """Reads the lines of earlier sessions."""
         self._path = path
         self._lines: list[dict[str, Any]] = [*_read(path)]
 
     def find(self, kind: str, **fields: Any) -> list[Mapping[str, Any]]:
-        """Returns the lines of a kind with these values."""
+        """Returns the lines of this kind that have these values."""
         return [
             line
             for line in self._lines
@@ -59,14 +59,14 @@ class TrainingRecord:
         ]
 
     def append(self, kind: str, **fields: Any) -> None:
-        """Writes a line, durably."""
+        """Appends a line and syncs it to disk."""
         line = {"kind": kind, **fields}
         append_lines(self._path, line)
         self._lines.append(line)
 
 
 def _read(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the whole lines; a torn one at the end, of a process that was killed, is cut off."""
+    """Yields the complete lines. Truncates an incomplete last line, which a killed process left."""
     with suppress(FileNotFoundError):
         content = read_record(path)
         whole = content[: content.rfind(b"\n") + 1]
@@ -83,12 +83,12 @@ class Rounds:
     """Runs the rounds of a training.
 
     Attributes:
-        driver: Runs the episodes.
-        record: Of the training.
-        curriculum: Draws the tasks.
-        group_size: Attempts in a group.
-        zero_std_groups: What becomes of groups whose attempts all have the same reward.
-        max_refills: How often groups are run in the place of such.
+        driver: Driver that runs the episodes.
+        record: Record of the training.
+        curriculum: Curriculum that draws the tasks.
+        group_size: Number of attempts in a group.
+        zero_std_groups: Treatment of groups whose attempts all have the same reward.
+        max_refills: Maximum number of times that such groups are replaced in a round.
     """
 
     driver: EpisodeDriver
@@ -103,14 +103,14 @@ class Rounds:
         """Runs the groups of an optimizer step.
 
         Args:
-            step: Number of the step that learns from them.
-            num_groups: How many groups it learns from.
+            step: Number of the step that learns from the groups.
+            num_groups: Number of groups.
 
         Returns:
-            That many; groups that are not trained on are the last ones.
+            `num_groups` groups. Groups that are not trained on are at the end.
 
         Raises:
-            UserError: No attempt has a reward; or the training has ended.
+            UserError: No attempt has a reward, or the training has ended.
         """
         useful: list[Group] = []
         spare: list[Group] = []
@@ -127,9 +127,9 @@ class Rounds:
         return groups
 
     async def evaluate(self, step: int, task_names: Sequence[str], attempts: int) -> dict[str, float]:
-        """Runs held-out tasks with the present weights; returns the mean reward of each, and of all.
+        """Runs held-out tasks with the current weights. Returns the mean reward of each task, and of all attempts.
 
-        An attempt without a reward, after an error, does not count.
+        Attempts without a reward are ignored. The result is empty if no attempt has a reward.
         """
         where = {"step": step, "version": self.driver.version}
         known = self.record.find("evaluation", **where)
@@ -161,7 +161,7 @@ class Rounds:
         return groups
 
     async def _submit(self, step: int, part: int, names: Sequence[str]) -> Submission:
-        """Submits the groups of these tasks: those on record, where a killed session had started with them."""
+        """Submits the groups of these tasks. Continues the recorded attempts if a killed session had started them."""
         where = {"step": step, "part": part, "version": self.driver.version}
         known = self.record.find("round", **where, tasks=[*names])
         if known and (step, part) not in self._redone:
@@ -178,7 +178,11 @@ def _slot(recorded: Any) -> Slot:
 
 
 def _refuse_failures(step: int, groups: Sequence[Group]) -> None:
-    """Refuses a round without any reward: whatever is wrong would go on being wrong."""
+    """Rejects a round without any reward, because further rounds would also fail.
+
+    Raises:
+        UserError: No attempt has a reward.
+    """
     episodes = [episode for group in groups for episode in group.episodes]
     if any(group.rewards for group in groups):
         return

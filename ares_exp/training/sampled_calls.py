@@ -1,7 +1,8 @@
-"""LLM calls of an episode as token ids: the prompt, the sampled tokens, their log-probabilities.
+"""LLM calls of an episode as token ids: the prompt, the sampled tokens, and their log-probabilities.
 
-What is no evidence of sampling from the policy is refused by name: ids or log-probabilities that are missing or do not
-fit together, sampling that a truncation, a penalty or a grammar changed, prompts that ids alone do not tell.
+A call is rejected if its record does not prove that its tokens were sampled from the policy. Reasons are missing or
+inconsistent ids and log-probabilities, sampling that was changed by a truncation, a penalty or a grammar, and prompts
+with media, which token ids do not represent.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, convers
 
 GIVEN_BY = "policy=transformers, policy=vllm and policy=sglang give them"
 MAX_LOGPROB = 1e-3
-"""Log-probabilities are at most 0 but for rounding."""
+"""Maximum log-probability: 0, plus a tolerance for rounding."""
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **{name: (value,) for name, value in NEUTRAL_SAMPLING.items() if name != "temperature"},
@@ -39,7 +40,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "regex": (),
     "ebnf": (),
 }
-"""Parameters of sampling that change the distribution, and their values that do not. `None` never does."""
+"""Sampling parameters that can change the distribution, and their neutral values. `None` is always neutral."""
 
 _MEDIA = ("image", "image_url", "input_image", "input_audio", "audio", "video", "video_url", "file", "input_file")
 
@@ -49,14 +50,14 @@ class SampledCall:
     """One call of the policy.
 
     Attributes:
-        step: `step_index` of the record whose action it is.
-        conversation: The conversation that it belongs to.
-        prompt: Ids that the engine read, in order.
-        completion: Ids that it sampled after them.
-        logprobs: Log-probability of each of those, when it was sampled.
-        policy_version: Version of the weights, where it is known.
-        finish_reason: Why it ended, where it is known.
-        states_sampling: Whether the record has the temperature, and no parameter that was left to the engine (`null`).
+        step: `step_index` of the step that has this call as its action or background request.
+        conversation: Conversation of the call.
+        prompt: Token ids of the prompt.
+        completion: Sampled token ids.
+        logprobs: Log-probability of each sampled token at sampling.
+        policy_version: Version of the weights; `None` if unknown.
+        finish_reason: Reason why the response ended; `None` if unknown.
+        states_sampling: Whether the record has the temperature, and no parameter was left to the engine (`null`).
     """
 
     step: int
@@ -71,12 +72,13 @@ class SampledCall:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """Which calls are trained on, and what they are checked for.
+    """The calls that are trained on, and the required properties of their sampling.
 
     Attributes:
         conversations: Names of conversations, or patterns such as `sub-*`.
-        temperature: At which all must have been sampled, which must be the trainer's; `None` for any.
-        altered_sampling: Whether calls are taken whose sampling was altered (`NEUTRAL`): off-policy, then.
+        temperature: Required sampling temperature, which must be the trainer's temperature; `None` accepts any.
+        altered_sampling: Whether to accept calls with altered sampling (see `NEUTRAL`), which makes training
+            off-policy.
     """
 
     conversations: Collection[str] = (MAIN_CONVERSATION,)
@@ -84,7 +86,7 @@ class Accepted:
     altered_sampling: bool = False
 
     def __post_init__(self) -> None:
-        """Refuses a text for `conversations`, which would be read as its letters."""
+        """Rejects a string for `conversations`, which would be read as a list of letters."""
         if isinstance(self.conversations, str):
             raise ValueError(
                 f"Expected `conversations` to be a list of names or patterns, got {self.conversations!r}. "
@@ -92,7 +94,7 @@ class Accepted:
             )
 
     def takes(self, conversation: str) -> bool:
-        """Returns whether a conversation is trained on."""
+        """Checks whether a conversation is trained on."""
         return any(fnmatchcase(conversation, pattern) for pattern in self.conversations)
 
 
@@ -102,10 +104,11 @@ def conversations_of(episode: EpisodeTrajectory) -> list[str]:
 
 
 def calls_of(episode: EpisodeTrajectory, accepted: Accepted) -> Iterator[SampledCall]:
-    """Yields the calls of the accepted conversations in the order of their responses, also calls without a step.
+    """Yields the calls of the accepted conversations in the order of their responses, including background requests.
 
     Raises:
-        UntrainableError: One of them is no evidence of sampling from the policy; the message says which, and why.
+        UntrainableError: The record of a call does not prove that its tokens were sampled from the policy. The message
+            names the call and the reason.
     """
     for request, answered in _exchanges(episode):
         if accepted.takes(conversation := conversation_of(request)):
@@ -204,7 +207,7 @@ def _name_of(episode: EpisodeTrajectory) -> str:
 
 
 def _media(request: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the kinds of a request's content that are no text."""
+    """Yields the type of each media part in a request, such as `image_url`."""
     for message in _mappings(request.get("messages")):
         for part in _mappings(message.get("content")):
             if (kind := part.get("type")) in _MEDIA:
@@ -216,7 +219,7 @@ def _mappings(values: Any) -> list[Mapping[str, Any]]:
 
 
 def _left_to_engine(recorded: Any) -> bool:
-    """Whether a request set a parameter to `null`, so that the engine used its own value."""
+    """Checks whether a request set a sampling parameter to `null`, so that the engine used its own value."""
     return isinstance(recorded, Mapping) and any(name in recorded and recorded[name] is None for name in NEUTRAL)
 
 

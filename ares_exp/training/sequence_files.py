@@ -7,14 +7,14 @@ datasets.load_dataset("json", data_files="rows.jsonl")
 
 | column | |
 |---|---|
-| `ids`, `mask`, `logprobs` | of equal length: tokens, 1 where one is trained on, its log-probability (0.0 elsewhere) |
-| `reward` | of the episode; null if it has none |
-| `rewards` | the rewards of verifier and scorers: `name` and `value` of each |
-| `conversation`, `task`, `attempt`, `episode_id` | whose tokens they are; `attempt` is null if it is not known |
-| `policy_versions` | of the weights that sampled, in order |
-| `steps`, `starts` | number of each step that was sampled here, and where in `ids` its tokens start |
+| `ids`, `mask`, `logprobs` | of equal length: tokens, 1 for each trained token, log-probabilities (0.0 if not trained) |
+| `reward` | reward of the episode; null if it has no reward |
+| `rewards` | rewards of the verifier and the scorers, each with `name` and `value` |
+| `conversation`, `task`, `attempt`, `episode_id` | origin of the tokens; `attempt` is null if it is unknown |
+| `policy_versions` | versions of the weights that sampled the tokens, in order |
+| `steps`, `starts` | number of each sampled step, and the index in `ids` at which its tokens start |
 | `made` | `clean`, `realigned` or `forked` |
-| `finish_reason` | of the last call; null if it is not known |
+| `finish_reason` | finish reason of the last call; null if it is unknown |
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _ROWS_AT_ONCE = 64
 
 
 def write_sequences(path: Path, rows: Iterable[TrainingSequence]) -> None:
-    """Writes a file atomically, without secrets.
+    """Writes a file of training sequences atomically, and masks secrets.
 
     Args:
-        path: The file; Parquet if its name ends with `.parquet`, compressed if it ends with `.zst`. Its directory must
-            exist.
-        rows: Taken one after the other.
+        path: The file. The format is Parquet if the name ends with `.parquet`, otherwise JSON Lines. A name that ends
+            with `.zst` selects compression. The directory must exist.
+        rows: The rows, which are read one by one.
 
     Raises:
-        ConfigError: pyarrow is not installed, and the file is to be Parquet.
+        ConfigError: The file is a Parquet file, and pyarrow is not installed.
     """
     tables = map(_row, rows)
     if path.name.endswith(PARQUET_SUFFIX):

@@ -1,19 +1,20 @@
-"""Training sequences: rows of tokens, made of the LLM calls of an episode.
+"""Training sequences: rows of tokens from the LLM calls of an episode.
 
 ```
 report = sequences_of(episode)     # an EpisodeTrajectory, a StoredEpisode of `load(run)`, or its dict
 report.rows                        # each with ids, mask, logprobs, reward, conversation, …
-report.sentences()                 # how many rows are clean, re-aligned and forked, and what was left out
+report.sentences()                 # the numbers of clean, re-aligned and forked rows, and of skipped calls
 ```
 
-The rule: a token with mask 1 is one that the engine sampled, with the log-probability it had then, after exactly the
-tokens that stand before it in the row. Nothing is tokenised here; ids are those of the engine.
+The invariant: the engine sampled each token with mask 1, with the recorded log-probability, after exactly the preceding
+tokens of the row. All token ids come from the engine; this module does not tokenize.
 
-A call goes on in the row that is the longest exact start of its prompt: what the prompt has beyond the row is
-context (mask 0), what was sampled is trained on (mask 1). Where there is no such row, the history was rewritten, or
-became other tokens, and the call starts a row of its own, a fork: all of its prompt is context there, so that no token
-is trained on twice. With `realign_tokens` a row may go on although its end differs from the prompt: the prompt's tokens
-take the place of the row's, and as many sampled ones as that lose their training.
+A call extends the longest row that is an exact prefix of its prompt. The rest of the prompt is context (mask 0), and
+the sampled tokens are trained on (mask 1). If no row is a prefix, the history was rewritten or tokenized differently.
+The call then starts a new row, a fork. The whole prompt is context in a fork, so that no token is trained on twice.
+
+With `realign_tokens`, a call can also extend a row whose last tokens differ from the prompt. The tokens of the prompt
+replace these sampled tokens, which are then not trained on.
 """
 
 from __future__ import annotations
@@ -35,24 +36,24 @@ Made = Literal["clean", "realigned", "forked"]
 
 @dataclass(frozen=True, slots=True)
 class TrainingSequence:
-    """One row: context and sampled tokens in the order in which the engine had them.
+    """One row: context and sampled tokens, in the engine's order.
 
     Attributes:
-        ids: All tokens.
-        mask: For each, 1 if it was sampled and is trained on, else 0.
-        logprobs: For each, the log-probability with which it was sampled; 0.0 where the mask is 0.
-        reward: The episode's total reward, `None` where it has none. All rows of an episode have it.
-        rewards: What verifier and scorers said of the episode, by name.
-        conversation: The conversation: `main`, or the name of a sub-agent's or a background request's.
-        task: The task.
-        attempt: Which attempt at the task, from 0; `None` where that is not known.
-        episode_id: The episode.
-        policy_versions: Versions of the weights that sampled, each once, in order; empty where none is known.
-        steps: `step_index` of the actions that were sampled here, in order.
-        starts: Where in `ids` the tokens of each of these start.
-        made: `clean`: every call went on where the one before had ended; `realigned`: some of the prompt's tokens took
-            the place of sampled ones; `forked`: started where the history of an earlier row was left.
-        finish_reason: Why the last call ended, where that is known.
+        ids: Ids of all tokens.
+        mask: 1 for each token that was sampled and is trained on, otherwise 0.
+        logprobs: Log-probability of each token at sampling; 0.0 where the mask is 0.
+        reward: Total reward of the episode, the same in all of its rows; `None` if the episode has no reward.
+        rewards: Rewards of the verifier and the scorers, by name.
+        conversation: Name of the conversation: `main`, or the conversation of a sub-agent or a background request.
+        task: Name of the task.
+        attempt: Number of the attempt at the task, from 0; `None` if unknown.
+        episode_id: Id of the episode.
+        policy_versions: Versions of the weights that sampled the tokens, without repetitions; empty if unknown.
+        steps: `step_index` of each sampled action, in order.
+        starts: Index in `ids` at which the sampled tokens of each step start.
+        made: `clean` if every call continues where the previous call ended. `realigned` if tokens of a prompt replaced
+            sampled tokens. `forked` if the row starts with a rewritten history.
+        finish_reason: Reason why the last response ended; `None` if unknown.
     """
 
     ids: tuple[int, ...]
@@ -71,7 +72,7 @@ class TrainingSequence:
     finish_reason: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuses lists that do not belong together."""
+        """Rejects lists of inconsistent lengths."""
         lengths = len(self.ids), len(self.mask), len(self.logprobs)
         if len(set(lengths)) > 1:
             raise ValueError("Expected as many mask values and logprobs as ids, got {1}, {2} and {0}".format(*lengths))
@@ -80,12 +81,12 @@ class TrainingSequence:
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
-        """The tokens before the first sampled one."""
+        """The tokens before the first sampled token."""
         return self.ids[: self.starts[0]]
 
     @property
     def response_ids(self) -> tuple[int, ...]:
-        """The tokens from the first sampled one on, context between the calls included."""
+        """The tokens from the first sampled token to the end, including context between calls."""
         return self.ids[self.starts[0] :]
 
     @property
@@ -100,11 +101,15 @@ class TrainingSequence:
 
     @property
     def trained_tokens(self) -> int:
-        """How many tokens are trained on."""
+        """The number of tokens that are trained on."""
         return sum(self.mask)
 
     def known_reward(self) -> float:
-        """Returns the reward. Raises `UntrainableError` where the episode has none."""
+        """Returns the reward.
+
+        Raises:
+            UntrainableError: The episode has no reward.
+        """
         if self.reward is None:
             raise UntrainableError(f"Episode {self.episode_id} ({self.task}) has no reward: leave it out.")
         return self.reward
@@ -112,14 +117,15 @@ class TrainingSequence:
 
 @dataclass(frozen=True, slots=True)
 class SequenceReport:
-    """The rows of an episode, and how they came about.
+    """The rows of an episode, with counts.
 
     Attributes:
-        rows: The rows, those of a conversation together, in the order in which they started.
-        calls: How many calls of the policy they are made of.
-        untrained_tokens: Sampled tokens that lost their training to a re-alignment.
-        other_conversations: Calls of conversations that are not trained on, by conversation.
-        unstated_sampling: Calls whose record lacks the temperature or has a parameter that was left to the engine.
+        rows: Rows, grouped by conversation, in the order in which they started.
+        calls: Number of LLM calls in the rows.
+        untrained_tokens: Number of sampled tokens that are not trained on because of re-alignments.
+        other_conversations: Number of calls in each conversation that is not trained on.
+        unstated_sampling: Number of calls whose record has no temperature, or whose parameters were partly left to the
+            engine.
     """
 
     rows: tuple[TrainingSequence, ...]
@@ -130,17 +136,17 @@ class SequenceReport:
 
     @property
     def clean(self) -> int:
-        """Rows in which every call went on exactly where the one before had ended."""
+        """The number of rows in which every call continues exactly where the previous call ended."""
         return self._made("clean")
 
     @property
     def realigned(self) -> int:
-        """Rows that start a conversation and were re-aligned."""
+        """The number of re-aligned rows, without forked rows."""
         return self._made("realigned")
 
     @property
     def forked(self) -> int:
-        """Rows that were started because a history was rewritten."""
+        """The number of rows that were started because the history was rewritten."""
         return self._made("forked")
 
     def _made(self, how: Made) -> int:
@@ -155,7 +161,7 @@ class SequenceReport:
 
 @dataclass(slots=True)
 class SequenceCounts:
-    """What several reports count together: the sums of their attributes, as `SequenceReport` has them."""
+    """The sums of the counts of several reports. The attributes are described in `SequenceReport`."""
 
     episodes: int = 0
     rows: int = 0
@@ -212,21 +218,23 @@ def sequences_of(
     temperature: float | None = 1.0,
     altered_sampling: bool = False,
 ) -> SequenceReport:
-    """Makes the rows of an episode.
+    """Creates the training sequences of an episode.
 
     Args:
-        episode: A trajectory in memory, one on disk (`ares_exp.trajectories.load` finds them), or the dict of either.
-        conversations: Names or patterns of the conversations that are trained on: `["*"]` for all, sub-agents and
-            background requests included.
-        realign_tokens: How many sampled tokens at the end of a call may lose their training, so that a row whose next
-            prompt spells its end in other tokens goes on in place of a fork.
-        temperature: At which the calls must have been sampled; `None` for any.
-        altered_sampling: Whether calls are taken whose sampling a truncation, a penalty or a grammar changed.
+        episode: A trajectory in memory, a stored episode (from `ares_exp.trajectories.load`), or the dict of a
+            trajectory.
+        conversations: Names or patterns of the conversations to train on. `["*"]` selects all conversations, including
+            sub-agents and background requests.
+        realign_tokens: Maximum number of sampled tokens at the end of a call that may be excluded from training. A row
+            can then continue, instead of forking, if the next prompt tokenizes its end differently.
+        temperature: Required sampling temperature of the calls; `None` accepts any.
+        altered_sampling: Whether to accept calls whose sampling was changed by a truncation, a penalty or a grammar.
 
     Raises:
-        UntrainableError: A call of these conversations has no ids or log-probabilities, or its sampling was altered,
-            or there is none; the message names the episode, the step and the remedy.
-        TrajectoryFormatError: The episode on disk is broken.
+        UntrainableError: A call of these conversations has no ids or log-probabilities, its sampling was altered, or
+            these conversations have no calls. The message names the episode, the step and a fix.
+        TrajectoryFormatError: The stored episode is broken.
+        ValueError: `realign_tokens` is negative.
     """
     if realign_tokens < 0:
         raise ValueError(f"Expected `realign_tokens` to be at least 0, got {realign_tokens}.")
@@ -263,7 +271,7 @@ def _trajectory(episode: EpisodeTrajectory | StoredEpisode | Mapping[str, Any]) 
 
 
 class _Row:
-    """A row that may go on."""
+    """A row that can be extended by further calls."""
 
     def __init__(self, call: SampledCall, made: Made) -> None:
         self.ids: list[int] = []
@@ -276,7 +284,7 @@ class _Row:
         self.go_on(call)
 
     def go_on(self, call: SampledCall) -> None:
-        """Adds what a prompt has beyond the row, which it starts with, and what was sampled then."""
+        """Appends the rest of the call's prompt, which must start with this row, and the sampled tokens."""
         context = call.prompt[len(self.ids) :]
         self.ids += context
         self.mask += [0] * len(context)
@@ -288,11 +296,11 @@ class _Row:
         self.calls.append(call)
 
     def is_start_of(self, prompt: Sequence[int]) -> bool:
-        """Returns whether a prompt starts with the whole row."""
+        """Checks whether a prompt starts with the whole row."""
         return list(prompt[: len(self.ids)]) == self.ids
 
     def cut(self, length: int) -> None:
-        """Takes away all tokens from `length` on, which are sampled ones of the last call."""
+        """Removes all tokens from index `length`, which must be sampled tokens of the last call."""
         self.untrained += len(self.ids) - length
         del self.ids[length:], self.mask[length:], self.logprobs[length:]
         self.made = "realigned" if self.made == "clean" else self.made
@@ -325,18 +333,21 @@ class _ConversationRows:
         self._realign_tokens = realign_tokens
 
     def add(self, call: SampledCall) -> None:
-        """Adds a call to the row that it goes on from, or starts one."""
+        """Adds a call to the row that it continues, or starts a new row."""
         if (row := self._started(call.prompt) or self._realigned(call.prompt)) is not None:
             row.go_on(call)
         else:
             self.rows.append(_Row(call, "forked" if self.rows else "clean"))
 
     def _started(self, prompt: Sequence[int]) -> _Row | None:
-        """Finds the longest row that is a start of the prompt."""
+        """Finds the longest row that is a prefix of the prompt."""
         return max((row for row in self.rows if row.is_start_of(prompt)), key=lambda row: len(row.ids), default=None)
 
     def _realigned(self, prompt: Sequence[int]) -> _Row | None:
-        """Cuts the row of which the fewest tokens must go, if they are few enough and end its last call."""
+        """Shortens the row that needs the fewest tokens removed to become a prefix of the prompt, and returns it.
+
+        Returns `None` if this would remove more than `realign_tokens` tokens, or more than the last call's tokens.
+        """
         shared = [(len(row.ids) - _shared(row.ids, prompt), row) for row in self.rows]
         lost, row = min(shared, key=lambda item: item[0], default=(0, None))
         if row is None or lost > self._realign_tokens or len(row.ids) - lost <= row.starts[-1]:
@@ -346,6 +357,6 @@ class _ConversationRows:
 
 
 def _shared(ids: Sequence[int], prompt: Sequence[int]) -> int:
-    """Counts the tokens that both start with."""
+    """Returns the length of the common prefix."""
     pairs = zip(ids, prompt, strict=False)
     return next((at for at, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(ids), len(prompt)))

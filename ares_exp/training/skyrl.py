@@ -7,8 +7,8 @@ class OurEpisodes(GeneratorInterface):                 # skyrl.train.generators.
         return generator_output(reports, trajectory_ids=input_batch["trajectory_ids"])
 ```
 
-The keys are those of SkyRL 0.3's `GeneratorOutput`; nothing of SkyRL is imported here. Where an episode has several
-rows, they are the steps of a trajectory, for `generator.step_wise_trajectories=true`.
+The keys match `GeneratorOutput` of SkyRL 0.3. This module does not import SkyRL. If an episode has several rows, they
+become the steps of a trajectory, for `generator.step_wise_trajectories=true`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from ares_exp.training.sequences import SequenceReport
 def generator_output(
     reports: Sequence[SequenceReport], *, trajectory_ids: Sequence[Any] | None = None, step_wise: bool | None = None
 ) -> dict[str, Any]:
-    """Returns what a generator answers to a batch.
+    """Returns the output of a SkyRL generator for a batch.
 
     Args:
-        reports: Of the episodes, in the order of the batch.
-        trajectory_ids: Those of the batch, one for each episode; needed for step-wise training.
-        step_wise: Whether the trainer is set to it; by default, whether an episode has several rows.
+        reports: Reports of the episodes, in the order of the batch.
+        trajectory_ids: Trajectory ids of the batch, one per episode. Required for step-wise training.
+        step_wise: Whether the trainer is configured for step-wise training. Defaults to `True` if an episode has
+            several rows.
 
     Raises:
-        UntrainableError: An episode has no reward; or one has several rows, and the training is not step-wise.
-        ValueError: There are not as many trajectory ids as episodes.
+        UntrainableError: An episode has no reward, or has several rows although the training is not step-wise.
+        ValueError: The numbers of trajectory ids and episodes differ.
     """
     several = next((report.rows[0] for report in reports if len(report.rows) > 1), None)
     step_wise = several is not None if step_wise is None else step_wise

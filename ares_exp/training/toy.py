@@ -1,13 +1,13 @@
-"""A tiny model and a task that train within minutes on a CPU; a word of the model is a whole reply.
+"""A tiny model and a task for training on a CPU within minutes. Each reply of the model is a single token.
 
-`python -m ares_exp.training.toy FOLDER [SEED]` writes
+`python -m ares_exp.training.toy FOLDER [SEED]` writes:
 
-- `FOLDER/model`: two layers with random weights and a vocabulary of some thirty words. Each of the last ones is a whole
-  call of the tool `bash`, so that one token is one reply: `policy.max_output_tokens=1`;
-- `FOLDER/tasks/two-words`: a task of two turns. Its reward is 0.5 when the first line of a file is right and 1 when the
-  second is, too.
+- `FOLDER/model`: a model with two layers, random weights and about thirty tokens. The last tokens each stand for a
+  complete call of the tool `bash`, so that one token is one reply (`policy.max_output_tokens=1`).
+- `FOLDER/tasks/two-words`: a task of two turns. Its reward is 0.5 if the first line of a file is correct, and 1 if both
+  lines are correct.
 
-The sample task `write-greeting` is solved by one of the words.
+One of these tokens also solves the sample task `write-greeting`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ COMMANDS = (
     "echo beta >> /app/words",
     "echo gamma >> /app/words",
 )
-"""What the words that are replies run."""
+"""The commands of the tokens that are complete replies."""
 
 WORDS = ("user", "assistant", "tool", "Create", "the", "file", "It", "must", "hold", "line", "returncode", "output")
-"""Words that the model can read; it does not see others."""
+"""Words that the tokenizer keeps. All other words of a prompt are dropped."""
 
 CHAT_TEMPLATE = """\
 {%- for message in messages if message.role != 'system' -%}
@@ -75,12 +75,12 @@ echo "$reward" > /logs/verifier/reward.txt
 
 
 def call_of(command: str) -> str:
-    """Writes the call of `bash` with a command, as a model of the Hermes family does."""
+    """Formats a call of `bash` in the format of the Hermes models."""
     return f"<tool_call>{json.dumps({'name': 'bash', 'arguments': {'command': command}})}</tool_call>"
 
 
 def toy_tokenizer(replies: Sequence[str]) -> Any:
-    """Makes a tokenizer with a token for each reply, and for each of a few words."""
+    """Creates a tokenizer with one token for each reply and for each word in `WORDS`."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from transformers import AddedToken, PreTrainedTokenizerFast
 
@@ -98,9 +98,9 @@ def toy_tokenizer(replies: Sequence[str]) -> Any:
 
 
 def toy_model(tokenizer: Any, *, seed: int = 0, num_layers: int = 2, width: int = 32) -> Any:
-    """Makes a model with random weights, which says each of its words about as often."""
+    """Creates a model with random weights, which samples all tokens with similar probability."""
     import torch
-    from transformers import Olmo2Config, Olmo2ForCausalLM  # of a family whose tokenizers are loaded as they are
+    from transformers import Olmo2Config, Olmo2ForCausalLM  # transformers loads tokenizers of this family unchanged
 
     config = Olmo2Config(
         vocab_size=len(tokenizer),
@@ -121,7 +121,7 @@ def toy_model(tokenizer: Any, *, seed: int = 0, num_layers: int = 2, width: int 
 
 
 def write_model(folder: Path, replies: Sequence[str], *, seed: int = 0) -> Path:
-    """Writes a model that has a word for each of these replies; returns its folder."""
+    """Writes a model that has one token for each of these replies. Returns its folder."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -132,7 +132,7 @@ def write_model(folder: Path, replies: Sequence[str], *, seed: int = 0) -> Path:
 
 
 def write_task(folder: Path) -> Path:
-    """Writes the task of two turns; returns its folder."""
+    """Writes the task of two turns. Returns its folder."""
     for name, text in _FILES.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +143,7 @@ def write_task(folder: Path) -> Path:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Writes the toys to the folder that the command line names; returns the exit code."""
+    """Writes the model and the task to the folder on the command line. Returns the exit code."""
     seeds = [int(one) for one in arguments[1:] if one.isdecimal()]
     if not 1 <= len(arguments) == 1 + len(seeds) <= 2 or arguments[0].startswith("-"):
         sys.stderr.write("usage: python -m ares_exp.training.toy FOLDER [SEED]\n")

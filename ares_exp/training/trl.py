@@ -1,7 +1,8 @@
-"""TRL: `trainer=grpo`, and the `rollout_func` that runs episodes for a GRPO trainer of TRL's.
+"""Training with TRL: `trainer=grpo`, and a `rollout_func` that runs episodes for TRL's GRPO trainer.
 
-TRL runs in a thread; episodes are run on the event loop of the run. Between two steps nothing is sampled, so that
-trainer and policy share one module: a response is of the weights that the checkpoint of its step has.
+TRL runs in a thread, and episodes run on the event loop of the run. No responses are sampled during an optimizer step,
+so that the trainer and the policy can share one module. A response is therefore sampled with the weights of the
+checkpoint of its step.
 """
 
 from __future__ import annotations
@@ -32,23 +33,26 @@ from ares_exp.training.rounds import Group, Rounds, TrainingRecord
 from ares_exp.training.sequences import TrainingSequence, sequences_of
 
 STOP_LIMIT_SEC = 50.0
-"""Seconds that an interrupted trainer has to finish the step that it is in."""
+"""Time limit, in seconds, for an interrupted trainer to finish its current step."""
 
 T = TypeVar("T")
 
 
 @runtime_checkable
 class InMemory(Protocol):
-    """A policy whose module a trainer can change, between responses."""
+    """A policy whose module a trainer can change between responses."""
 
     async def in_memory(self) -> tuple[Any, Any]:
-        """Returns the module and its tokenizer. After a change call `UpdatablePolicy.update`, without weights."""
+        """Returns the module and its tokenizer.
+
+        After changing the module, call `UpdatablePolicy.update` without weights.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class TrainedRow:
-    """A row of TRL, prompt and completion together, as `largest_gap` checks it."""
+    """A row of TRL as a single sequence of prompt and completion, for `largest_gap`."""
 
     ids: Sequence[int]
     mask: Sequence[int]
@@ -57,14 +61,16 @@ class TrainedRow:
 
 @dataclass
 class Rows:
-    """Rows of TRL, one for each attempt, and what was made of them.
+    """Rows for TRL, one per attempt, with counts.
+
+    TRL accepts one row per attempt. If an attempt has several rows, the row with the most trained tokens is used.
 
     Attributes:
-        prompt_ids, completion_ids, logprobs, env_mask, episode_reward: As TRL wants them. An attempt that cannot be
-            trained on has a row of one token with mask 0, and the reward `None`, so that it is in no baseline.
-        left_out: Number of further rows of these episodes: TRL takes one for each attempt, the one with the most
-            tokens to train on.
-        forked: Number of rows that were started where a history was rewritten.
+        prompt_ids, completion_ids, logprobs, env_mask, episode_reward: Columns that a `rollout_func` returns. An
+            attempt that cannot be trained on has a row of one token with mask 0. Its reward is `None`, which excludes
+            it from the baseline.
+        left_out: Number of unused rows of these attempts.
+        forked: Number of rows that were started because the history was rewritten, including unused rows.
     """
 
     prompt_ids: list[list[int]] = field(default_factory=list)
@@ -92,7 +98,7 @@ class Rows:
         self.episode_reward.append(None)
 
     def trained(self) -> list[TrainedRow]:
-        """Returns the rows with tokens that are trained on, read from what TRL gets."""
+        """Returns the rows that have trained tokens, built from the columns that TRL receives."""
         every = zip(self.prompt_ids, self.completion_ids, self.logprobs, self.env_mask, strict=True)
         return [
             TrainedRow([*prompt, *ids], [*[0] * len(prompt), *mask], [*[0.0] * len(prompt), *logprobs])
@@ -101,7 +107,7 @@ class Rows:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns what a `rollout_func` returns."""
+        """Returns the columns as the result of a `rollout_func`."""
         names = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "episode_reward")
         return {name: getattr(self, name) for name in names}
 
@@ -109,10 +115,10 @@ class Rows:
 def rows_of(
     groups: Sequence[Group], *, group_size: int, pad: int, conversations: Sequence[str] = (MAIN_CONVERSATION,)
 ) -> Rows:
-    """Makes the rows of groups, `group_size` of each, in their order.
+    """Creates the rows of groups, in order, with `group_size` rows per group.
 
     Raises:
-        UntrainableError: Answers lack ids or log-probabilities, or their sampling was altered.
+        UntrainableError: A response has no ids or log-probabilities, or its sampling was altered.
     """
     rows = Rows()
     for group in groups:
@@ -139,7 +145,7 @@ def _add_episode(
 class RolloutFunc:
     """A `rollout_func` of TRL's GRPO trainer that runs the episodes of a run, on the run's event loop.
 
-    For a trainer of one's own, whose `train` is called in a thread:
+    To use your own trainer, call its `train` in a thread:
 
     ```
     async with ares_exp.driven([...], policy=TransformersPolicy.of(model, tokenizer)) as driver:
@@ -148,15 +154,15 @@ class RolloutFunc:
         await asyncio.to_thread(trainer.train)
     ```
 
-    Which tasks are run says the curriculum; prompts of the data set only count the groups.
+    The curriculum chooses the tasks. The prompts of the data set only determine the number of groups.
 
     Attributes:
-        last: The rows that were made last.
-        groups: The groups that they were made of.
+        last: Rows of the last call.
+        groups: Groups of the last call.
     """
 
     def __init__(self, rounds: Rounds, *, conversations: Sequence[str] = (MAIN_CONVERSATION,)) -> None:
-        """Keeps the arguments. To be made on the event loop of the run."""
+        """Stores the arguments. Must be called on the event loop of the run."""
         self.last = Rows()
         self.groups: Sequence[Group] = ()
         self._rounds = rounds
@@ -164,7 +170,11 @@ class RolloutFunc:
         self._loop = asyncio.get_running_loop()
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
-        """Runs a group for each `num_generations` prompts, and returns their rows. Blocking."""
+        """Runs one group for each `num_generations` prompts, and returns the rows. Blocking.
+
+        Raises:
+            ConfigError: The number of prompts is not a multiple of the group size.
+        """
         size = self._rounds.group_size
         if len(prompts) % size:
             raise ConfigError(f"Expected groups of {size} prompts (`num_generations`), got {len(prompts)} prompts.")
@@ -176,12 +186,12 @@ class RolloutFunc:
 
 
 def episode_reward(episode_reward: list[float | None], **_: Any) -> list[float | None]:
-    """The reward function of TRL that takes the rewards of the episodes as they are."""
+    """Returns the rewards of the episodes unchanged, as a reward function for TRL."""
     return episode_reward
 
 
 class Grpo:
-    """Trains the policy by GRPO, with TRL, in this process."""
+    """Trains the policy with GRPO from TRL, in this process."""
 
     @validate_call
     def __init__(
@@ -210,32 +220,34 @@ class Grpo:
         """Validates the arguments.
 
         Args:
-            steps: Optimizer steps. A resumed training may go on to more.
-            groups_per_step: Groups of attempts that a step learns from.
-            group_size: Attempts at the same task, each of which is compared with the others.
-            batch_size: Rows in a forward pass; it divides the rows of a step.
-            learning_rate: Of AdamW.
-            conversations: Names or patterns of the conversations that are trained on; `None` for the agent's own
-                alone, without those of its sub-agents and background requests.
-            curriculum: Weight with which a task is drawn, of its pass rate p: `uniform`, the same for all;
-                `learnability`, p · (1 - p); `difficulty`, 1 - p.
-            curriculum_least: Least weight of a task.
-            curriculum_decay: What earlier attempts at a task count with each further group of it.
-            pass_threshold: Reward from which on an attempt has passed.
-            zero_std_groups: Groups whose attempts all have the same reward, which teach nothing: `keep`; `drop`, they
-                are not trained on; `refill`, others are run in their place.
-            max_refills: How often a step's groups are refilled; what is lacking then is not trained on.
-            heldout: Names or patterns of tasks that are never trained on, and evaluated.
-            eval_every: Optimizer steps between two evaluations of them; also before the first and after the last.
-            eval_attempts: Attempts at each.
-            checkpoint_every: Optimizer steps between two checkpoints; also after the last.
-            keep_checkpoints: How many of the last checkpoints stay.
-            logprob_tolerance: Largest difference between a token's log-probability when it was sampled and the same
-                weights' now; more is a warning. `None`: not computed, which saves a forward pass each step.
+            steps: Number of optimizer steps. A resumed training may use a larger number.
+            groups_per_step: Number of groups of attempts per optimizer step.
+            group_size: Number of attempts in a group, which are compared with each other.
+            batch_size: Rows per forward pass; must divide the number of rows of a step.
+            learning_rate: Learning rate of AdamW.
+            conversations: Names or patterns of the conversations to train on. `None` selects only the agent's main
+                conversation, without sub-agents and background requests.
+            curriculum: Weight with which a task with the pass rate p is drawn: `uniform` (equal for all tasks),
+                `learnability` (p · (1 - p)) or `difficulty` (1 - p).
+            curriculum_least: Minimum weight of a task.
+            curriculum_decay: Factor by which each new group reduces the weight of earlier attempts at the same task.
+            pass_threshold: Minimum reward of an attempt that passes.
+            zero_std_groups: Treatment of groups whose attempts all have the same reward: `keep` trains on them, `drop`
+                does not, and `refill` runs other groups instead.
+            max_refills: Maximum number of refills per step. Groups that are still missing are not trained on.
+            heldout: Names or patterns of tasks that are evaluated but never trained on.
+            eval_every: Optimizer steps between two evaluations. Also evaluates before the first and after the last
+                step.
+            eval_attempts: Number of attempts at each held-out task.
+            checkpoint_every: Optimizer steps between two checkpoints. Also saves one after the last step.
+            keep_checkpoints: Number of newest checkpoints to keep.
+            logprob_tolerance: Maximum difference between the log-probability of a token at sampling and its recomputed
+                value. Larger differences cause a warning. `None` disables the check and saves a forward pass per step.
             trl: Further arguments of TRL's `GRPOConfig`, such as `{beta: 0.04, loss_type: grpo}`.
 
         Raises:
-            ConfigError: Arguments contradict each other.
+            ConfigError: `batch_size` does not divide the rows of a step, or `trl` sets an argument that other keys
+                determine.
         """
         rows = groups_per_step * group_size
         if rows % batch_size:
@@ -266,7 +278,12 @@ class Grpo:
         self.trl = trl or {}
 
     def check(self, policy: Policy, task_names: Sequence[str]) -> None:
-        """Refuses a policy that is not in this process, tasks of which none is left, and lacking packages."""
+        """Checks that training is possible with this policy and these tasks.
+
+        Raises:
+            ConfigError: A package is missing, the model of the policy is not in this process, a pattern in `heldout`
+                matches no task, or all tasks are held out.
+        """
         if lacking := [name for name in ("torch", "trl", "datasets", "accelerate") if find_spec(name) is None]:
             raise ConfigError(f"trainer=grpo needs {', '.join(lacking)}: `pip install 'ares-exp[train]'`.")
         if not (isinstance(policy, InMemory) and isinstance(policy, UpdatablePolicy)):
@@ -280,12 +297,12 @@ class Grpo:
         Curriculum(self.split(task_names)[0])
 
     def split(self, task_names: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Returns the tasks that are trained on, and those that are held out."""
+        """Returns the tasks to train on, and the held-out tasks."""
         heldout = [name for name in task_names if any(fnmatchcase(name, pattern) for pattern in self.heldout)]
         return [name for name in task_names if name not in heldout], heldout
 
     async def train(self, run: TrainedRun) -> None:
-        """Trains up to `steps` optimizer steps, from the last checkpoint on if there is one."""
+        """Trains until `steps` optimizer steps are reached. Starts from the newest checkpoint if one exists."""
         checkpoints = Checkpoints(run.run_dir.checkpoints, keep=self.keep_checkpoints)
         found = await asyncio.to_thread(checkpoints.found)
         record = await asyncio.to_thread(TrainingRecord, run.run_dir.training)
@@ -299,22 +316,22 @@ _OURS = {
     *("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size", "learning_rate", "seed"),
     *("save_strategy", "save_steps", "save_total_limit", "num_iterations", "temperature", "use_vllm", "logging_steps"),
 }
-"""Arguments of `GRPOConfig` that follow from others here, or that the rule of what is trained on needs."""
+"""Arguments of `GRPOConfig` that other options determine, or that must keep their values for on-policy training."""
 
 
 _SAYS_NOTHING = ("epoch", "num_tokens", "rewards/episode_reward/mean", "rewards/episode_reward/std")
-"""Numbers of TRL that are of its data set, which only counts groups, or that it logs twice."""
+"""Metrics of TRL that describe its data set, which only determines the number of groups, or that TRL logs twice."""
 
 
 class _Interrupted(Exception):
-    """The run was interrupted: the thread of the trainer ends."""
+    """The run was interrupted. Raised in the trainer's thread to end it."""
 
 
 class _Training:
     """One session of a training.
 
     Attributes:
-        started_at: Optimizer steps of earlier sessions.
+        started_at: Number of optimizer steps of earlier sessions.
     """
 
     def __init__(
@@ -349,7 +366,7 @@ class _Training:
         self._numbers: dict[str, float] = {}
 
     async def run_trl(self) -> None:
-        """Runs TRL's trainer in a thread, which an interrupt ends after the step that it is in."""
+        """Runs TRL's trainer in a thread. After an interrupt, waits up to `STOP_LIMIT_SEC` for the current step."""
         policy: Any = self._run.policy
         model, tokenizer = await policy.in_memory()
         await policy.update(self._version)
@@ -374,13 +391,13 @@ class _Training:
                 raise
 
     def _train(self, model: Any, tokenizer: Any) -> None:
-        """Trains. Runs in a thread of its own."""
+        """Runs TRL's trainer. Called in a separate thread."""
         os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
         from datasets import Dataset
         from transformers import PrinterCallback
         from transformers.utils import logging
 
-        logging.disable_progress_bar()  # of saved checkpoints: the run shows its own
+        logging.disable_progress_bar()  # the run shows its own progress
         warnings.filterwarnings("ignore", ".*is deprecated and will be removed in v6", FutureWarning)
 
         groups = Dataset.from_list([{"prompt": f"group {n}"} for n in range(self._options.groups_per_step)])
@@ -434,7 +451,7 @@ class _Training:
             raise ConfigError(f"`trainer`: TRL refuses these arguments: {error}") from error
 
     def _execute(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
-        """Runs a round; the `rollout_func`. Notes what is to be told of it at the end of the step."""
+        """Runs a round, as the `rollout_func`. Stores its metrics, which are logged at the end of the step."""
         self._refuse_stopped()
         try:
             rows = self._rollouts(prompts, trainer)
@@ -474,7 +491,7 @@ class _Training:
         return gap
 
     def _after_step(self, step: int) -> None:
-        """Has the policy answer by the new weights, and evaluates if it is time."""
+        """Updates the version of the policy's weights, and evaluates if an evaluation is due."""
         self._refuse_stopped()
         self._version = self._named(step)
         self._on_loop(self._rounds.driver.update(self._version))
@@ -489,7 +506,7 @@ class _Training:
             self._log(means, step)
 
     def _logged(self, step: int, numbers: Mapping[str, Any]) -> None:
-        """Takes what TRL logs at the end of a step."""
+        """Records and logs the metrics of TRL, together with the metrics of the round, at the end of a step."""
         ours = {
             f"train/{name}": value
             for name, value in numbers.items()
@@ -506,7 +523,7 @@ class _Training:
         return {"version": self._version, "curriculum": self._curriculum.state()}
 
     def _named(self, step: int) -> str:
-        """Names the weights after a step: those that a resumed training makes again are others."""
+        """Names the weights after a step. The name has the session's number, because a resumed step differs."""
         return str(step) if self._session == 0 else f"{step}.{self._session}"
 
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
@@ -518,7 +535,7 @@ class _Training:
 
 
 def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """Calls a function in a thread that does not keep the process from ending."""
+    """Calls a function in a daemon thread, which does not keep the process alive."""
     done: Future[T] = Future()
 
     def run() -> None:
@@ -529,12 +546,12 @@ def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
 
     threading.Thread(target=run, name="trainer", daemon=True).start()
     future = asyncio.wrap_future(done)
-    future.add_done_callback(lambda one: one.cancelled() or one.exception())  # nobody may wait for it any more
+    future.add_done_callback(lambda one: one.cancelled() or one.exception())  # the caller may have stopped waiting
     return future
 
 
 def _trainer_class() -> type[Any]:
-    """Returns TRL's trainer with checkpoints that appear whole."""
+    """Returns a subclass of TRL's trainer that writes checkpoints atomically."""
     from transformers import Trainer
     from trl import GRPOTrainer
 
@@ -557,7 +574,7 @@ def _callback_class() -> type[Any]:
     from transformers import TrainerCallback
 
     class Told(TrainerCallback):  # type: ignore[misc]
-        """Tells of steps and of what is logged."""
+        """Forwards the end of each step and the logged metrics."""
 
         def __init__(self, after_step: Callable[[int], None], logged: Callable[[int, Mapping[str, Any]], None]) -> None:
             self._after_step = after_step
@@ -574,7 +591,7 @@ def _callback_class() -> type[Any]:
 
 
 def last_checkpoint(run_dir: Path) -> Path | None:
-    """Returns the folder of the newest checkpoint of a training, which `policy.model=…` loads; `None` without one."""
+    """Returns the folder of the newest checkpoint of a training, for `policy.model=…`; `None` without a checkpoint."""
     from ares_exp.records.run_dir import RunDir
 
     found = Checkpoints(RunDir(run_dir).checkpoints, keep=1).found()

@@ -1,4 +1,4 @@
-"""An environment of verifiers that runs episodes of this package: a taskset, and a harness that runs in its process.
+"""An environment for the package verifiers that runs episodes of ares_exp: a taskset and a harness.
 
 ```
 # file: greetings.py
@@ -8,10 +8,10 @@ Greetings, GreetingsHarness = make_plugin(env="harbor", overrides=["env.tasks=[w
 __all__ = ["Greetings", "GreetingsHarness"]
 ```
 
-verifiers finds it by its name: `vf.load_environment(vf.SingleAgentEnvConfig(taskset={"id": "greetings"}, …))`. Each
-rollout is an episode; the LLM calls of its agent go to the endpoint of the rollout, where verifiers takes the tokens,
-and the reward is that of the episode. Code runs in containers of this package, so the runtime of the rollout may be
-`subprocess`. Needs the package verifiers, 0.4 (`import verifiers.v1`).
+verifiers finds the plugin by its name: `vf.load_environment(vf.SingleAgentEnvConfig(taskset={"id": "greetings"}, …))`.
+Each rollout is an episode with the reward of the episode. The agent sends its LLM calls to the endpoint of the rollout,
+where verifiers records the tokens. Code runs in containers of ares_exp, so that the rollout can use the runtime
+`subprocess`. Requires verifiers 0.4 (`import verifiers.v1`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ares_exp.runs.rollouts import FinishedEpisode, PartsGiven, rollouts
 
 @dataclass(frozen=True)
 class _Run:
-    """What is run, as `rollouts` takes it; tasks are chosen by `env.tasks`."""
+    """The arguments of `rollouts`. The task is selected with `env.tasks`."""
 
     env: str
     agent: Any
@@ -72,18 +72,19 @@ def make_plugin(
     config_dirs: Sequence[str | Path] = (),
     request_timeout_sec: float = 600.0,
 ) -> tuple[type, type]:
-    """Makes the classes that a plugin of verifiers exports.
+    """Creates the classes that a plugin of verifiers exports.
 
     Args:
-        env: Name of the option; it must take `env.tasks`, as those of tasks in Harbor's format do.
-        agent: The agent, as `ares_exp.rollouts` takes it.
-        container: The backend, likewise.
-        overrides: Likewise.
-        config_dirs: Likewise.
-        request_timeout_sec: Seconds for one response.
+        env: Name of the environment's option. It must accept `env.tasks`, like the options for tasks in Harbor's
+            format.
+        agent: Agent, as for `ares_exp.rollouts`.
+        container: Container backend, as for `ares_exp.rollouts`.
+        overrides: Overrides, as for `ares_exp.rollouts`.
+        config_dirs: Folders of options, as for `ares_exp.rollouts`.
+        request_timeout_sec: Time limit for one response, in seconds.
 
     Returns:
-        The taskset's class and the harness's.
+        The class of the taskset and the class of the harness.
 
     Raises:
         ConfigError: verifiers is not installed.
@@ -100,28 +101,28 @@ def make_plugin(
         episode_reward: float | None = None
 
     class EpisodeTask(vf.Task[vf.TaskData, EpisodeState]):  # type: ignore[misc]
-        """A task, by its name."""
+        """A task that is identified by its name."""
 
         @property
         def key(self) -> str:
-            """Its name, whatever its place among the tasks."""
+            """The name of the task, independent of its position in the taskset."""
             return str(self.data.name)
 
         @vf.reward  # type: ignore[untyped-decorator]
         async def episode_reward(self, trace: vf.Trace) -> float:
-            """Returns the reward of the episode."""
+            """Returns the reward of the episode; 0.0 without a reward."""
             return float(trace.state.episode_reward or 0.0)
 
     class EpisodeTaskset(vf.Taskset[EpisodeTask, vf.TasksetConfig]):  # type: ignore[misc]
         """The tasks of the environment."""
 
         def load(self) -> Iterator[EpisodeTask]:
-            """Yields them; the prompt is the name, as the agent asks for itself."""
+            """Yields the tasks. The prompt is the task's name, because the agent writes its own prompts."""
             for name in ran.task_names():
                 yield EpisodeTask(vf.TaskData(name=name, prompt=name), self.config.task)
 
     class EpisodeHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
-        """Runs an episode in this process; code runs in a container of this package."""
+        """Runs an episode in this process. Code runs in a container of ares_exp."""
 
         EXECUTES_CODE = False
         NEEDS_CONTAINER = False
@@ -129,7 +130,7 @@ def make_plugin(
         async def launch(
             self, ctx: Any, trace: Any, runtime: Any, endpoint: str, secret: str, mcp_urls: Any, data: Any
         ) -> Any:
-            """Runs the episode of a rollout, and keeps its reward in the rollout's state."""
+            """Runs the episode of a rollout, and stores its reward in the rollout's state."""
             policy = RolloutEndpoint(endpoint, secret, ctx.model, request_timeout_sec)
             episode = await ran.execute(data.name, policy, seed=int(trace.id[:7], 16))
             trace.state.episode_reward = episode.reward
@@ -144,13 +145,13 @@ def make_plugin(
 
 @dataclass(frozen=True)
 class RolloutEndpoint:
-    """A policy that asks the endpoint of one rollout of verifiers, which chooses model and sampling itself.
+    """A policy that sends requests to the endpoint of a verifiers rollout, which chooses the model and the sampling.
 
     Attributes:
-        url: The endpoint.
-        secret: The rollout's key.
-        model: The model that is named to it.
-        timeout_sec: Seconds for one response.
+        url: URL of the endpoint.
+        secret: API key of the rollout.
+        model: Name of the model in requests.
+        timeout_sec: Time limit for one response, in seconds.
     """
 
     url: str
@@ -159,11 +160,12 @@ class RolloutEndpoint:
     timeout_sec: float
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Answers one request.
+        """Responds to one request.
 
         Raises:
-            EndpointError: The endpoint gave no response.
-            MalformedResponseError: What it gave is none.
+            EndpointError: The endpoint returned an HTTP status other than 200.
+            PolicyError: The endpoint cannot be reached, or the time limit was exceeded.
+            MalformedResponseError: The body is not a valid chat completion.
         """
         body = request_to_body(request, model=self.model, strict=False, report=lambda _: None)
         limit = aiohttp.ClientTimeout(total=self.timeout_sec)

@@ -7,7 +7,7 @@ class OurEpisodes(AgentLoopBase):                      # verl.experimental.agent
         return AgentLoopOutput(**agent_loop_output(report))
 ```
 
-The fields are those of verl 0.9's `AgentLoopOutput`; nothing of verl is imported here.
+The fields match `AgentLoopOutput` of verl 0.9. This module does not import verl.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ares_exp.training.sequences import SequenceReport, TrainingSequence
 
 
 def agent_loop_output(report: SequenceReport) -> dict[str, Any]:
-    """Returns the fields of the one output of an episode whose history was never rewritten.
+    """Returns the fields of the single output of an episode whose history was not rewritten.
 
     Raises:
-        UntrainableError: The episode has no reward, or several rows: those are for `agent_loop_outputs`.
+        UntrainableError: The episode has no reward, or has several rows. Use `agent_loop_outputs` for several rows.
     """
     outputs = agent_loop_outputs(report)
     if len(outputs) > 1:
@@ -36,7 +36,7 @@ def agent_loop_output(report: SequenceReport) -> dict[str, Any]:
 
 
 def agent_loop_outputs(report: SequenceReport) -> list[dict[str, Any]]:
-    """Returns the fields of an output for each row, for trainers of verl that take a list from an agent loop.
+    """Returns the fields of one output per row, for trainers of verl that accept a list from an agent loop.
 
     Raises:
         UntrainableError: The episode has no reward.
