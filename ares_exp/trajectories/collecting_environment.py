@@ -1,4 +1,4 @@
-"""The collecting environment: any environment, recorded. Data passes through untouched."""
+"""A wrapper around any environment that records its episodes. Data passes through unchanged."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ ENDED_AT_ONCE = 4
 
 
 class EpisodeListener(Protocol):
-    """Hears how the episodes of a collecting environment end."""
+    """Is notified when episodes of a collecting environment end."""
 
     def reached_last(self, last: TimeStep[Any], report: EpisodeReport, *, end_time: float) -> None:
-        """The LAST step was reached; its episode has not been ended yet, which may take collectors a while.
+        """Handles the LAST step. The collectors have not ended the episode yet, which may take a while.
 
         Args:
             last: The step.
-            report: What the environment says of the episode now.
+            report: Current report of the environment.
             end_time: End of the episode, in epoch seconds.
         """
         ...
 
     def collector_failed(self, error: Exception, *, is_at_end: bool) -> bool:
-        """A collector raised, perhaps in another thread.
+        """Handles an exception of a collector, which may come from another thread.
 
         Args:
             error: The exception.
-            is_at_end: Whether the collector was ending the episode, and so has not kept it.
+            is_at_end: Whether the collector failed while ending the episode, and so has not kept it.
 
         Returns:
             Whether the error ends the run. If so, it is neither counted nor logged.
@@ -68,27 +68,27 @@ class EpisodeListener(Protocol):
         ...
 
     def recorded(self, trajectory: EpisodeTrajectory | None, failures: int, *, end_time: float) -> None:
-        """The collectors have ended the episode.
+        """Handles the end of an episode in all collectors.
 
         Args:
-            trajectory: The episode; `None` when every collector failed on it, or is not done in time.
-            failures: How many calls of collectors raised so far.
+            trajectory: The episode; `None` if every collector failed on it or did not finish in time.
+            failures: Number of collector calls that have raised so far.
             end_time: End of the episode, in epoch seconds.
         """
         ...
 
 
 class EpisodeEnds(GatheredCalls["_Ending"]):
-    """Ends of episodes, in threads, as collectors may write files. Ends that arrive together are synced together."""
+    """Ends episodes in threads, because collectors may write files. Ends that arrive together are synced together."""
 
     def __init__(self) -> None:
-        """Makes it for all environments of one event loop."""
+        """Creates the queue, shared by all environments of one event loop."""
         super().__init__(_end_together, at_once=ENDED_AT_ONCE)
 
 
 @dataclass(slots=True)
 class _Ending:
-    """An episode that ends: its collectors with what each of them does, and the trajectories that they return."""
+    """Ends one episode in each of its collectors, and holds the trajectories that they return."""
 
     ends: Sequence[tuple[CollectorGuard, Callable[[], EpisodeTrajectory | None]]]
     kept: list[EpisodeTrajectory] = field(default_factory=list)
@@ -109,11 +109,11 @@ def _end_together(endings: Sequence[_Ending]) -> None:
 class TrajectoryCollectingEnvironment(EnvironmentWrapper):
     """Wraps any `Environment` and records every episode, however it ends.
 
-    A collector that fails never changes the episode, nor what the other collectors get: the failure is logged and
+    A collector that fails never changes the episode, nor the records of the other collectors. The failure is logged and
     counted in `collector_failures`.
 
     Attributes:
-        trajectory: The episode that ended last; `None` before that, and when every collector failed on it.
+        trajectory: The last episode that ended; `None` before the first end, and if every collector failed on it.
     """
 
     def __init__(
@@ -132,15 +132,16 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         """Records `env`.
 
         Args:
-            env: What is recorded.
-            collector: Where it goes; several by their names.
-            episode_id: Id of the first episode, where the collector takes one; others are made up.
-            task_name: Name of the task; by default the one that the environment reports.
-            start_time: Start of the first episode, in epoch seconds; by default, and of others, that of its reset.
-            metadata: What else is to be kept of each episode, JSON-ready, where the collector takes it.
-            listener: Hears how an episode ends.
-            ends: Ends its episodes, and may be shared.
-            clock: Gives epoch seconds.
+            env: The environment to record.
+            collector: One collector, or several by name.
+            episode_id: Id of the first episode, if the collector accepts ids; other ids are generated.
+            task_name: Name of the task; by default the name that the environment reports.
+            start_time: Start of the first episode, in epoch seconds. By default, and for later episodes, the time of
+                reset.
+            metadata: JSON-ready metadata of each episode, for collectors that accept it.
+            listener: Object to notify when an episode ends.
+            ends: Queue that ends the episodes; it may be shared.
+            clock: Function that returns epoch seconds.
 
         Raises:
             TypeError: `metadata` is not JSON-ready.
@@ -163,11 +164,11 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
 
     @property
     def collector_failures(self) -> int:
-        """How many calls of collectors raised."""
+        """Number of collector calls that raised."""
         return sum(sink.failures for sink in self._sinks)
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
-        """Starts an episode; one in progress is recorded as abandoned."""
+        """Starts an episode. An episode in progress is recorded as abandoned."""
         await self._end(Ending(Outcome.ABANDONED))
         start_time, started = self._start_time or self._clock(), time.perf_counter()
         self._start_time = None
@@ -178,14 +179,14 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
             await self._end(ending(None, error), self._record_now(_Unfinished("FIRST"), None, None, started))
             raise
         self._start(start_time)
-        if len(past := self.past_steps) > 1:  # it goes on from somewhere
+        if len(past := self.past_steps) > 1:  # the episode continues from an earlier point
             self._record_past(past)
         else:
             self._record(self._record_now(time_step, None, None, started))
         return time_step
 
     async def step(self, action: Any) -> TimeStep[Any]:
-        """Steps and records; a LAST step ends the episode. One that was restored is recorded from its start."""
+        """Steps and records; a LAST step ends the episode. A restored episode is recorded from its start."""
         started = time.perf_counter()
         if not self._active:
             self._adopt()
@@ -193,7 +194,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         try:
             time_step = await self._env.step(action)
         except EpisodeStateError:
-            raise  # a call that made no sense: it changed nothing
+            raise  # an invalid call, which changed nothing
         except BaseException as error:
             await self._end(ending(None, error), self._record_now(_Unfinished("MID"), action, policy_sec, started))
             raise
@@ -203,7 +204,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         return time_step
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
-        """Has the environment end its episode, and records the LAST step."""
+        """Makes the environment end its episode, and records the LAST step."""
         started = time.perf_counter()
         self._adopt()
         try:
@@ -235,20 +236,20 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
             await super().__aexit__(exc_type, exc, traceback)
 
     def _adopt(self) -> None:
-        """Starts to record an episode that was running when the environment came here."""
+        """Starts to record an episode that was already running when the environment was wrapped."""
         if not self._active and self.trajectory is None and (past := self.past_steps):
             self._start(past[0].timestamp)
             self._record_past(past)
-            self._waiting_since = None  # how long the policy has thought already is not known
+            self._waiting_since = None  # the time that the policy has spent already is unknown
 
     def _record_past(self, past: Sequence[PastStep]) -> None:
-        """Records the time steps that an environment has behind it, the pending one last."""
+        """Records the past time steps of an environment, the pending one last."""
         for one in past:
             spent = one.policy_sec, one.environment_sec
             self._record(self._record_of(one.time_step, one.action, spent, one.activity, one.timestamp))
 
     def _start(self, start_time: float) -> None:
-        """Opens an episode: after the environment's reset, which is what chooses the task."""
+        """Opens an episode. It is called after the environment's reset, which chooses the task."""
         self._step_index, self.trajectory, self._active = 0, None, True
         episode_id, self._episode_id = self._episode_id, None
         report = self.report()
@@ -279,7 +280,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         seen: Activity | None,
         timestamp: float,
     ) -> StepRecord:
-        """Makes the record of a time step, which may be of another package's class with the same fields."""
+        """Makes the record of a time step. Its class may come from another package if it has the same fields."""
         return StepRecord(
             step_index=self._step_index,
             step_type=time_step.step_type,
@@ -341,7 +342,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
 
 
 class _Unfinished(NamedTuple):
-    """In place of the time step that an exception took."""
+    """A substitute for the time step of a call that raised."""
 
     step_type: StepType
     reward: None = None
@@ -350,12 +351,12 @@ class _Unfinished(NamedTuple):
 
 
 def _number(value: Any) -> float | None:
-    """A reward or discount as JSON has it: numpy's numbers are none to it, nor is what is not finite."""
+    """Converts a reward or discount for JSON: numpy numbers become floats, and non-finite ones `None`."""
     return None if value is None or not math.isfinite(value) else float(value)
 
 
 def _serialize(value: Any) -> Mapping[str, Any] | None:
-    """An observation or action, frozen and JSON-ready; of what is neither ours nor JSON-like, what `repr` says."""
+    """Returns an observation or action as frozen, JSON-ready data. Other values are stored as their `repr`."""
     if isinstance(value, LLMRequest):
         return serialize_llm_request(value)
     if isinstance(value, LLMResponse):
@@ -363,7 +364,7 @@ def _serialize(value: Any) -> Mapping[str, Any] | None:
     try:
         plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
         frozen: Mapping[str, Any] = freeze(plain if plain is None or isinstance(plain, Mapping) else {"value": plain})
-    except Exception:  # a number of numpy's, a lock, something that holds itself: another's class may be anything
+    except Exception:  # a numpy number, a lock, a cycle: custom classes may contain anything
         return freeze({"value": _repr(value)})  # type: ignore[no-any-return]
     return frozen
 

@@ -1,8 +1,8 @@
-"""The first difference of two recorded episodes.
+"""The first difference between two recorded episodes.
 
-What counts is what was said and done: requests, replies, commands with their exit codes, rewards, discounts, and how
-the episode ended. Ids (of episodes and of tool calls), times, seconds, tokens, prices, log-probabilities, reasoning and
-the model's name do not: two runs of the same task have different ones.
+The comparison covers requests, replies, commands with their exit codes, rewards, discounts, and how the episode ended.
+It ignores ids (of episodes and of tool calls), times, seconds, tokens, prices, log-probabilities, reasoning and the
+model's name, because these differ between two runs of the same task.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ MARK_CHARS = 8
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first place in which two episodes differ.
+    """The first place where two episodes differ.
 
     Attributes:
-        step: How many steps they have in common.
-        difference: What is different in the next step, or in how they ended.
+        step: Number of steps that they have in common.
+        difference: Difference in the next step, or in how the episodes ended.
     """
 
     step: int
@@ -59,10 +59,10 @@ def find_divergence(old: EpisodeTrajectory, new: EpisodeTrajectory) -> Divergenc
 
 
 def step_marks(episode: EpisodeTrajectory) -> list[list[str]]:
-    """Returns marks of what counts at each step: reply, commands, outcome, observation.
+    """Returns marks of the compared parts of each step: reply, commands, outcome, observation.
 
-    Two marks are equal where `find_divergence` finds no difference between what they stand for, so that any two
-    episodes can be aligned by their marks alone.
+    Two marks are equal if `find_divergence` finds no difference between their steps, so any two episodes can be aligned
+    by comparing only their marks.
     """
     names, known = _CallNames(), _Marks()
     return [_marks_of(step, names, known) for step in episode.steps]
@@ -81,7 +81,7 @@ def _mark(value: Any) -> str:
 
 
 class _Marks:
-    """Marks of the requests of one episode: a message that is in many of them is read once."""
+    """Computes marks of the requests of one episode. A message that many requests contain is read once."""
 
     def __init__(self) -> None:
         self._messages: dict[int, tuple[Any, str]] = {}
@@ -126,7 +126,7 @@ def _between(was: StepRecord, has: StepRecord, old_names: _CallNames, new_names:
 
 
 def _said(names: _CallNames, step: StepRecord) -> Any:
-    """Returns the parts of a step's action that count."""
+    """Returns the parts of a step's action that are compared."""
     if not step.action:
         return step.action
     said = {name: value for name, value in step.action.items() if name not in MEASURED}
@@ -136,7 +136,7 @@ def _said(names: _CallNames, step: StepRecord) -> Any:
 
 
 def _reply(action: Any) -> str | None:
-    """Returns the text of an action that is nothing else."""
+    """Returns the text of an action that consists only of text; `None` for other actions."""
     pieces = action.get("data") if action else None
     if isinstance(pieces, tuple) and all(is_text(piece) for piece in pieces):
         return "".join(piece_text(piece) for piece in pieces)
@@ -155,14 +155,14 @@ def _text(value: Any) -> str | None:
 
 
 class _CallNames:
-    """Names the tool calls of one episode by the order in which they appear, so that those of two can be compared."""
+    """Names the tool calls of one episode by their order of appearance, so that two episodes can be compared."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
         self._plain: dict[int, tuple[Any, Any]] = {}
 
     def plain(self, value: Any) -> Any:
-        """Returns `value` with the names in place of the calls' ids."""
+        """Replaces the ids of calls in `value` by their names."""
         if isinstance(value, tuple | list):
             return tuple([self.plain(item) for item in value])
         if not isinstance(value, Mapping):

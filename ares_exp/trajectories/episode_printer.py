@@ -1,4 +1,4 @@
-"""A printer of episodes, step by step: of each request only what is new in it."""
+"""A printer of episodes, step by step. It prints only the new part of each request."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EpisodeTotals:
-    """Sums over the steps of an episode; `None` where no step tells.
+    """Sums over the steps of an episode; `None` if no step has the value.
 
     Attributes:
-        prompt_tokens, generated_tokens: As the engine counted them.
-        reasoning_tokens: Those of the generated ones that are reasoning, where the engine said so.
+        prompt_tokens, generated_tokens: Token counts that the engine reported.
+        reasoning_tokens: Number of generated tokens that are reasoning, if the engine reported it.
         cost: US dollars.
         duration_sec: Wall seconds from its start to its end.
-        policy_sec, environment_sec, container_sec: As in `StepRecord`.
-        commands: How many commands the agent ran.
+        policy_sec, environment_sec, container_sec: Sums of the fields of `StepRecord`.
+        commands: Number of commands that the agent ran.
     """
 
     prompt_tokens: int | None
@@ -64,7 +64,7 @@ class EpisodeTotals:
 
 
 def _sum(values: Any) -> Any:
-    """Returns the sum of those that are numbers: a stranger's episode may have anything there."""
+    """Adds up the numbers among the values, as files may contain anything; `None` if no value is a number."""
     numbers = [value for value in values if is_number(value)]
     return sum(numbers) if numbers else None
 
@@ -85,7 +85,7 @@ class EpisodePrinter:
         self._model: Mapping[str, Any] = {}
 
     def header(self, path: Path, outcome: Outcome | None) -> None:
-        """Prints the facts of the whole episode; without an outcome it is running."""
+        """Prints the facts of the whole episode. `None` as outcome means that it is running."""
         episode, totals = self._trajectory, EpisodeTotals.of(self._trajectory)
         self._line(f"Episode {one_line(episode.episode_id)}", style="bold")
         reward = f"reward {number(episode.total_reward)}{by_name(episode.rewards)}"
@@ -151,7 +151,7 @@ class EpisodePrinter:
             self._background_request(background_request)
 
     def _background_request(self, background_request: BackgroundRecord) -> None:
-        """Prints the last message of a call that took no step, and the start of its response."""
+        """Prints the last message of a background request, and the start of its response."""
         pieces = background_request.response.get("data")
         answered = (
             " ".join(piece_text(piece) for piece in pieces if not is_thinking(piece))
@@ -272,7 +272,7 @@ def ended(command: CommandRecord) -> str:
 
 
 def as_text(value: Any, *, indent: int | None = None) -> str:
-    """Returns a JSON value as text, a string as it is."""
+    """Returns a JSON value as text; a string is returned unchanged."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=indent)
 
 
@@ -320,24 +320,24 @@ def message_text(message: Mapping[str, Any]) -> str:
 
 
 def number(value: Any) -> str:
-    """Returns the shortest form of a number, `–` for none."""
+    """Returns the shortest form of a number; `–` for `None`."""
     return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def by_name(rewards: Mapping[str, float]) -> str:
-    """Lists rewards in parentheses; empty where there is none beside the episode's own."""
+    """Lists rewards in parentheses; empty if only the episode's own reward exists."""
     if not rewards.keys() - {"reward"}:
         return ""
     return f" ({', '.join(f'{one_line(name)} {number(value)}' for name, value in rewards.items())})"
 
 
 def seconds(value: float) -> str:
-    """Formats seconds to three digits or so, and at most two decimals."""
+    """Formats seconds with about three digits, and at most two decimals."""
     return f"{value:.0f} s" if abs(value) >= 100 else f"{round(value, 2):g} s" if abs(value) < 1 else f"{value:.1f} s"
 
 
 def spent(source: StepRecord | EpisodeTotals) -> list[str]:
-    """Describes where the time went."""
+    """Describes how the time was spent."""
     names = ("policy", "environment", "container")
     known = ((name, getattr(source, f"{name}_sec")) for name in names)
     return [f"{name} {seconds(value)}" for name, value in known if value is not None]
@@ -351,12 +351,12 @@ def usage(prompt: Any, generated: Any, reasoning: Any = None) -> list[str]:
 
 
 def price(cost: Any) -> list[str]:
-    """Describes US dollars; empty where no price is known."""
+    """Describes a cost in US dollars; empty if no price is known."""
     return [f"${cost:.4g}"] if is_number(cost) and cost else []
 
 
 def moment(epoch_seconds: float) -> str:
-    """Returns a time as text, UTC."""
+    """Returns a time as text in UTC."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(epoch_seconds))
     except (OverflowError, ValueError, OSError):
@@ -364,6 +364,6 @@ def moment(epoch_seconds: float) -> str:
 
 
 def asked_in(background_request: BackgroundRecord) -> str:
-    """Returns the last message of a call that took no step; empty where it has none."""
+    """Returns the last message of a background request; empty if it has no message."""
     request = background_request.request
     return message_text(request["messages"][-1]) if is_request(request) and request["messages"] else ""

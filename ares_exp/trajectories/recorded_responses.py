@@ -1,7 +1,7 @@
-"""The recorded responses of an episode, as resume, replay and branches give them again.
+"""The recorded responses of an episode, which resume, replay and branches give to the agent again.
 
-Each of the three takes the recorded responses up to a step, gives them to the agent again, and compares what the agent
-asks with what was recorded. They differ in the step, and in what a difference means.
+Each of the three takes the recorded responses up to a step, gives them to the agent again, and compares the agent's
+requests with the recorded ones. They differ in the step, and in how they handle a difference.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ares_exp.trajectories.request_diff import Normaliser, RequestComparison, St
 
 
 class Exchange(NamedTuple):
-    """A request, and its response.
+    """A request and its response.
 
     Attributes:
         request: The request, as `serialize_llm_request` returns it.
-        response: The response; `None`: there was none before the environment's time was up.
-        stage: Number of stages of the task that were over.
+        response: The response; `None` if the environment's time limit passed without one.
+        stage: Number of finished stages of the task.
         is_pending: Whether the record ends with this request.
     """
 
@@ -60,21 +60,21 @@ def background_exchanges(episode: EpisodeTrajectory) -> Iterator[Exchange]:
 
 
 class RecordedResponses:
-    """The recorded responses that are left.
+    """The recorded responses that have not been used yet.
 
-    The conversations of an agent come in another order each time it runs. Within a conversation, responses are given in
+    The order of an agent's conversations may change each time it runs. Within a conversation, responses are given in
     order.
     """
 
     def __init__(
         self, exchanges: Iterable[Exchange], *, used: int = 0, normalisers: Sequence[Normaliser] | None = None
     ) -> None:
-        """Takes the exchanges.
+        """Keeps the exchanges.
 
         Args:
             exchanges: Exchanges in the order in which they were recorded.
-            used: Number of exchanges at the start that are used up.
-            normalisers: Differences between two requests that do not count; `None`: the built-in normalisers.
+            used: Number of exchanges at the start that were used already.
+            normalisers: Normalisers, which remove differences to ignore; `None`: the built-in normalisers.
         """
         self._normalisers = normalisers
         self._comparison = RequestComparison(normalisers)
@@ -88,13 +88,13 @@ class RecordedResponses:
                 queue.append(number)
 
     def __bool__(self) -> bool:
-        """Whether any is left."""
+        """Whether any response is left."""
         return bool(self._left)
 
     def next_for(self, request: Mapping[str, Any]) -> Exchange | None:
         """Returns the next exchange of a request's conversation; `None` if the conversation has none left.
 
-        A conversation is known by its name or, if none of that name was recorded, by its first request.
+        A conversation is identified by its name or, if the name was not recorded, by its first request.
         """
         conversation = conversation_of(request)
         if conversation not in self._names:
@@ -111,7 +111,7 @@ class RecordedResponses:
         return self._left[queue[0]] if queue else None
 
     def compare(self, exchange: Exchange, request: Mapping[str, Any], step: int) -> StepComparison:
-        """Compares the request of a step with a recorded one. A message that differs counts at one step only."""
+        """Compares the request of a step with a recorded one. A differing message counts at one step only."""
         return self._comparison.compare(step, exchange.request, request)
 
     def are_same(self, recorded: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
@@ -123,7 +123,7 @@ class RecordedResponses:
         del self._left[self._conversations[self._names[conversation_of(request)]].popleft()]
 
     def forget(self, request: Mapping[str, Any]) -> list[Exchange]:
-        """Removes all exchanges that are left of the request's conversation, and returns them."""
+        """Removes the remaining exchanges of the request's conversation, and returns them."""
         queue = self._conversations[self._names[conversation_of(request)]]
         forgotten = [self._left.pop(number) for number in queue]
         queue.clear()

@@ -33,7 +33,7 @@ from ares_exp.records.validation import Flag, Integer, Number, Table, Text, vali
 
 
 def serialize_llm_request(request: LLMRequest) -> Mapping[str, Any]:
-    """Returns a JSON-ready dict of `request`, frozen; fields at their default are left out."""
+    """Returns a JSON-ready dict of `request`, frozen. Fields at their default are left out."""
     data: dict[str, Any] = {"messages": request.messages}
     for name, default in REQUEST_DEFAULTS.items():
         if (value := getattr(request, name)) != default:
@@ -44,13 +44,18 @@ def serialize_llm_request(request: LLMRequest) -> Mapping[str, Any]:
 
 
 def deserialize_llm_request(data: Mapping[str, Any]) -> LLMRequest:
-    """Undoes `serialize_llm_request`. Raises `TypeError` for unknown or missing fields, `ValueError` for no origin."""
+    """Undoes `serialize_llm_request`.
+
+    Raises:
+        TypeError: A field is unknown or missing.
+        ValueError: The origin is invalid.
+    """
     origin = data.get("origin")
     return LLMRequest(**{**data, "origin": origin_from_dict(origin) if isinstance(origin, Mapping) else None})
 
 
 def conversation_of(request: Mapping[str, Any]) -> str:
-    """Returns the conversation of a request as `serialize_llm_request` gives it."""
+    """Returns the conversation of a request that `serialize_llm_request` returned."""
     origin = request.get("origin")
     conversation = origin.get("conversation") if isinstance(origin, Mapping) else None
     return conversation if isinstance(conversation, str) else MAIN_CONVERSATION
@@ -77,11 +82,11 @@ def deserialize_llm_response(data: Mapping[str, Any]) -> LLMResponse:
 
 @dataclass(frozen=True, slots=True)
 class BackgroundRecord:
-    """A call of the agent that was answered without a step.
+    """A request of the agent that was answered without a step.
 
     Attributes:
-        request: As `serialize_llm_request` gives it.
-        response: As `serialize_llm_response` gives it.
+        request: The request, as `serialize_llm_request` returns it.
+        response: The response, as `serialize_llm_response` returns it.
     """
 
     request: Table
@@ -94,7 +99,7 @@ class BackgroundRecord:
 
     @classmethod
     def of(cls, background_request: BackgroundRequest) -> BackgroundRecord:
-        """Makes the record of a call."""
+        """Makes the record of a background request."""
         return cls(
             serialize_llm_request(background_request.request), serialize_llm_response(background_request.response)
         )
@@ -111,17 +116,17 @@ class StepRecord:
     Attributes:
         step_index: 0 for FIRST, then counting up.
         step_type: `"FIRST"`, `"MID"` or `"LAST"`.
-        observation: The pending request as `serialize_llm_request` gives it; `None` on LAST.
-        action: The response that led here as `serialize_llm_response` gives it; `None` on FIRST.
-        reward: As in the time step; `None` on FIRST.
-        discount: As in the time step; `None` on FIRST.
+        observation: The pending request, as `serialize_llm_request` returns it; `None` on LAST.
+        action: The response that led here, as `serialize_llm_response` returns it; `None` on FIRST.
+        reward: Reward of the time step; `None` on FIRST.
+        discount: Discount of the time step; `None` on FIRST.
         timestamp: Epoch seconds.
-        policy_sec: Wall seconds from the previous time step to this action; `None` on FIRST, or not known.
-        environment_sec: Wall seconds of the environment's `reset()` or `step()`; `None` where not known.
-        container_sec: Those of them (of concurrent calls, the sum) that calls of the container took: its start and
-            set-up, the agent's commands and transfers, the verifier. `None` where not known.
-        commands: What the agent ran in the container, in the order in which the commands ended.
-        background requests: Calls that were answered without a step on the way to this time step.
+        policy_sec: Wall seconds from the previous time step to this action; `None` on FIRST, or if not known.
+        environment_sec: Wall seconds of the environment's `reset()` or `step()`; `None` if not known.
+        container_sec: Part of `environment_sec` that container calls took: its start and set-up, the agent's commands
+            and transfers, the verifier. Concurrent calls are added up. `None` if not known.
+        commands: Commands that the agent ran in the container, in the order in which they ended.
+        background_requests: Requests that were answered without a step on the way to this time step.
     """
 
     step_index: Integer
@@ -138,7 +143,7 @@ class StepRecord:
     background_requests: tuple[BackgroundRecord, ...] = ()
 
     def __post_init__(self) -> None:
-        """Freezes what could change: the agent's later edits must not reach the record."""
+        """Freezes mutable fields, so that later edits by the agent do not change the record."""
         object.__setattr__(self, "observation", freeze(self.observation))
         object.__setattr__(self, "action", freeze(self.action))
 
@@ -171,23 +176,23 @@ def command_to_dict(command: CommandRecord) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeTrajectory:
-    """One episode, whole.
+    """One whole episode.
 
     Attributes:
         episode_id: Unique id.
         task_name: The task.
         steps: All records, FIRST included.
         start_time, end_time: Epoch seconds.
-        total_reward: Sum of the steps' rewards when the episode reached a LAST step; `None` when it did not, or when no
-            reward was given: LAST has none, and those of the other steps are 0.0.
+        total_reward: Sum of the steps' rewards if the episode reached a LAST step; `None` if it did not, or if no
+            reward was given: LAST has no reward, and the rewards of the other steps are 0.0.
         num_steps: Number of records, FIRST included.
         truncated: Whether a limit ended it.
         outcome: How it ended.
-        error: What went wrong, or the limit that truncated it; else `None`.
-        metadata: What else its recorder knew of it, JSON-ready: attempt, seed, agent, …
-        unfinished_step: What is known of the reset or step that ended it by raising: the action that was being
-            applied, the commands that were run for it, the seconds. `None` where nothing raised.
-        rewards: Everything that the verifier scored, by key, and every scorer, by name; empty where nothing was.
+        error: The error, or the limit that truncated it; otherwise `None`.
+        metadata: JSON-ready metadata from its recorder: attempt, seed, agent, …
+        unfinished_step: Partial record of the reset or step that ended the episode by raising: the action in progress,
+            its commands, and the seconds. `None` if no call raised.
+        rewards: All rewards of the verifier by key, and of the scorers by name; may be empty.
     """
 
     episode_id: Text
@@ -205,13 +210,13 @@ class EpisodeTrajectory:
     rewards: Mapping[Text, Number] = field(default_factory=Message)
 
     def __post_init__(self) -> None:
-        """Freezes what could change."""
+        """Freezes mutable fields."""
         object.__setattr__(self, "metadata", freeze(self.metadata))
         object.__setattr__(self, "rewards", freeze(self.rewards))
 
     @property
     def limit(self) -> str | None:
-        """The limit that truncated it; `None` when none did."""
+        """The limit that truncated it; `None` if no limit did."""
         return self.error.limit if self.error is not None else None
 
     @property
@@ -221,7 +226,7 @@ class EpisodeTrajectory:
 
     @property
     def step_count(self) -> int:
-        """Number of steps after FIRST, one that raised included: `num_steps` of the row in `episodes.jsonl`."""
+        """Number of steps after FIRST, including a step that raised: `num_steps` of the row in `episodes.jsonl`."""
         unfinished = self.unfinished_step
         return max(self.num_steps - 1, 0) + (unfinished is not None and unfinished.step_type != "FIRST")
 
@@ -233,7 +238,7 @@ class EpisodeTrajectory:
 
         Returns:
             One value per action, in order: `reward of its step + discount * the next value`; `num_steps - 1` values.
-            All `None` where the episode's reward is missing: a missing reward is never 0.0.
+            All are `None` if the episode's reward is missing: a missing reward is never 0.0.
 
         Raises:
             ValueError: `discount` is outside [0, 1].
@@ -249,7 +254,7 @@ class EpisodeTrajectory:
         return tuple(reversed(returns))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON-ready form with the fields' names as keys, every observation's messages in full."""
+        """Returns the JSON-ready form with the names of the fields as keys. Observations have all their messages."""
         data = {item.name: getattr(self, item.name) for item in fields(self)}
         data["steps"] = [step.to_dict() for step in self.steps]
         data["error"] = self.error.to_dict() if self.error is not None else None
@@ -258,7 +263,7 @@ class EpisodeTrajectory:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> EpisodeTrajectory:
-        """Makes a trajectory of the form of `to_dict`, or of the parsed text of a file of any version.
+        """Makes a trajectory from the form of `to_dict`, or from the parsed text of a file of any version.
 
         Raises:
             TrajectoryFormatError: A field is missing or has the wrong form.
@@ -272,8 +277,8 @@ class EpisodeTrajectory:
         """Reads a file that a collector of this package wrote, of any schema version, also compressed (`.zst`).
 
         Raises:
-            TrajectoryFormatError: The file is missing, cut short, no JSON, or no trajectory; the message names the path
-                and, where there is one, the place.
+            TrajectoryFormatError: The file is missing, cut short, not JSON, or not a trajectory. The message names the
+                path and, if known, the position.
         """
         from ares_exp.trajectories.files.episode_file import load_episode
 
@@ -281,9 +286,9 @@ class EpisodeTrajectory:
 
 
 def total_reward(steps: Sequence[StepRecord]) -> float | None:
-    """Adds up the rewards of an episode that reached a LAST step; `None` when it did not, or when none was given.
+    """Adds up the rewards of an episode; `None` if it did not reach a LAST step, or if no reward was given.
 
-    A MID step has a reward of 0.0 unless the task gives it one: where LAST has none, these alone make no sum.
+    By default, a MID step has a reward of 0.0. If LAST has no reward, these zeros do not count as a sum.
     """
     if not steps or steps[-1].step_type != "LAST":
         return None
@@ -313,8 +318,8 @@ class Ending(NamedTuple):
 
     Attributes:
         outcome: The outcome.
-        error: What went wrong, or the limit that truncated it; `None` when it was completed.
-        reward: The reward of its LAST step; `None` when there is none.
+        error: The error, or the limit that truncated the episode; `None` if it was completed.
+        reward: The reward of its LAST step; `None` if it has no reward.
     """
 
     outcome: Outcome
@@ -325,13 +330,13 @@ class Ending(NamedTuple):
 def ending(
     last: Any, failure: BaseException | None = None, *, limit: str | None = None, note: str | None = None
 ) -> Ending:
-    """Decides how an episode ended. A LAST step that was reached counts, whatever came after it.
+    """Decides how an episode ended. A LAST step counts, whatever happened after it.
 
     Args:
-        last: The LAST time step or its record, of any class with `reward` and `discount`; `None` when none was reached.
-        failure: The exception that ended the episode, if one did.
-        limit: The limit that cut it short, where that is known.
-        note: More about that limit.
+        last: The LAST time step or its record, of any class with `reward` and `discount`; `None` if it was not reached.
+        failure: The exception that ended the episode, if any.
+        limit: The limit that ended the episode, if known.
+        note: More about this limit.
     """
     if last is None:
         ended = failure or RuntimeError("the episode ended without a LAST step")

@@ -1,18 +1,17 @@
-"""Comparison of two requests of an agent: whether they are the same, and where they differ first.
+"""Comparison of two requests of an agent: whether they are equal, and where they differ first.
 
-One rule for resume, replay, branches and `ares-exp compare`: requests are compared message by message, setting by
-setting, and each part is equal, equal after normalising (see `BUILT_IN`; known secrets are masked, as they are in
-what was recorded), or different. Resume and branches normalise what the clock, the kernel and random generators make; a
-replay what its config says; `ares-exp compare` nothing. An agent that is run again against its journal is compared by
-digests of the same parts (`agents.runtime.call_identity`), exactly: it is shown the recorded times.
+Resume, replay, branches and `ares-exp compare` use the same rule. Requests are compared message by message and setting
+by setting. Each part is equal, equal after normalising (see `BUILT_IN`), or different. Known secrets are masked, as in
+the records. Resume and branches normalise values of the clock, the kernel and random generators. A replay normalises
+as its config says, and `ares-exp compare` does not normalise. An agent that is run again against its journal is
+compared exactly, by digests of the same parts (`agents.runtime.call_identity`), because it gets the recorded times.
 
-Where a request came from (`origin`) is no part of what is compared, and neither is reasoning that an agent keeps in its
-messages: it is the model's, as log-probabilities are, and a response that is given again brings its own. Requests that
-came over HTTP are also equal where they only spell the same in other ways (see `llms.canonical`).
+The origin of a request (`origin`) is not compared. Reasoning that an agent keeps in its messages is not compared
+either, because it comes from the model, like log-probabilities, and is part of a replayed response. Requests that came
+over HTTP are also equal if they differ only in spelling (see `llms.canonical`).
 
-A request repeats the conversation so far. A message that came out differently is therefore in all later requests, too:
-it counts once, at the step where it first shows, so that one random number at the start does not hide that
-everything after it is the same.
+A request repeats the conversation so far, so a changed message is also in all later requests. It counts only at the
+step where it first appears. Otherwise, one random number at the start would hide that everything after it is equal.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ BUILT_IN: dict[str, tuple[str, str]] = {
         rf"|\b(?:{_DAY} )?{_MONTH} {{1,2}}\d{{1,2}} {_CLOCK}(?: [AP]M)?(?: [A-Z]{{3,5}})?(?: \d{{4}})?\b",
         "<timestamp>",
     ),
-    # 0.12s, 1.5 seconds, 340 ms, 0m0.012s; not whole seconds and longer, which may be what was asked for
+    # 0.12s, 1.5 seconds, 340 ms, 0m0.012s; not whole or longer seconds, which the request may be about
     "durations": (
         r"\b(?:\d+m ?)?\d+\.\d+ ?(?:s|sec|secs|seconds?|mins?|minutes?|hours?)\b"
         r"|\b\d+(?:\.\d+)? ?(?:ms|msecs?|milliseconds?|us|µs|microseconds?|ns|nanoseconds?)\b",
@@ -62,9 +61,9 @@ BUILT_IN: dict[str, tuple[str, str]] = {
         r"(?i:\b(pid)(s?[ =:#]{1,3}))\d+\b|(?<=: )\s*\d+(?= (?:Killed|Terminated|Aborted|Segmentation fault)\b)",
         r"\1\2<pid>",
     ),
-    # what mktemp and Python's tempfile make: /tmp/tmp.Xa81bQz0Lw, /tmp/tmpab12_xyz
+    # names from mktemp and Python's tempfile: /tmp/tmp.Xa81bQz0Lw, /tmp/tmpab12_xyz
     "temp_paths": (r"(?<=/)tmp(?:\.[A-Za-z0-9]{6,12}|[a-z0-9_]{8})\b", "<temp>"),
-    # twelve hexadecimal digits, as Docker names a container's host
+    # twelve hexadecimal digits: Docker's host name of a container
     "container_ids": (r"\b(?=[0-9a-f]{0,11}[a-f])(?=[a-f]{0,11}\d)[0-9a-f]{12}\b", "<container>"),
     # 2026-01-31, 31 Jan 2026, Jan 31, 2026
     "dates": (
@@ -80,11 +79,11 @@ BUILT_IN: dict[str, tuple[str, str]] = {
 
 
 class UserNormaliser(BaseModel):
-    """One of the user's own: `{pattern: 'port [0-9]+', replacement: 'port <n>'}`.
+    """A user-defined normaliser: `{pattern: 'port [0-9]+', replacement: 'port <n>'}`.
 
     Attributes:
-        pattern: A regular expression as Python's `re` takes it. One that takes exponential time takes it.
-        replacement: What its matches become; a backslash and 1 are its first group.
+        pattern: A regular expression for Python's `re`. Patterns with exponential run time are not rejected.
+        replacement: Text that replaces each match; a backslash and 1 stand for the first group.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -105,7 +104,7 @@ class UserNormaliser(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Normaliser:
-    """One of them, compiled. `name` is its own, or the pattern of one that has none."""
+    """A compiled normaliser. `name` is its name or, without one, its pattern."""
 
     name: str
     pattern: re.Pattern[str]
@@ -117,10 +116,10 @@ class Normaliser:
 
 
 def make_normalisers(declared: Sequence[str | UserNormaliser]) -> tuple[Normaliser, ...]:
-    """Compiles them, in order.
+    """Compiles normalisers, in order.
 
     Raises:
-        ValueError: There is no built-in one of some name.
+        ValueError: A name is not the name of a built-in normaliser.
     """
     made = []
     for one in declared:
@@ -134,19 +133,19 @@ def make_normalisers(declared: Sequence[str | UserNormaliser]) -> tuple[Normalis
 
 
 def with_own(own: Mapping[str, tuple[str, str]]) -> tuple[Normaliser, ...]:
-    """Compiles the built-in ones, and those of an agent."""
+    """Compiles the normalisers of an agent, followed by the built-in ones."""
     return (*compiled(own), *make_normalisers(list(BUILT_IN)))
 
 
 def compiled(own: Mapping[str, tuple[str, str]]) -> tuple[Normaliser, ...]:
-    """Compiles those of an agent: name → pattern and replacement."""
+    """Compiles the normalisers of an agent, given as name → pattern and replacement."""
     return tuple(Normaliser(name, re.compile(pattern), replacement) for name, (pattern, replacement) in own.items())
 
 
 def normalise(value: Any, normalisers: Iterable[Normaliser], used: set[str]) -> Any:
-    """Normalises every text in JSON-like `value`; `used` takes the names of normalisers that changed one.
+    """Normalises every text in JSON-like `value`, and adds the names of the applied normalisers to `used`.
 
-    Known secrets are masked: in the recorded text they are.
+    Known secrets are masked, because they are masked in the recorded text.
     """
     if isinstance(value, str):
         value = mask_known_secrets(value)
@@ -171,7 +170,7 @@ COMPARED_LINES = 400
 
 
 class Match(StrEnum):
-    """How a step of an episode compares with the recorded one."""
+    """Result of comparing a step of an episode with the recorded step."""
 
     EXACT = "exact"
     NORMALISED = "normalised"
@@ -182,15 +181,15 @@ class Match(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepComparison:
-    """One step: one request of the agent.
+    """The comparison of one step, that is, one request of the agent.
 
     Attributes:
-        step: How many answers it had got before, so 0 is the first request.
-        match: `exact`, but for known secrets; `normalised`: equal after normalising; `different`; `not reached`: the
-            episode ended before; `extra`: nothing was recorded that it could be compared with.
-        where: The first message or setting that differs, in words; `None` where none does.
-        normalisers: Names of those that made it equal, for `normalised`.
-        diff: Lines of a short diff of what `where` names, `-` recorded, `+` now, both normalised; for `different`.
+        step: Number of responses that the agent had received before, so 0 is the first request.
+        match: `exact`, except for known secrets; `normalised`: equal after normalising; `different`; `not reached`: the
+            episode ended before; `extra`: no request was recorded to compare it with.
+        where: First message or setting that differs, in words; `None` if none differs.
+        normalisers: Names of the normalisers that made the requests equal, for `normalised`.
+        diff: Lines of a short diff of the part in `where`, `-` recorded, `+` now, both normalised; for `different`.
     """
 
     step: int
@@ -205,7 +204,7 @@ class StepComparison:
         return self.match in (Match.EXACT, Match.NORMALISED)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON-ready form; what does not apply is left out."""
+        """Returns the JSON-ready form without empty fields."""
         data = {"step": self.step, "match": self.match.value, "where": self.where}
         more = {"normalisers": list(self.normalisers), "diff": list(self.diff)}
         return {key: value for key, value in {**data, **more}.items() if value not in (None, [])}
@@ -217,14 +216,14 @@ def _built_in() -> tuple[Normaliser, ...]:
 
 
 class RequestComparison:
-    """Compares the requests of one episode that is run again with the recorded ones, in order."""
+    """Compares the requests of an episode that is run again with the recorded requests, in order."""
 
     def __init__(self, normalisers: Sequence[Normaliser] | None = None) -> None:
         self._normalisers = _built_in() if normalisers is None else normalisers
         self._known: set[tuple[object, object]] = set()
 
     def compare(self, step: int, recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> StepComparison:
-        """Compares two requests as `serialize_llm_request` gives them."""
+        """Compares two requests in the form of `serialize_llm_request`."""
         equal: tuple[str, set[str]] | None = None
         different: tuple[str, tuple[str, ...]] | None = None
         for where, old, new in _parts(recorded, asked):
@@ -259,11 +258,11 @@ class RequestComparison:
 
 
 class Difference(NamedTuple):
-    """One place in which two things that were recorded differ.
+    """One place where two recorded things differ.
 
     Attributes:
-        where: In words: `message 3 (user)`, or the name of a setting.
-        old, new: What each has there, as text; `None` where it has nothing.
+        where: Name in words: `message 3 (user)`, or the name of a setting.
+        old, new: Text of each at this place; `None` if it has none.
     """
 
     where: str
@@ -276,14 +275,14 @@ def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> Differen
     for where, was, has in _parts(old, new):
         if was != has:
             contents = _content(was), _content(has)
-            if None in contents or contents[0] == contents[1]:  # then all of it makes the difference
+            if None in contents or contents[0] == contents[1]:  # then the whole content differs
                 contents = _text(was), _text(has)
             return Difference(where, *contents)
     return None
 
 
 def apart(was: str, now: str, *, width: int, before: int) -> tuple[int, str, str]:
-    """Returns where two texts part, and both from at most `before` characters earlier, `width` characters long."""
+    """Returns the position where two texts first differ, and `width` characters of both around it."""
     start = max(0, _first_difference(was, now) - before)
     return start, was[start : start + width], now[start : start + width]
 
@@ -377,9 +376,9 @@ class RequestChange:
     Attributes:
         base: The step whose conversation is continued; `None` for the first request of its conversation.
         is_previous: Whether that is the request before this one.
-        kept: How many messages at the start stayed.
-        edits: What follows in order: `("-", message)` is gone, `("+", message)` new, `(" ", message)` stayed.
-        settings: Name, value before and value now of the settings that changed; `None` for one that is not there.
+        kept: Number of unchanged messages at the start.
+        edits: Later messages in order: `("-", message)` was removed, `("+", message)` added, `(" ", message)` kept.
+        settings: Name, value before and value now of the settings that changed; `None` for a missing setting.
     """
 
     base: int | None
@@ -415,7 +414,7 @@ def request_change(steps: Sequence[StepRecord], number: int) -> RequestChange:
     base = in_conversation[0]
     for index in in_conversation:
         earlier = (steps[index].observation or {})["messages"]
-        if earlier and request["messages"][: len(earlier)] == earlier:  # it goes on
+        if earlier and request["messages"][: len(earlier)] == earlier:  # the conversation continues
             base = index
             break
     before = steps[base].observation or {}

@@ -1,15 +1,15 @@
-"""The response log: requests and answers of an episode in progress, on disk before each response is applied.
+"""The response log: requests and responses of an episode in progress, on disk before each response is applied.
 
-One file per episode in the run directory, independent of collectors: `kill -9` loses no response that was paid for. It
-is deleted when the attempt has its result; a resumed run continues with those that remain. Each line is a JSON object:
-the first identifies the episode (`LoggedEpisode`), every other one is an exchange, encoded like a step
-(`step_encoding`): its request is the `observation`, and its response the `action`, which is `null` if there was no
-response before the environment's time was up. In a task with several stages, `stage` is the number of finished ones,
-if any. After the end of the episode, a last line has its result (`{"result": …}`), which becomes its row if its
-process dies before the row is written.
+The run directory has one file per episode, independent of collectors: `kill -9` loses no response that was paid for.
+The file is deleted when the attempt has its result; a resumed run continues with the remaining files. Each line is a
+JSON object. The first line identifies the episode (`LoggedEpisode`). Every other line is an exchange, encoded like a
+step (`step_encoding`): its request is the `observation`, and its response is the `action`. The `action` is `null` if
+the environment's time limit passed without a response. In a task with several stages, `stage` is the number of finished
+stages, if any. After the end of the episode, a last line has its result (`{"result": …}`). It becomes the row if
+the process dies before the row is written.
 
-A response that was asked for ahead of its turn has a line of its own when it comes, which numbers it (`"ahead": 3`);
-`{"applied": 3}` stands where its turn came. One whose turn never came is in `ahead`, also when this log starts with it
+A response to a request that was sent ahead of its turn has a separate line, with a number (`"ahead": 3`). The line
+`{"applied": 3}` marks its turn. A response whose turn never came is in `ahead`, also when this log starts with it
 because an earlier try paid for it (`"taken_over": true`).
 """
 
@@ -53,16 +53,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoggedEpisode:
-    """A logged episode, with its requests and answers.
+    """A logged episode, with its requests and responses.
 
     Attributes:
-        episode_id, task_name, attempt, retry, seed: As in its `EpisodeResult`.
-        started_at: Epoch seconds; 0.0 of one that has not started: it waits for its retry.
-        parent: The episode that it took the first responses over from, if it did.
-        taken_over: How many exchanges these are.
-        exchanges: What it was asked and answered, in order: one for each of its time steps.
-        ahead: What was asked ahead and answered, and had not had its turn.
-        ahead_taken_over: The responses asked ahead by the earlier episode, whether or not they have had their turn.
+        episode_id, task_name, attempt, retry, seed: Fields of its `EpisodeResult`.
+        started_at: Epoch seconds; 0.0 if it has not started because it waits for its retry.
+        parent: Id of the episode whose first responses it took over, if any.
+        taken_over: Number of exchanges taken over.
+        exchanges: Requests and responses in order, one for each of its time steps.
+        ahead: Exchanges sent ahead of their turn whose turn has not come.
+        ahead_taken_over: Responses that the earlier episode requested ahead, whether or not their turn has come.
         result: Its result, if it has ended.
     """
 
@@ -91,15 +91,15 @@ class LoggedEpisode:
 
     @classmethod
     def read(cls, path: Path) -> LoggedEpisode:
-        """Reads what is whole of a log; a line that was being written when its process died is left out.
+        """Reads the complete lines of a log. A line that was being written when its process died is left out.
 
         Raises:
-            OSError: It cannot be read.
-            ValueError: Not even its first line can.
-            ConfigError: It has another schema version.
+            OSError: The file cannot be read.
+            ValueError: The first line cannot be read.
+            ConfigError: The log has another schema version.
         """
         in_order: list[Exchange] = []
-        waiting: dict[int, Exchange] = {}  # what was asked ahead and has not had its turn, by number
+        waiting: dict[int, Exchange] = {}  # exchanges sent ahead whose turn has not come, by number
         taken_over: list[LLMResponse] = []
         result: EpisodeResult | None = None
         decoder = StepDecoder()
@@ -144,7 +144,7 @@ class ResponseLog:
 
         Args:
             folder: The directory of the log.
-            episode: The episode whose log it is.
+            episode: The episode of the log.
             storage: Storage of the run.
         """
         self._storage = storage
@@ -158,15 +158,15 @@ class ResponseLog:
 
     @property
     def episode_id(self) -> str:
-        """The episode whose log it is."""
+        """Id of the episode of the log."""
         return self._episode.episode_id
 
     def start(self, taken_over: Sequence[Exchange], ahead: Sequence[Exchange] = ()) -> None:
-        """Makes or replaces the file, with the responses that the episode takes over. Blocking.
+        """Creates or replaces the file, with the responses that the episode takes over. Blocking.
 
         Args:
             taken_over: The exchanges of its first time steps.
-            ahead: Exchanges that were asked ahead; they are numbered in this order, from 0.
+            ahead: Exchanges sent ahead of their turn; they are numbered in this order, from 0.
 
         Raises:
             StorageError: The file could not be written.
@@ -181,7 +181,7 @@ class ResponseLog:
         self._exists = True
 
     def _make(self, text: str, *, has_responses: bool) -> None:
-        """Makes the file. One without responses is not synced: the responses that follow are not, either."""
+        """Creates the file. It is synced only if it has responses; responses that follow are not synced either."""
         if not has_responses and not os.path.exists(self._path):  # noqa: PTH110 - for each episode
             append_text(self._path, text, flags=os.O_CREAT)
             return
@@ -201,7 +201,7 @@ class ResponseLog:
             raise self._storage.fail(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)), self._path)
 
     def append(self, request: LLMRequest, response: LLMResponse | None, *, stage: int = 0) -> None:
-        """Writes one more exchange: it survives `kill -9` when this returns.
+        """Writes one more exchange, which survives `kill -9` once this returns.
 
         Raises:
             StorageError: The line could not be written.
@@ -209,7 +209,7 @@ class ResponseLog:
         self._append(self._line(Exchange(serialize_llm_request(request), response, stage)))
 
     def append_ahead(self, request: LLMRequest, response: LLMResponse, *, stage: int = 0) -> int:
-        """Writes a response that has come ahead of its turn: it survives `kill -9` when this returns.
+        """Writes a response that came ahead of its turn. It survives `kill -9` once this returns.
 
         Returns:
             Its number, for `apply`.
@@ -223,7 +223,7 @@ class ResponseLog:
         return number
 
     def apply(self, number: int) -> None:
-        """Writes that the turn of a response asked ahead has come: it is the next exchange.
+        """Records that the turn of a response sent ahead has come: it is the next exchange.
 
         Raises:
             StorageError: The line could not be written.
@@ -231,7 +231,7 @@ class ResponseLog:
         self._append(dump_json({"applied": number}))
 
     def end(self, row: str) -> None:
-        """Writes the row of the episode, a line of JSON; it survives `kill -9` when this returns.
+        """Writes the row of the episode, a line of JSON. It survives `kill -9` once this returns.
 
         Raises:
             StorageError: The line could not be written.
@@ -239,7 +239,7 @@ class ResponseLog:
         self._append(f'{{"result": {row}}}')
 
     def read(self) -> LoggedEpisode | None:
-        """Reads back what it holds; `None` when it was discarded, or cannot be read. Blocking."""
+        """Reads the log back; `None` if it was discarded or cannot be read. Blocking."""
         try:
             return LoggedEpisode.read(Path(self._path)) if not self._discarded else None
         except (OSError, ValueError, RecursionError, StopIteration) as error:
@@ -269,7 +269,7 @@ class ResponseLog:
 
 
 def logged_episodes(folder: Path) -> list[LoggedEpisode]:
-    """Reads the logs of a run; those whose first line is broken had no response yet, and are left out. Blocking."""
+    """Reads the logs of a run. Logs with a broken first line have no response and are left out. Blocking."""
     found = []
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
@@ -280,7 +280,7 @@ def logged_episodes(folder: Path) -> list[LoggedEpisode]:
 
 
 def _exchange(data: dict[str, Any], decoder: StepDecoder) -> Exchange:
-    """Reads one line; its numbers must add up, as the file may come from anybody."""
+    """Reads one line, and checks its numbers, because the file is untrusted."""
     (request, action), stage = decoder.unpack(data), data.get("stage", 0)
     response = deserialize_llm_response(freeze(action)) if action is not None else None
     if not isinstance(request, Mapping) or type(stage) is not int or not 0 <= stage < MAX_COUNT:
@@ -304,7 +304,7 @@ Count = Annotated[int, Field(ge=0, lt=MAX_COUNT)]
 
 
 class _Head(BaseModel):
-    """The first line: which episode the log is of."""
+    """The first line, which identifies the episode of the log."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 

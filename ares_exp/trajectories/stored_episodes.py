@@ -1,4 +1,4 @@
-"""Recorded episodes on disk: found, filtered and loaded one at a time, their steps left in the files until then."""
+"""Recorded episodes on disk, which are found, filtered and loaded one at a time. Steps are read only when needed."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Outcomes = str | Collection[str]
 
 @dataclass(frozen=True, slots=True)
 class StoredEpisode:
-    """One episode, its steps left on disk. Can be pickled, for the workers of a data loader.
+    """One episode whose steps are still on disk. It can be pickled, for the workers of a data loader.
 
     Attributes:
-        path: The file that has it.
-        episode_id, task_name, total_reward, num_steps, start_time, end_time, error, metadata: As in
+        path: The file that contains it.
+        episode_id, task_name, total_reward, num_steps, start_time, end_time, error, metadata: Fields of
             `EpisodeTrajectory`.
-        outcome: As there; `None` while it is running.
-        step_count: Number of steps after FIRST, one that raised included, as in `EpisodeTrajectory`.
+        outcome: Outcome as in `EpisodeTrajectory`; `None` while the episode is running.
+        step_count: Number of steps after FIRST, including a step that raised, as in `EpisodeTrajectory`.
     """
 
     path: Path
@@ -52,15 +52,15 @@ class StoredEpisode:
     _read: Callable[[], EpisodeTrajectory] = field(repr=False, compare=False)
 
     def load(self) -> EpisodeTrajectory:
-        """Reads all of it; nothing is kept here.
+        """Reads the whole episode. The result is not cached.
 
         Raises:
-            TrajectoryFormatError: The file is broken; the message names the path and the place.
+            TrajectoryFormatError: The file is broken. The message names the path and the position.
         """
         return self._read()
 
     def row(self) -> dict[str, Any]:
-        """Returns one row of a table: plain values, one a column; `metadata.…` has the plain ones of the metadata."""
+        """Returns one row of a table with one plain value per column; `metadata.…` has the metadata's plain values."""
         row: dict[str, Any] = {name: getattr(self, name) for name in _COLUMNS}
         row["outcome"] = None if self.outcome is None else self.outcome.value
         row["duration_sec"] = self.end_time - self.start_time
@@ -75,14 +75,14 @@ _HEADER = (*_COLUMNS, "error", "metadata")
 
 
 def read_headers(path: Path, *, is_written: bool, broken: list[str] | None) -> Iterator[StoredEpisode]:
-    """Yields the episodes of a file. The steps of those that have ended are not read.
+    """Yields the episodes of a file. For episodes that have ended, the steps are not read.
 
     Args:
         path: The file, a record.
-        is_written: Whether a process was writing there before this call: an episode without an end is running then,
-            and lost otherwise.
-        broken: Takes a sentence for each broken record of a file whose other records can be read. By default the first
-            is raised.
+        is_written: Whether a process was writing the file before this call. If so, an episode without an end is
+            running; otherwise it is lost.
+        broken: List for one sentence per broken record, if other records of the file can be read. By default the first
+            broken record is raised.
 
     Raises:
         TrajectoryFormatError: The file cannot be read.
@@ -121,7 +121,7 @@ def load(
     skip_broken: bool = False,
     cache: HeaderCache | None = None,
 ) -> StoredEpisodes:
-    """Finds the episodes at `path` and reads their headers; steps are read when they are asked for.
+    """Finds the episodes at `path` and reads their headers. Steps are read on request.
 
     ```
     for episode in load("outputs/first", task="fix-*", min_reward=1.0):
@@ -133,14 +133,15 @@ def load(
             episode that a run has in several formats counts once.
         task: The task's name, or a pattern such as `fix-*`.
         outcome: An outcome, or several.
-        min_reward: Lower bound of the total reward, itself included. An episode without a reward is within none.
-        max_reward: Upper bound of it, likewise.
+        min_reward: Lower bound of the total reward, inclusive. Episodes without a reward are outside of any bound.
+        max_reward: Upper bound of the total reward, inclusive.
         partial: Whether running episodes are included. Their `outcome` is `None`.
-        skip_broken: Whether a broken file is left out, with a warning, and `left_out` tells; by default it is an error.
-        cache: Headers that were read before, for who asks again and again.
+        skip_broken: Whether a broken file is skipped with a warning and listed in `left_out`. By default it is an
+            error.
+        cache: Cache of headers, for callers that load the same files repeatedly.
 
     Raises:
-        TrajectoryFormatError: There is no such path, or something there is broken.
+        TrajectoryFormatError: The path does not exist, or one of its files is broken.
     """
     place = Path(path)
     found: list[StoredEpisode] = []
@@ -155,13 +156,13 @@ def load(
 
 
 class HeaderCache:
-    """Headers of episodes that have ended, kept while the time and size of their file stay the same."""
+    """A cache of the headers of ended episodes. An entry is valid while the file's time and size stay the same."""
 
     def __init__(self) -> None:
         self._known: dict[Path, tuple[tuple[int, int], tuple[StoredEpisode, ...]]] = {}
 
     def headers(self, path: Path, *, is_written: bool) -> tuple[StoredEpisode, ...]:
-        """Returns the episode of a JSON file. Raises as `read_headers` does."""
+        """Returns the episode of a JSON file. Raises the same errors as `read_headers`."""
         found = path.stat()
         stamp = found.st_mtime_ns, found.st_size
         if (known := self._known.get(path)) is None or known[0] != stamp:
@@ -178,7 +179,7 @@ def _has_ended(episode: StoredEpisode) -> bool:
 def _of_one_run(
     files: Sequence[Path], cache: HeaderCache | None, *, running: bool, broken: list[str] | None, left_out: list[str]
 ) -> Iterable[StoredEpisode]:
-    """Returns the episodes of these files; of those with the same id the first that has ended, or the first."""
+    """Returns the episodes of these files. For each id, the first episode that has ended counts, or the first one."""
     found: dict[str, StoredEpisode] = {}
     written: dict[Path, bool] = {}
     for path in files:
@@ -209,14 +210,14 @@ def _of_one_run(
 
 
 class StoredEpisodes(Sequence[StoredEpisode]):
-    """Episodes on disk, in the order in which they started (and of their ids).
+    """Episodes on disk, sorted by start time and id.
 
     Attributes:
-        left_out: What was found beside them and is not among them, in sentences: broken files, unfinished episodes.
+        left_out: One sentence for each broken file or unfinished episode that was found but is not included.
     """
 
     def __init__(self, episodes: Iterable[StoredEpisode], *, left_out: Sequence[str] = ()) -> None:
-        """Sorts them by their start."""
+        """Sorts the episodes by their start."""
         self._episodes = tuple(sorted(episodes, key=lambda episode: (episode.start_time, episode.episode_id)))
         self.left_out = tuple(left_out)
 
@@ -225,17 +226,17 @@ class StoredEpisodes(Sequence[StoredEpisode]):
     @overload
     def __getitem__(self, index: slice) -> StoredEpisodes: ...
     def __getitem__(self, index: int | slice) -> StoredEpisode | StoredEpisodes:
-        """Returns one of them, or those of a slice."""
+        """Returns one episode, or the episodes of a slice."""
         if isinstance(index, slice):
             return StoredEpisodes(self._episodes[index], left_out=self.left_out)
         return self._episodes[index]
 
     def __len__(self) -> int:
-        """Returns how many there are."""
+        """Returns the number of episodes."""
         return len(self._episodes)
 
     def __repr__(self) -> str:
-        """Returns how many there are, of how many tasks."""
+        """Returns the number of episodes and of tasks."""
         tasks = len({episode.task_name for episode in self})
         return f"<{count_of(len(self), 'episode')} of {count_of(tasks, 'task')}>"
 
@@ -248,17 +249,17 @@ class StoredEpisodes(Sequence[StoredEpisode]):
         max_reward: float | None = None,
         where: Callable[[StoredEpisode], bool] | None = None,
     ) -> StoredEpisodes:
-        """Returns those that meet every condition given.
+        """Returns the episodes that meet every given condition.
 
         Args:
-            task: As in `load`, like the following three.
+            task: The task's name, or a pattern, as in `load`.
             outcome: An outcome, or several.
             min_reward: Lower bound of the total reward.
-            max_reward: Upper bound of it.
+            max_reward: Upper bound of the total reward.
             where: Any other condition, e.g. `lambda episode: episode.metadata.get("seed") == 3`.
 
         Raises:
-            ValueError: There is no such outcome.
+            ValueError: The outcome is unknown.
         """
         wanted = None if outcome is None else {outcome} if isinstance(outcome, str) else set(outcome)
         if unknown := sorted((wanted or set()) - set(Outcome)):
@@ -278,13 +279,13 @@ class StoredEpisodes(Sequence[StoredEpisode]):
         return StoredEpisodes(filter(meets, self._episodes), left_out=self.left_out)
 
     def trajectories(self, *, skip_broken: bool = False) -> Iterator[EpisodeTrajectory]:
-        """Loads them one after the other; none is kept in memory.
+        """Loads the episodes one after the other, without keeping them in memory.
 
         Args:
-            skip_broken: Whether an episode that cannot be loaded is passed over, with a warning.
+            skip_broken: Whether an episode that cannot be loaded is skipped with a warning.
 
         Raises:
-            TrajectoryFormatError: One cannot be loaded.
+            TrajectoryFormatError: An episode cannot be loaded.
         """
         for episode in self:
             try:
@@ -297,7 +298,7 @@ class StoredEpisodes(Sequence[StoredEpisode]):
                 yield trajectory
 
     def rows(self) -> list[dict[str, Any]]:
-        """Returns a row for each, for a table: `pandas.DataFrame(load("outputs/first").rows())`."""
+        """Returns one row per episode, for a table: `pandas.DataFrame(load("outputs/first").rows())`."""
         return [episode.row() for episode in self]
 
 
@@ -309,12 +310,12 @@ MAX_DEPTH = 4
 
 
 def find_files(path: Path) -> list[list[Path]]:
-    """Finds the episode files at `path`: one list for each run, one for a folder's own.
+    """Finds the episode files at `path`: one list for each run, and one for files directly in a folder.
 
-    The same episode may be in several files of a list. Of those in which it has ended, the first one counts.
+    Several files of a list may contain the same episode. The first file in which it has ended counts.
 
     Raises:
-        TrajectoryFormatError: There is no such path, or it cannot be read.
+        TrajectoryFormatError: The path does not exist or cannot be read.
     """
     try:
         if path.is_file():
@@ -327,7 +328,7 @@ def find_files(path: Path) -> list[list[Path]]:
             raise TrajectoryFormatError(f"{path}: expected a file or a folder, found a pipe or a device.")
         if is_run(path):
             return [_in_run(path)]
-        own = [] if (path / SWEEP_RECORD).is_file() else _in_folder(path)  # a sweep has JSON that is no episodes
+        own = [] if (path / SWEEP_RECORD).is_file() else _in_folder(path)  # JSON files of a sweep are not episodes
         return [_in_order(own), *(_in_run(run) for run in runs_below(path, MAX_DEPTH))]
     except OSError as error:
         raise TrajectoryFormatError(f"{error.filename or path}: {error.strerror}.") from error
@@ -339,7 +340,7 @@ def suffix_of(path: Path) -> str | None:
 
 
 def runs_below(folder: Path, depth: int, seen: set[Path] | None = None) -> Iterator[Path]:
-    """Yields the run directories below a folder, by name, so many levels deep; none within another, and each once."""
+    """Yields each run directory below a folder once, by name, at most `depth` levels deep, without nested runs."""
     seen = set() if seen is None else seen
     for name in sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != "."):
         below = (folder / name).resolve()
@@ -376,13 +377,13 @@ HELP = (
 
 
 def chosen_episodes(path: Path) -> StoredEpisodes:
-    """Finds everything at `path`, or, if its last part is no file, the episodes whose id starts with it.
+    """Finds everything at `path` or, if its last part is not a file, the episodes whose id starts with it.
 
     Raises:
-        TrajectoryFormatError: There is no such path, or a file that was asked for is broken.
-        UserError: No episode's id starts so.
+        TrajectoryFormatError: The path does not exist, or a requested file is broken.
+        UserError: No episode id starts with this prefix.
     """
-    here = path.parent == Path() and not is_run(path.parent)  # a mistyped name is no reason to look through everything
+    here = path.parent == Path() and not is_run(path.parent)  # a mistyped name must not search the working directory
     if path.exists() or not path.parent.exists() or path.parent == path or here:
         return load(path, partial=True, skip_broken=path.is_dir())
     episodes, prefix = load(path.parent, partial=True, skip_broken=True), path.name
@@ -402,10 +403,11 @@ def chosen_episodes(path: Path) -> StoredEpisodes:
 
 
 def chosen_episode(path: Path) -> StoredEpisode:
-    """Finds the only episode that `path` means, or the last one of the only attempt.
+    """Finds the only episode at `path`, or the last one of the only attempt.
 
     Raises:
-        TrajectoryFormatError, UserError: As above, or there are none or several.
+        TrajectoryFormatError: See `chosen_episodes`.
+        UserError: See `chosen_episodes`; also raised if no episode or several were found.
     """
     episodes = chosen_episodes(path)
     if len({attempt_of(episode.episode_id) for episode in episodes}) == 1:
@@ -420,5 +422,5 @@ def chosen_episode(path: Path) -> StoredEpisode:
 
 
 def path_of_one(path: Path, episodes: StoredEpisodes) -> Path:
-    """Returns what to write for the first of several episodes that `path` means: it may end with part of an id."""
+    """Returns the path of the first of several episodes at `path`, which may end with part of an id."""
     return (path if path.exists() else path.parent) / episodes[0].episode_id

@@ -1,1 +1,1 @@
-"""Collectors: where recorded episodes go while they are run."""
+"""Collectors: storage of episodes during a run."""

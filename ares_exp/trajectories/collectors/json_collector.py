@@ -1,4 +1,4 @@
-"""The collector that writes one JSON file an episode."""
+"""The collector that writes one JSON file per episode."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ SAFE_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 class JsonTrajectoryCollector(EpisodeCollector):
     """Writes `{output_dir}/{episode_id}.json`, step by step.
 
-    Each step is in the file when it is recorded (see `episode_file`): `kill -9` loses none. The file is one JSON
-    document when the episode has ended. While episodes are open the directory is locked (shared), so that readers can
-    distinguish running episodes from lost ones.
+    Each step is in the file as soon as it is recorded (see `episode_file`), so `kill -9` loses no step. When the
+    episode has ended, the file is one JSON document. While episodes are open, the directory has a shared lock, so that
+    readers can distinguish running episodes from lost ones.
     """
 
     @validate_call
@@ -37,12 +37,12 @@ class JsonTrajectoryCollector(EpisodeCollector):
         compression: Literal["zstd"] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Takes the directory; `begin_episode` makes it.
+        """Keeps the arguments; creates nothing yet.
 
         Args:
-            output_dir: Made when the first episode starts.
-            compression: `"zstd"` writes `{episode_id}.json.zst` when the episode ends, in place of `{episode_id}.json`.
-            clock: Gives epoch seconds.
+            output_dir: Directory of the files; created when the first episode starts.
+            compression: `"zstd"` replaces `{episode_id}.json` with `{episode_id}.json.zst` when the episode ends.
+            clock: Function that returns epoch seconds.
         """
         super().__init__(clock=clock)
         self.output_dir = Path(output_dir)
@@ -57,11 +57,11 @@ class JsonTrajectoryCollector(EpisodeCollector):
         start_time: float | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> EpisodeHandle:
-        """Opens an episode; its id must be usable as a file name, and new in the directory.
+        """Opens an episode. Its id must be a valid file name that is new in the directory.
 
         Raises:
-            FileExistsError: There is a file of an episode with this id; it stays as it is.
-            ValueError: The id is no name of a file.
+            FileExistsError: A file of an episode with this id exists; it is not changed.
+            ValueError: The id is not a valid file name.
         """
         if episode_id is not None and (not SAFE_NAME.fullmatch(episode_id) or episode_id.startswith(".")):
             raise ValueError(
@@ -69,7 +69,7 @@ class JsonTrajectoryCollector(EpisodeCollector):
                 f"got {episode_id!r}."
             )
         if episode_id is not None:
-            path = f"{self.output_dir}/{episode_id}.json{ZSTD}"  # the JSON file is noticed when it is made
+            path = f"{self.output_dir}/{episode_id}.json{ZSTD}"  # an existing JSON file is detected later
             if os.path.exists(path):  # noqa: PTH110 - a Path for each episode costs more than the look
                 raise _taken(episode_id, path)
         try:
@@ -91,7 +91,7 @@ class JsonTrajectoryCollector(EpisodeCollector):
         except OSError as error:
             if isinstance(error, FileExistsError):
                 raise _taken(handle.episode_id, self._path(handle)) from None
-            handle.unwritten = error  # no reason not to collect: there may be room again when the episode ends
+            handle.unwritten = error  # collecting continues: there may be space again when the episode ends
 
     def _recorded(self, handle: EpisodeHandle, encoded: Mapping[str, Any]) -> None:
         line = step_line(handle.episode_id, encoded, first=len(handle.steps) == 1)

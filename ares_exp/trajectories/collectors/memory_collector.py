@@ -22,8 +22,8 @@ class MemoryTrajectoryCollector(EpisodeCollector):
         """Creates the empty list of episodes.
 
         Args:
-            keep: How many episodes are kept; older ones are forgotten. `None` for all.
-            clock: Gives epoch seconds.
+            keep: Number of episodes to keep; older ones are dropped. `None` keeps all.
+            clock: Function that returns epoch seconds.
         """
         super().__init__(clock=clock)
         self.episodes: list[EpisodeTrajectory] = []

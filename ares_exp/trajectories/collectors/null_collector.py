@@ -7,8 +7,8 @@ from ares_exp.trajectories.records import StepRecord
 
 
 class NullTrajectoryCollector(EpisodeCollector):
-    """Counts episodes in and out, but keeps neither steps nor files."""
+    """Tracks which episodes are open, but keeps neither steps nor files."""
 
     def record_step(self, record: StepRecord, *, episode: EpisodeHandle | None = None) -> None:
-        """Drops the step, after checking that there is an episode."""
+        """Drops the step, after checking that an episode is open."""
         self._resolve(episode)

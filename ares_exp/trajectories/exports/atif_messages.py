@@ -1,4 +1,4 @@
-"""Chat messages, replies and their parts as parts of ATIF steps, both ways."""
+"""Conversion of chat messages, replies and their parts to parts of ATIF steps, and back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _IMAGE_TYPES = {
 
 
 def own(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns what this package put into the `extra` of a document, step, tool call or result."""
+    """Returns the data of this package in the `extra` of a document, step, tool call or result."""
     found = (item.get("extra") or {}).get(OURS)
     return found if isinstance(found, Mapping) else {}
 
@@ -34,7 +34,7 @@ def with_own(item: dict[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def step_of_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the step (without its number) that shows a message: of the user, the system, or a copied reply."""
+    """Returns the step of a message of the user or the system, or of a copied reply, without its number."""
     role = message.get("role")
     step: dict[str, Any] = {
         "source": {"system": "system", "assistant": "agent"}.get(str(role), "user"),
@@ -48,7 +48,7 @@ def step_of_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def message_of_step(step: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the message that a step shows. Only the text of an agent's message is kept."""
+    """Returns the message of a step. Of an agent's message, only the text is kept."""
     content = content_from_atif(step["message"])
     if step["source"] != "agent":
         return {"role": step["source"], "content": content}
@@ -57,13 +57,13 @@ def message_of_step(step: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def result_of_message(message: Mapping[str, Any], call_id: str | None) -> dict[str, Any]:
-    """Returns the result that shows a message: what a tool call gave, or what the LLM was shown for a command."""
+    """Returns the result of a message: the output of a tool call, or the output of a command as the LLM saw it."""
     source = {} if call_id is None else {"source_call_id": call_id}
     return {**source, "content": content_to_atif(message.get("content"))}
 
 
 def message_of_result(result: Mapping[str, Any], llm_call_ids: Collection[str]) -> dict[str, Any]:
-    """Returns the message that a result shows: a tool's, if the LLM called it, else the user's."""
+    """Returns the message of a result: a tool message if the LLM made the call, otherwise a user message."""
     content = content_from_atif(result.get("content"))
     if (call_id := result.get("source_call_id")) in llm_call_ids:
         return {"role": "tool", "tool_call_id": call_id, "content": content}
@@ -71,7 +71,7 @@ def message_of_result(result: Mapping[str, Any], llm_call_ids: Collection[str]) 
 
 
 def reply_message(action: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a response of the LLM as agents keep it in the conversation."""
+    """Returns a response of the LLM as the message that agents keep in the conversation."""
     text = "".join(piece["content"] for piece in action["data"] if "content" in piece)
     return _with_calls({"role": "assistant", "content": text}, action_calls(action["data"]))
 
@@ -82,7 +82,7 @@ def action_calls(pieces: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, st
 
 
 def chat_calls(calls: Any) -> list[tuple[str, str, str]]:
-    """Returns id, name and arguments of tool calls in the chat-completions form, as far as they have it."""
+    """Returns id, name and arguments of the tool calls that have the chat-completions form."""
     read = []
     for call in calls if isinstance(calls, Sequence) else ():
         function = call.get("function") if isinstance(call, Mapping) else None
@@ -94,7 +94,7 @@ def chat_calls(calls: Any) -> list[tuple[str, str, str]]:
 
 
 def call_to_atif(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """Returns a tool call; arguments whose text is no JSON object, or is spelt in another way, are kept as text."""
+    """Returns a tool call. Arguments are kept as text if they are not a JSON object in the usual spelling."""
     call: dict[str, Any] = {
         "tool_call_id": call_id,
         "function_name": name,
@@ -104,7 +104,7 @@ def call_to_atif(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def llm_calls(step: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Returns id, name and arguments of the calls of a step that the LLM made, not the agent."""
+    """Returns id, name and arguments of the calls that the LLM made in a step, without calls of the agent."""
     return [
         (call["tool_call_id"], call["function_name"], _arguments_text(call))
         for call in step.get("tool_calls") or ()
@@ -113,14 +113,14 @@ def llm_calls(step: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def content_to_atif(content: Any) -> str | list[dict[str, Any]]:
-    """Returns content as ATIF has it; parts that it has no place for become text that names them."""
+    """Returns content in ATIF's form. Unsupported parts become text that names them."""
     if isinstance(content, str):
         return content
     return [_part_to_atif(part) for part in content] if isinstance(content, list | tuple) else ""
 
 
 def content_from_atif(content: Any) -> Any:
-    """Returns content as chat messages have it."""
+    """Returns content in the form of chat messages."""
     if content is None or isinstance(content, str):
         return content or ""
     return [_part_from_atif(part) for part in content]
@@ -131,7 +131,7 @@ def _part_to_atif(part: Any) -> dict[str, Any]:
         return {"type": "text", "text": text}
     url = _image_url(part)
     kind = _IMAGE_TYPES.get("." + url.rpartition(".")[2].lower())
-    if kind is not None and "://" in url:  # a local path would have to exist beside the document
+    if kind is not None and "://" in url:  # a local path would have to exist next to the document
         return {"type": "image", "source": {"media_type": kind, "path": url}}
     name = part.get("type") if isinstance(part, Mapping) else None
     return {"type": "text", "text": f"[{name if isinstance(name, str) else 'a part of the message'}]"}

@@ -1,6 +1,6 @@
-"""The parts of a document of the Agent Trajectory Interchange Format (ATIF) 1.0 to 1.8 that are read: its conversation.
+"""The schema of the conversation in documents of the Agent Trajectory Interchange Format (ATIF) 1.0 to 1.8.
 
-Other fields are ignored. Documents are written by `atif_writer`.
+Only these parts are read; other fields are ignored. `atif_writer` writes documents.
 """
 
 from __future__ import annotations

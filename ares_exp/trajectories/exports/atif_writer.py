@@ -1,22 +1,22 @@
-"""Trajectories as documents of the Agent Trajectory Interchange Format (ATIF) v1.8.
+"""Export of trajectories as documents of the Agent Trajectory Interchange Format (ATIF) v1.8.
 
 | here | in the document |
 |---|---|
 | `system_prompt` | a system step |
-| a message of the user | a user step, or the result of the command before it: what the LLM was shown of it |
-| a message of a tool | a result of the tool call whose id it has |
+| a message of the user | a user step, or the result of the command before it, as the LLM saw it |
+| a message of a tool | a result of the tool call with its id |
 | an action | an agent step: text, tool calls, metrics (tokens, cost, token ids, logprobs), `model_name` |
 | reasoning | `reasoning_content` of the agent step |
-| an assistant's message of no action | an agent step with `is_copied_context` and without LLM call |
-| a command | a tool call `bash` of the agent step, unless the LLM made tool calls: those are the calls then |
+| an assistant message that is not an action | an agent step with `is_copied_context` and without LLM call |
+| a command | a tool call `bash` of the agent step, unless the LLM made tool calls, which are shown instead |
 | `tools` | `agent.tool_definitions` |
-| a sub-agent's or a background request's answer | an agent step with its `conversation` in `extra.ares_exp` |
-| a request of another conversation than the one before | a system step with `extra.context_management`, likewise |
-| a history that was rewritten | a system step with `extra.context_management`, its observation what was kept |
+| the response to a sub-agent or a background request | an agent step with its `conversation` in `extra.ares_exp` |
+| a request of another conversation than before | a system step with `extra.context_management` |
+| a rewritten history | a system step with `extra.context_management`; its observation has the kept messages |
 
-`extra.ares_exp` has more: of the document the fields of `EpisodeTrajectory`, of an agent step the `record` (reward,
-discount, seconds), other fields of the `action`, and `commands` that are not tool calls. The document is an export:
-runs are resumed and replayed from JSON records.
+`extra.ares_exp` has more fields: for the document, the fields of `EpisodeTrajectory`, for an agent step, the `record`
+(reward, discount, seconds), other fields of the `action`, and `commands` that are not tool calls. The document is an
+export: runs are resumed and replayed from JSON records.
 """
 
 from __future__ import annotations
@@ -78,21 +78,21 @@ def to_atif(trajectory: EpisodeTrajectory) -> tuple[dict[str, Any], list[str]]:
     """Makes the document of a trajectory, JSON-ready.
 
     Returns:
-        The document, and in a sentence each what it shows in another form than the trajectory; empty for an agent that
-        only ever appends to its conversation. The sentences are the document's `notes`, too.
+        The document, and one sentence for each way in which it differs from the trajectory. The list is empty for an
+        agent that only appends to its conversation. The document's `notes` also contain the sentences.
     """
     return _AtifWriter(trajectory).write()
 
 
 def write_atif(path: Path, trajectory: EpisodeTrajectory) -> list[str]:
-    """Writes a document's file, which appears whole or not at all; returns the sentences of `to_atif`."""
+    """Writes the file of a document atomically, and returns the sentences of `to_atif`."""
     document, dropped = to_atif(trajectory)
     write_lines(path, _lines(document))
     return dropped
 
 
 def _lines(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the document with a line for each step, for people who look into it."""
+    """Yields the text of the document with one line per step, so that people can read it."""
     head = {name: value for name, value in document.items() if name != "steps"}
     yield f'{dump_json(head)[:-1]}, "steps": [\n'
     for number, step in enumerate(document["steps"]):
@@ -109,10 +109,10 @@ class _AtifWriter:
         self._steps: list[dict[str, Any]] = []
         self._tools: dict[str, Any] = {}  # by their JSON text
         self._prompt: str | None = None
-        self._conversation = MAIN_CONVERSATION  # of the request before
+        self._conversation = MAIN_CONVERSATION  # of the previous request
         self._timestamp: str | None = None
-        self._messages: Sequence[Mapping[str, Any]] = FrozenList()  # of the request before
-        self._shown: set[str] = set()  # every message that was shown so far, as JSON text
+        self._messages: Sequence[Mapping[str, Any]] = FrozenList()  # of the previous request
+        self._shown: set[str] = set()  # every message shown so far, as JSON text
 
     def write(self) -> tuple[dict[str, Any], list[str]]:
         trajectory = self._trajectory
@@ -121,7 +121,7 @@ class _AtifWriter:
             acted = self._act(record) if record.action is not None else None
             if record.observation is not None:
                 self._observe(record.observation, acted)
-        if not self._steps:  # a document has at least one
+        if not self._steps:  # a document needs at least one
             self._emit({"source": "system", "message": ""})
         document = plain(self._document())
         try:
@@ -166,7 +166,7 @@ class _AtifWriter:
         }
 
     def _act(self, record: StepRecord) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Shows an action; returns its agent step, and the message that agents keep of it, if it is a reply."""
+        """Writes the agent step of an action. Returns it and, for a reply, the message that agents keep."""
         commands = [asdict(command) for command in record.commands]
         ours: dict[str, Any] = {"record": {name: getattr(record, name) for name in (*_RECORD, *_SECONDS)}}
         if record.background_requests:
@@ -182,7 +182,7 @@ class _AtifWriter:
             self._dropped[NO_CHAT] = None
             fields = {"message": dumps(record.action, ensure_ascii=False)}
         if commands and (reply is None or "tool_calls" in fields):
-            ours["commands"] = commands  # of the calls that the LLM made: as calls they would be there twice
+            ours["commands"] = commands  # commands of the LLM's calls, which would otherwise be shown twice
         elif commands:
             fields["tool_calls"] = []
             for number, command in enumerate(commands, 1):
@@ -196,7 +196,7 @@ class _AtifWriter:
     def _observe(
         self, observation: Mapping[str, Any], acted: tuple[dict[str, Any], dict[str, Any] | None] | None
     ) -> None:
-        """Shows what is new in an observation, as results of the agent step before it where they are some."""
+        """Writes the new messages of an observation, as results of the preceding agent step where possible."""
         if not _is_request(observation):
             self._dropped[NO_CHAT] = None
             self._emit({"source": "user", "message": dumps(observation, ensure_ascii=False)})
@@ -223,7 +223,7 @@ class _AtifWriter:
     def _appended(
         self, messages: Sequence[Mapping[str, Any]], reply: Mapping[str, Any] | None
     ) -> Sequence[Mapping[str, Any]] | None:
-        """Returns the messages after the previous request and its reply; `None` if the request does not start so."""
+        """Returns the messages after the previous request and its reply; `None` if it does not start with them."""
         length = len(self._messages)
         if messages[:length] != self._messages:
             return None
@@ -235,7 +235,7 @@ class _AtifWriter:
     def _tell_replacing(
         self, messages: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], conversation: str | None
     ) -> None:
-        """Notes that a request does not continue the previous one: another conversation, or a rewritten history."""
+        """Notes that a request does not continue the previous one (another conversation, or a rewritten history)."""
         fresh = set(map(id, new))
         old = [message for message in messages if id(message) not in fresh]
         kept = "\n\n".join(f"[{message.get('role')}]\n{text_of(message.get('content'))}" for message in old)
@@ -254,7 +254,7 @@ class _AtifWriter:
         )
 
     def _show(self, new: Sequence[Mapping[str, Any]], step: dict[str, Any] | None) -> None:
-        """Shows new messages: as results of `step` those that response its calls, the others as steps."""
+        """Writes new messages: responses to the calls of `step` become its results, other messages become steps."""
         if not all(map(_parts_fit, new)):
             self._dropped[PARTS] = None
         rest = list(new)
@@ -267,7 +267,7 @@ class _AtifWriter:
                 rest = rest[self._show_results(rest, shown) :]
 
     def _show_results(self, messages: Sequence[Mapping[str, Any]], step: dict[str, Any]) -> int:
-        """Shows the first few of `messages` as results of `step`; returns how many."""
+        """Writes the leading messages that fit as results of `step`, and returns their number."""
         calls = [call["tool_call_id"] for call in step.get("tool_calls", ())]
         if ids := {call[0] for call in llm_calls(step)}:
             shown = list(takewhile(lambda m: m.get("role") == "tool" and m.get("tool_call_id") in ids, messages))
@@ -287,7 +287,7 @@ class _AtifWriter:
 
 
 def _response_fields(action: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Returns a response's fields of an agent step, and those that ATIF lacks; `None` for any other action."""
+    """Returns the agent-step fields of a response, and its fields that ATIF lacks; `None` for other actions."""
     try:
         pieces = action["data"]
         fields: dict[str, Any] = {
@@ -338,7 +338,7 @@ def _iso_8601(timestamp: float) -> str | None:
 
 
 def _parts_fit(message: Mapping[str, Any]) -> bool:
-    """Returns whether every part of a message's content is text, or an image of the web."""
+    """Returns whether every part of a message's content is text or an image with a web address."""
     content = message.get("content")
     if not isinstance(content, FrozenList):
         return True

@@ -1,4 +1,4 @@
-"""The episodes of a run that an export takes: found, filtered, and loaded one at a time."""
+"""The selection of a run's episodes for an export, which are loaded one at a time."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ares_exp.trajectories.stored_episodes import StoredEpisode, load
 
 @dataclass(slots=True)
 class ExportedEpisodes:
-    """The wanted episodes of `run`, to be iterated over once. Only one of them is in memory at a time.
+    """Iterates once over the selected episodes of `run`. Only one episode is in memory at a time.
 
-    An episode that a killed run left has its complete steps and the outcome `lost`. A file that cannot be read is a
-    problem, and the other episodes follow.
+    An episode of a killed run has its complete steps and the outcome `lost`. An unreadable file is recorded in
+    `problems`, and iteration continues.
 
     Attributes:
         run: A run directory, a folder of runs, or a file of episodes.
@@ -26,10 +26,10 @@ class ExportedEpisodes:
         outcomes: Names of outcomes; empty for all.
         min_reward, max_reward: Bounds of the total reward, inclusive; `None` for no bound. An episode without a reward
             is outside of any bound.
-        oracle: Whether episodes with responses of the oracle are wanted.
-        count: Number of episodes that were yielded.
+        oracle: Whether episodes with responses of the oracle are included.
+        count: Number of episodes yielded so far.
         left_out: Number of other episodes by the reason, as in `{"episodes without a reward": 3}`.
-        problems: One sentence for each thing that cannot be read, with the file and the position.
+        problems: One sentence for each unreadable file or record, with the file and the position.
     """
 
     run: Path
@@ -73,7 +73,7 @@ class ExportedEpisodes:
             self.left_out[f"episodes {reason}"] += 1
 
     def _why_not(self, episode: StoredEpisode) -> str | None:
-        """Returns why an episode is not wanted, in words that follow "3 episodes"; `None` if it is."""
+        """Returns why an episode is excluded, as words to follow "3 episodes"; `None` if it is included."""
         reward = episode.total_reward
         if self.tasks and not any(fnmatchcase(episode.task_name, task) for task in self.tasks):
             return "of other tasks"

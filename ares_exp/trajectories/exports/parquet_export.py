@@ -23,7 +23,7 @@ one row whose step columns are null. The rows of an episode follow each other, i
 | `model`, `policy_version`, `finish_reason`, `prompt_tokens`, `generated_tokens`, `cost` | of the response |
 | `cached_tokens`, `reasoning_tokens` | parts of the prompt's and of the generated tokens; null if not known |
 | `response` | the text of the response |
-| `reasoning` | its readable reasoning; null if there is none |
+| `reasoning` | its readable reasoning; null if it has none |
 | `tool_calls` | its tool calls: `id`, `name`, `arguments` (JSON text as the model wrote it) |
 | `completion_token_ids`, `logprobs` | null if the engine did not give them |
 | `messages_added` | the messages of this request that no earlier request of the episode had, JSON text |

@@ -1,10 +1,10 @@
-"""Rows for preference training (DPO and its kin), made of attempts at one task with different rewards.
+"""Rows for preference training (such as DPO), made of attempts at one task with different rewards.
 
 ```
 rows, report = preference_rows(load("outputs/first").trajectories(), min_margin=0.5)
 for row in rows:            # {"prompt": [...], "chosen": [...], "rejected": [...], "tools": [...], "task": …, …}
     print(dump_json(row), file=file)
-report.sentences()          # what was left out, and why
+report.sentences()          # skipped episodes and pairs, with reasons
 ```
 
 An attempt is the conversation with which an episode ended: its last main conversation, if it has one. The prompt of a
@@ -53,13 +53,13 @@ def preference_rows(
         trajectories: The episodes. All are read before the first row is made, and their conversations are kept in
             memory. Episodes without a reward are left out.
         min_margin: Least difference between the rewards of a pair. Equal rewards never make a pair.
-        pairs_per_task: Largest number of pairs of one task: its best and worst attempts come first.
+        pairs_per_task: Largest number of pairs of one task. Pairs of its best and worst attempts come first.
         tool_arguments: See `training_conversations.conversations`.
-        reasoning: Likewise; by default it is left out, and counted.
+        reasoning: See `training_conversations.conversations`. By default, reasoning is left out and counted.
 
     Returns:
-        The rows, JSON-ready, by task, reward and id whatever the order of the episodes, and a report that is complete
-        when they have been read.
+        The rows, JSON-ready and sorted by task, reward and id, and a report. The report is complete when all rows have
+        been read.
 
     Raises:
         ValueError: `min_margin` is negative, or `pairs_per_task` below 1.
@@ -91,7 +91,7 @@ def preference_rows(
 
 
 def _last(talked: Iterable[Conversation]) -> Conversation | None:
-    """Returns the last conversation of the main conversation, or of any where that has none."""
+    """Returns the last version of the main conversation or, without a main one, the last conversation."""
     last: Conversation | None = None
     for conversation in talked:
         if conversation.conversation == MAIN_CONVERSATION or last is None or last.conversation != MAIN_CONVERSATION:
@@ -110,7 +110,7 @@ def _pairs_of_task(
     pairs = (
         (ranking[at], ranking[at + gap]) for gap in range(len(ranking) - 1, 0, -1) for at in range(len(ranking) - gap)
     )
-    for better, worse in pairs:  # the best and the worst first
+    for better, worse in pairs:  # pairs of the best and the worst attempts come first
         if not _differ(better, worse, min_margin):
             continue
         alternatives = _alternatives(better.conversation, worse.conversation)
@@ -136,7 +136,7 @@ def _differ(better: _Attempt, worse: _Attempt, min_margin: float) -> bool:
 
 
 def _alternatives(better: Conversation, worse: Conversation) -> dict[str, Any] | str:
-    """Returns the row, or why there is none, in words that follow "3 pairs"."""
+    """Returns the row, or the reason why it is missing, as words to follow "3 pairs"."""
     if better.tools != worse.tools:
         return "of attempts with different tools"
     chosen: Sequence[Any] = better.messages

@@ -4,13 +4,12 @@
 rows, report = sft_rows(load("outputs/first", min_reward=1.0).trajectories())
 for row in rows:  # {"messages": [...], "tools": [...], "episode_id": …, "task": …, "conversation": …, "reward": …}
     print(dump_json(row), file=file)
-report.sentences()          # what was left out, and why
+report.sentences()          # skipped episodes and steps, with reasons
 ```
 
-One row is a whole conversation whose last message is the model's. Of an episode only the maximal conversations become
-rows: one that another of its conversations starts with is part of that one's row. So an agent that only ever appends
-gives one row, and one that rewrites its history a row for every version. The same conversation again, also in another
-episode, gives no second row.
+One row is a whole conversation whose last message comes from the model. A conversation at which a longer one of the
+same episode starts is part of the longer row. So an agent that only appends gives one row, and an agent that rewrites
+its history gives one row for every version. Repeated conversations, also in another episode, give no second row.
 """
 
 from __future__ import annotations
@@ -42,12 +41,13 @@ def sft_rows(
     """Makes rows for supervised training.
 
     Args:
-        trajectories: The episodes, taken one after the other. Episodes without a reward are left out.
+        trajectories: The episodes, read one after the other. Episodes without a reward are left out.
         tool_arguments: See `training_conversations.conversations`.
-        reasoning: Likewise; by default it is left out, and counted.
+        reasoning: See `training_conversations.conversations`. By default, reasoning is left out and counted.
 
     Returns:
-        The rows, JSON-ready, in the order of the episodes, and a report that is complete when they have been read.
+        The rows, JSON-ready and in the order of the episodes, and a report. The report is complete when all rows have
+        been read.
     """
     report = ExportReport()
     return _rows(trajectories, tool_arguments, reasoning, report), report
@@ -86,7 +86,7 @@ def _rows(
 
 
 def _maximal(all_of_them: Iterable[Conversation]) -> list[Conversation]:
-    """Returns the conversations that no other one starts with."""
+    """Returns the conversations that no longer conversation starts with."""
     tree = ConversationWriter()
     by_node: dict[int, Conversation] = {}
     parents: set[int] = set()
@@ -94,7 +94,7 @@ def _maximal(all_of_them: Iterable[Conversation]) -> list[Conversation]:
     for conversation in all_of_them:
         if conversation.tools != head["tools"]:
             head = Message(tools=conversation.tools)
-        # The tools come first: conversations with other tools are others.
+        # The tools come first, because conversations with different tools are distinct.
         added = tree.add(FrozenList((head, *conversation.messages)))
         parents.update(parent for parent, _ in added.new_nodes)
         by_node[added.node] = conversation

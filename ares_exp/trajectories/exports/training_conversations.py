@@ -1,9 +1,9 @@
-"""Conversations as trainers read them: the part that the exports for supervised and for preference training share.
+"""Conversations in the form that trainers read, for the exports for supervised and for preference training.
 
-A conversation is one request and the reply to it: the system prompt as the first message, the history, the reply, all
-in the chat-completions form (`role`, `content`, `tool_calls`, `tool_call_id`) that TRL's and similar trainers' chat
-templates take (https://huggingface.co/docs/trl/dataset_formats). Text in parts is joined, and a missing content is "":
-a column of a data set must be of one type.
+A conversation is one request and its reply: the system prompt as the first message, the history, and the reply. All
+have the chat-completions form (`role`, `content`, `tool_calls`, `tool_call_id`) that chat templates of TRL and similar
+trainers take (https://huggingface.co/docs/trl/dataset_formats). Text in parts is joined, and a missing content is "",
+because a column of a data set must have one type.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ models read it, or in the text before the rest of it, between `<think>` and `</t
 
 @dataclass(slots=True)
 class ExportReport:
-    """What became of the episodes; complete when the rows have been read to their end.
+    """Counts of an export; complete when all rows have been read.
 
     Attributes:
-        episodes: How many there were.
-        rows: How many rows were made.
-        left_out: What was not used, by the reason, as in `{"episodes without a reward": 3}`.
+        episodes: Number of episodes.
+        rows: Number of rows.
+        left_out: Number of skipped items by reason, as in `{"episodes without a reward": 3}`.
     """
 
     episodes: int = 0
@@ -48,7 +48,7 @@ class ExportReport:
 
 
 def left_out_sentences(left_out: Mapping[str, int]) -> list[str]:
-    """Returns a sentence for each reason, whose words start with a plural: "Left out: 1 pair of …"."""
+    """Returns one sentence per reason, such as "Left out: 1 pair of …". A reason starts with a plural."""
     sentences = []
     for reason, count in sorted(left_out.items()):
         things, _, rest = reason.partition(" ")
@@ -59,12 +59,12 @@ def left_out_sentences(left_out: Mapping[str, int]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A request and the reply to it.
+    """A request and its reply.
 
     Attributes:
         tools: Definitions of the tools that the model could call; empty for none.
-        messages: From the system prompt to the reply, never changing and shared where they are equal.
-        conversation: Whose it is: `main`, or the name of a sub-agent's or a background request's.
+        messages: Messages from the system prompt to the reply. They never change, and equal ones are shared.
+        conversation: `main`, or the name of the conversation of a sub-agent or a background request.
     """
 
     tools: FrozenList
@@ -83,10 +83,10 @@ def conversations(
 
     Args:
         trajectory: The episode.
-        report: Counts steps that are left out.
+        report: Counter of the steps that are left out.
         tool_arguments: Whether the arguments of tool calls are JSON text, as in the chat-completions form, or objects,
             as some chat templates expect them.
-        reasoning: How replies have the model's reasoning, those in the history included; `None`: it is left out.
+        reasoning: Form of the model's reasoning in replies, including replies in the history; `None` leaves it out.
     """
     reader = _ChatReader(tool_arguments, reasoning)
     for asked, answered in zip(trajectory.steps, trajectory.steps[1:], strict=False):
@@ -104,13 +104,13 @@ def conversations(
 
 
 class _ChatReader:
-    """Turns requests and replies of one episode into chat messages, each message once."""
+    """Converts requests and replies of one episode to chat messages, each message once."""
 
     def __init__(self, tool_arguments: ToolArguments, reasoning: Reasoning | None) -> None:
         self._objects = tool_arguments == "object"
         self._reasoning = reasoning
         self._known = KnownReasoning()
-        self._read: dict[int, Message] = {}  # by the identity of messages that the trajectory keeps alive
+        self._read: dict[int, Message] = {}  # by the id() of messages that the trajectory keeps alive
 
     def request(self, observation: Any) -> Conversation | None:
         messages = observation.get("messages") if isinstance(observation, Mapping) else None
@@ -144,7 +144,7 @@ class _ChatReader:
         return self._normal({"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {}))
 
     def remembered(self, reply: Message, thinking: Sequence[ThinkingData]) -> Message:
-        """Returns a reply with its reasoning, which it also has in the history of later requests."""
+        """Returns a reply with its reasoning, and adds the reasoning to this reply in later requests."""
         if self._reasoning is None:
             return reply
         self._known.add_message(reply, thinking)
@@ -179,7 +179,7 @@ class _ChatReader:
 
 
 def action_thinking(action: Any) -> list[ThinkingData]:
-    """Returns the reasoning of a recorded action, as far as it is in our form."""
+    """Returns the reasoning of a recorded action; empty if it does not have our form."""
     pieces = action.get("data") if isinstance(action, Mapping) else None
     found = [piece for piece in pieces if "thinking" in piece] if _are_mappings(pieces) else []
     return [
@@ -194,7 +194,7 @@ def _are_mappings(values: Any) -> TypeGuard[Sequence[Mapping[str, Any]]]:
 
 
 def _text(content: Any) -> Any:
-    """Returns content that is text alone as one string."""
+    """Returns content that consists only of text as one string; other content is frozen."""
     if content is None:
         return ""
     if _are_mappings(content) and all(isinstance(part.get("text"), str) for part in content):

@@ -185,7 +185,7 @@ def load_episode(path: Path) -> EpisodeTrajectory:
 
 
 def find_headers(path: Path, *, problems: list[str] | None = None) -> Iterator[FoundEpisode]:
-    """Yields the episodes of a file as `read_episodes` does, without the steps of those that have ended."""
+    """Yields the episodes of a file as `read_episodes` does. Episodes that have ended lack their steps."""
     if is_shared(path):
         yield from find_episodes(path, problems=problems, with_steps=False)
     elif (found := _header_of_ends(path)) is not None:
@@ -195,7 +195,7 @@ def find_headers(path: Path, *, problems: list[str] | None = None) -> Iterator[F
 
 
 def _header_of_ends(path: Path) -> FoundEpisode | None:
-    """Reads the first and the last line of a JSON file; `None` if these do not suffice."""
+    """Reads the first and the last line of a JSON file; `None` if they do not suffice."""
     try:
         first, last = first_and_last_line(path)
         if not _is_head(first.text) or not last.text.startswith("]"):
@@ -214,7 +214,7 @@ def find_episodes(
 
     Args:
         path: The file.
-        problems: As in `read_episodes`.
+        problems: See `read_episodes`.
         offsets: Positions of the lines to read. By default all are read.
         with_steps: Whether steps are decoded.
     """
@@ -248,7 +248,7 @@ def find_episodes(
         raise TrajectoryFormatError(f"{path}: {error.strerror or error}.") from error
     except TrajectoryFormatError:
         raise
-    except ValueError as error:  # of the reading of lines itself: nothing more can be read
+    except ValueError as error:  # reading lines failed: nothing more can be read
         report(error, "")
     if problems is not None and count > MAX_PROBLEMS:
         problems.append(f"{path}: {count - MAX_PROBLEMS} more lines are broken.")

@@ -1,4 +1,4 @@
-"""Files of lines, compressed or not: read within bounds, written so that they appear whole."""
+"""Files of lines, optionally compressed. They are read within bounds and written atomically."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Line(NamedTuple):
     """One line of a file.
 
     Attributes:
-        offset: Where it starts, in bytes of the uncompressed text.
-        number: From 1; 0 where it is not known.
-        text: With its line end, if it has one.
+        offset: Position of its start, in bytes of the uncompressed text.
+        number: Number from 1; 0 if it is not known.
+        text: Text with its line end, if it has one.
     """
 
     offset: int
@@ -36,41 +36,41 @@ class Line(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Where it starts, in words."""
+        """Position of its start, in words."""
         return _place(self.offset, self.number)
 
 
 class TextTooLongError(ValueError):
-    """A file or a line is longer than anything that is worth reading."""
+    """A file or a line exceeds the size limit."""
 
 
 @contextmanager
 def read_lines(path: Path, *, offsets: Sequence[int] | None = None) -> Iterator[Iterator[Line]]:
-    """Opens a file for reading; one called `….zst` is decompressed.
+    """Opens a file for reading. Files named `….zst` are decompressed.
 
     Args:
         path: The file.
-        offsets: Where the only wanted lines start, in order; the others are passed over. By default all are wanted.
+        offsets: Start positions of the wanted lines, in order; other lines are skipped. By default all are read.
 
     Raises:
-        OSError: It cannot be read, or not be decompressed.
-        ValueError: While reading: a line is no UTF-8, a compressed file was cut off, or a bound is passed
+        OSError: The file cannot be read or decompressed.
+        ValueError: While reading: a line is not UTF-8, a compressed file was cut off, or a bound is exceeded
             (`TextTooLongError`).
     """
     with open_regular(path) as raw, _decompressed(raw, path) as file:
         if offsets is None:
             yield _lines(file)
-        elif path.suffix == ZSTD:  # no way to the middle but through the start
+        elif path.suffix == ZSTD:  # the middle cannot be reached without reading the start
             yield _selected(_lines(file), offsets)
         else:
             yield (_line_at(file, offset) for offset in offsets)
 
 
 def first_and_last_line(path: Path) -> tuple[Line, Line]:
-    """Reads both ends of a file; what is between them is skipped.
+    """Reads the first and the last line of a file, and skips the lines between them.
 
     Raises:
-        OSError, ValueError: As `read_lines` does.
+        OSError, ValueError: See `read_lines`.
     """
     with open_regular(path) as raw, _decompressed(raw, path) as file:
         lines = _lines(file)
@@ -86,7 +86,7 @@ def read_rest(lines: Iterator[Line]) -> str:
     """Reads the rest of a file in one piece.
 
     Raises:
-        OSError, ValueError: As `read_lines` does; a piece may be no longer than a line.
+        OSError, ValueError: See `read_lines`. The rest may not be longer than the bound on one line.
     """
     texts, length = [], 0
     for line in lines:
@@ -152,7 +152,7 @@ def _text(data: bytes, offset: int, number: int) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        if error.reason == "unexpected end of data":  # of an incomplete last line
+        if error.reason == "unexpected end of data":  # the last line is incomplete
             return data[: error.start].decode()
         raise ValueError(f"expected UTF-8, found something else {_place(offset + error.start, number)}") from None
 
@@ -179,7 +179,7 @@ def _decompressed(raw: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_lines(path: Path, lines: Iterable[str], *, sync: bool = True) -> None:
-    """Writes a file that appears whole or not at all; one called `….zst` is compressed. See `atomic_file`."""
+    """Writes a file atomically; files named `….zst` are compressed. See `atomic_file`."""
     with atomic_file(path, sync=sync) as file:
         if path.suffix == ZSTD:
             from ares_exp.containers.filesystem.zstd import zstd
@@ -197,7 +197,7 @@ ASKING_LIMIT_SEC = 1.0
 
 
 class WriterLock:
-    """Held on a file or directory while something is being written there, by any number of writers."""
+    """A lock on a file or directory, held while any number of writers write there."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -205,7 +205,7 @@ class WriterLock:
         self._descriptor: int | None = None
 
     def acquire(self, path: Path, holder: str) -> None:
-        """Holds the lock on `path` until every holder has released it. Raises `OSError` where there is no such path."""
+        """Holds the lock on `path` until every holder has released it. Raises `OSError` if `path` is missing."""
         with self._lock:
             if self._descriptor is None:
                 descriptor = os.open(path, os.O_RDONLY)
@@ -214,7 +214,7 @@ class WriterLock:
             self._holders.add(holder)
 
     def release(self, holder: str) -> None:
-        """Lets go, if this was the last holder. Of one that never got it this does nothing."""
+        """Releases the lock if this was the last holder. Does nothing for an unknown holder."""
         with self._lock:
             self._holders.discard(holder)
             if not self._holders and self._descriptor is not None:
@@ -227,23 +227,23 @@ def _share(descriptor: int) -> None:
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:  # somebody asks at this moment whether there is a writer, which takes microseconds
+        except BlockingIOError:  # another process is checking for a writer, which takes microseconds
             if time.monotonic() > give_up:
                 return
             time.sleep(0.0005)
-        except OSError:  # a file system without such locks: `has_writer` will not take anybody for dead there
+        except OSError:  # a file system without such locks: there, `has_writer` assumes a live writer
             return
         else:
             return
 
 
 def has_writer(path: Path) -> bool:
-    """Returns whether a living process writes at `path`. Raises `OSError` where there is no such path."""
+    """Returns whether a living process writes at `path`. Raises `OSError` if `path` is missing."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         if not _is_held(descriptor):
             return False
-        time.sleep(0.005)  # somebody else may have been asking
+        time.sleep(0.005)  # another process may have been checking
         return _is_held(descriptor)
     finally:
         os.close(descriptor)

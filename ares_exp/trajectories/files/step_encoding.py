@@ -1,17 +1,17 @@
-"""The encoding of a step: its record, without what the file has already.
+"""The encoding of a step: its record, without data that the file already contains.
 
-An encoded step is a JSON object with the fields of `StepRecord`, those at their default left out, except that
+An encoded step is a JSON object with the fields of `StepRecord`, without fields at their default. These differ:
 
-- `observation`, if it is a request, has in place of `messages` the number `conversation`, and in place of the other
-  fields but `metadata` the number `settings`: they are kept once, as the agent rarely changes them;
-- `action`: a text piece that is the content of a message has that message's number, `{"content_of": 7}`, in place of
-  the text; `prompt_token_ids` that start like the tokens (prompt and completion) of an earlier step's action are
-  `{"step": 3, "keep": 120, "add": […]}`;
-- `adds` has what the step brought: `messages` and `nodes` (see `ConversationWriter`; a request's `conversation` is a
-  node, -1 the empty one) and `settings`, each to be appended to what the steps before it brought;
-- an observation or action that could be mistaken for one of these is `{"verbatim": …}`.
+- `observation`, if it is a request, has the number `conversation` instead of `messages`, and the number `settings`
+  instead of the other fields except `metadata`. Settings are stored once, as the agent rarely changes them.
+- `action`: a text piece that equals the content of a message has the number of the message, `{"content_of": 7}`,
+  instead of the text. `prompt_token_ids` that start with the tokens (prompt and completion) of an earlier step's
+  action are `{"step": 3, "keep": 120, "add": […]}`.
+- `adds` has the new entries of this step: `messages` and `nodes` (see `ConversationWriter`; a request's
+  `conversation` is a node, -1 the empty one) and `settings`. Each is appended to the entries of earlier steps.
+- An observation or action that could be mistaken for one of these forms is `{"verbatim": …}`.
 
-A step can be read when all steps before it have been.
+A step can be read after all steps before it have been read.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ MAX_REPEATED_MESSAGES = 100_000_000  # 10,000 steps of two messages each; 0.8 GB
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What a conversation needed that was not there yet.
+    """The additions that a conversation needs.
 
     Attributes:
         node: The conversation.
-        messages: The same conversation, of the table's own messages: what is equal is the same object.
-        new_messages: Messages not seen before; they go to the end of the table.
-        new_nodes: `(parent, index of the message)` pairs; they go to the end of the nodes.
+        messages: The same conversation, made of the messages of the table: equal messages are the same object.
+        new_messages: Messages not seen before, to be appended to the table.
+        new_nodes: `(parent, index of the message)` pairs, to be appended to the nodes.
     """
 
     node: int
@@ -52,11 +52,11 @@ class Added:
 
 
 class ConversationWriter:
-    """Turns conversations into nodes, one after the other.
+    """Converts conversations to nodes, one after the other.
 
-    Each request of an episode repeats the conversation so far, mostly with a few messages more. So every distinct
-    message is kept once, in a table, and a node is one message after the conversation of its parent. A trajectory then
-    grows linearly with its length, also if the agent has several conversations or drops the oldest messages.
+    Each request of an episode repeats the conversation so far, usually with a few more messages. Therefore every
+    distinct message is stored once, in a table. A node is one message after the conversation of its parent. The size of
+    a trajectory then grows linearly with its length, also if the agent has several conversations or drops old messages.
     """
 
     def __init__(self) -> None:
@@ -65,9 +65,9 @@ class ConversationWriter:
         self._by_content: dict[object, int] = {}
         self._children: dict[tuple[int, int], int] = {}
         self._given: Sequence[Mapping[str, Any]] = ()  # the previous conversation
-        self._previous = FrozenList()  # the same, of the table's messages
-        self._indices: list[int] = []  # of the previous conversation's messages in the table
-        self._nodes: list[int] = []  # of the previous conversation's starts
+        self._previous = FrozenList()  # the same, made of the messages of the table
+        self._indices: list[int] = []  # table indices of the previous conversation's messages
+        self._nodes: list[int] = []  # nodes of the prefixes of the previous conversation
 
     def add(self, conversation: Sequence[Mapping[str, Any]]) -> Added:
         """Returns the node of `conversation`, whose messages must never change."""
@@ -102,7 +102,7 @@ class ConversationWriter:
             return len(self._given)  # most agents only ever append to one list
         count = 0
         for given, old, index, new in zip(self._given, self._previous, self._indices, conversation, strict=False):
-            # Equality alone would take True for 1; a message of nothing but strings has no such doubts.
+            # Plain equality would treat True as 1. Messages that contain only strings do not have this problem.
             if new is not given and not (self._plain[index] and old == new):
                 break
             count += 1
@@ -110,7 +110,7 @@ class ConversationWriter:
 
 
 class ConversationReader:
-    """Turns nodes back into conversations."""
+    """Converts nodes back to conversations."""
 
     def __init__(self) -> None:
         self.messages: list[Mapping[str, Any]] = []
@@ -119,10 +119,10 @@ class ConversationReader:
         self._repeated = 0
 
     def extend(self, messages: Sequence[Mapping[str, Any]], nodes: Sequence[Sequence[int]]) -> None:
-        """Takes what a step added.
+        """Takes the additions of a step.
 
         Raises:
-            TypeError, ValueError: That is not what a `ConversationWriter` writes.
+            TypeError, ValueError: The additions do not have the form that `ConversationWriter` writes.
         """
         for message in messages:
             if not isinstance(message, Mapping):
@@ -139,7 +139,7 @@ class ConversationReader:
         """Returns the messages of `node`.
 
         Raises:
-            TypeError, ValueError: There is no such node, or the file's conversations are absurdly long.
+            TypeError, ValueError: The node does not exist, or the conversations of the file are absurdly long.
         """
         if type(node) is not int or not EMPTY <= node < len(self._nodes):
             raise ValueError(f"expected a conversation below {len(self._nodes)}, got {node!r:.80}")
@@ -173,7 +173,7 @@ class StepEncoder:
         self._count = 0
 
     def encode(self, record: StepRecord) -> tuple[StepRecord, dict[str, Any]]:
-        """Encodes a record; also returns it with its messages shared with earlier ones."""
+        """Encodes a record. Also returns the record itself, whose messages are shared with earlier records."""
         observation, packed = self.pack(record.observation, record.action)
         if observation is not record.observation:
             record = replace(record, observation=observation)
@@ -195,7 +195,8 @@ class StepEncoder:
         """Encodes the observation and the action of the next step.
 
         Returns:
-            The observation with its messages shared with earlier ones, and `observation`, `action` and maybe `adds`.
+            The observation with its messages shared with earlier ones, and a dict with `observation`, `action` and
+            optionally `adds`.
         """
         adds: dict[str, Any] = {}
         shared, packed = self._pack_observation(observation, adds)
@@ -269,14 +270,14 @@ class StepDecoder:
         """Decodes an encoded step.
 
         Raises:
-            KeyError, TypeError, ValueError, AttributeError: It is none, or refers to what the steps before did not
-                bring.
+            KeyError, TypeError, ValueError, AttributeError: The data is not an encoded step, or refers to entries that
+                earlier steps did not add.
         """
         observation, action = self.unpack(data)
         return StepRecord.from_dict({**data, "observation": observation, "action": action})
 
     def unpack(self, data: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Decodes the observation and the action that `StepEncoder.pack` encoded. Raises as `decode` does."""
+        """Decodes the observation and the action that `StepEncoder.pack` encoded. Raises the errors of `decode`."""
         adds = data.get("adds", {})
         self._conversations.extend(adds.get("messages", ()), adds.get("nodes", ()))
         self._settings.extend(adds.get("settings", ()))
@@ -336,7 +337,7 @@ def _unmistakable(value: Any, *reserved: str) -> Any:
 
 
 def _are_ids(tokens: Any) -> bool:
-    """Returns whether all are ints: 1.0 and True equal 1, too."""
+    """Returns whether all tokens are ints. A plain comparison would accept 1.0 and True."""
     return isinstance(tokens, FrozenList) and {int}.issuperset(map(type, tokens))
 
 
