@@ -122,9 +122,10 @@ def check_action(action: object) -> None:
         )
 
 
-LimitName = Literal["steps", "time", "tokens", "cost", "format_errors", "agent_exit"]
+LimitName = Literal["steps", "time", "tokens", "cost", "format_errors", "agent_exit", "context"]
 """A limit on episodes: one of `limits`, or `time` for the time limits. `format_errors` is a limit of an agent.
-`agent_exit` stands for an installed agent that failed: its work is still scored."""
+`agent_exit` stands for an installed agent that failed: its work is still scored. `context` means that a request is
+longer than the model can read."""
 
 
 @runtime_checkable
