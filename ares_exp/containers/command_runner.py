@@ -220,7 +220,7 @@ class ShellPool:
             channel.close()
 
 
-# A killed tree is gone within milliseconds; the rest is for a loaded machine. First one attempt, then in batches.
+# A killed tree is gone within milliseconds; the rest is for a loaded machine.
 _KILL_SEC = 2.0
 
 END_SEC = 8.0
@@ -254,7 +254,7 @@ class CommandKiller:
                     if channel.run is not run or not channel.is_open:
                         return
         except TimeoutError:
-            pass  # the engine does not answer; the next command reports it
+            pass  # the engine does not respond; the next command reports it
         except ContainerError as error:
             if isinstance(error, ContainerDiedError):
                 raise

@@ -29,7 +29,7 @@ WINDOW = 262144
 CHUNK = 32768
 CONNECTIONS = 64
 MORE, BROKEN, ACCEPTED = 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF
-LEASE = int(sys.argv[1]) if len(sys.argv) > 1 else 0  # seconds of silence that end it; 0: none do
+LEASE = int(sys.argv[1]) if len(sys.argv) > 1 else 0  # seconds of silence after which the relay ends; 0: no limit
 
 
 class Connection:

@@ -353,7 +353,7 @@ async def open_relayed_port(
         port: First port to try.
         lease_sec: Seconds without a frame from this process after which the relay ends, for a backend whose shells
             outlive this process. Frames are sent four times as often. 0: the relay ends only with its stdin.
-        remedy: Other advice if the image has no interpreter, appended to the advice to add one.
+        remedy: Alternative advice if the image has no interpreter, appended to the advice to add one.
 
     Raises:
         PortForwardingError: The image has no interpreter, or all ports are taken.

@@ -111,8 +111,8 @@ def command_script(
         command: Shell source text.
         exec_id: Id that the kill script uses to find the command's processes.
         cwd: Working directory; `None` means the directory of the channel's shell.
-        stays: Whether it starts in the shell's directory, unless that is `/`, if `cwd` cannot be entered. So a command
-            can create a removed directory again.
+        stays: Whether the command starts in the shell's directory (unless it is `/`) if `cwd` cannot be entered. So a
+            command can create a removed directory again.
         env: Variables to export.
         shell: Shell of the command.
         stderr: Process of the container whose stdout receives the command's stderr; `None` merges both.

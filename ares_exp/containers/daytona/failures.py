@@ -152,7 +152,7 @@ def _message(what: str, error: DaytonaError, kind: type[ContainerError]) -> str:
 
 
 def _is_lost(error: DaytonaError) -> bool:
-    """Returns whether an error means that the sandbox is gone. The daemon's errors only concern files and sessions."""
+    """Returns whether an error means that the sandbox is gone. The daemon's codes concern files and sessions."""
     if error.code in _LOST_CODES:
         return True
     if error.status_code == 410:

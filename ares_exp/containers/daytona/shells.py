@@ -1,6 +1,6 @@
 """Shells and terminals of a sandbox, each on a pseudo-terminal of the service.
 
-The service opens a login shell on it, which a program of ours replaces: a shell of the user, or for commands a shell
+The service opens a login shell on it, which our program replaces: a shell of the user, or for commands a shell
 between two pipes, with the service's environment for commands. The service disconnects a client that reads too slowly.
 So the output of a shell waits after some reads until this side has received them.
 """

@@ -111,7 +111,7 @@ class DockerContainerFactory(ContainerFactoryBase):
             compose_max_memory_mb=compose_max_memory_mb,
             compose_trusted=compose_trusted,
         )
-        self._capabilities = Capabilities()  # the defaults, until the engine is asked
+        self._capabilities = Capabilities()  # the defaults, until `preflight` reads the engine's capabilities
 
     @classmethod
     def default_host(cls) -> str | None:

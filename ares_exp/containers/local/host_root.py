@@ -5,7 +5,7 @@ It is an allow-list: `/usr`, `/etc`, the package database and the Python install
 directory is the lower layer of an overlay whose upper layer belongs to the container (`container_files`): writes work
 and disappear with the container.
 
-Between the two is a small layer of ours, written for each container. It hides owner-only files in `/etc` (root inside
+Between the two is our own small layer, written for each container. It hides owner-only files in `/etc` (root inside
 is root outside, so permissions do not protect them), drops the host's human users, and adds `python3` if the host's
 PATH has no such program.
 """

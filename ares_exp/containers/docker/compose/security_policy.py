@@ -218,7 +218,7 @@ class _Reading:
         )
 
     def _is_read_from_ours(self, path: object) -> bool:
-        """Returns `_is_ours` for a file that the compose program reads before its variables can be checked."""
+        """Like `_is_ours`, but rejects variables, because the compose program reads the file before filling them in."""
         return "$" not in str(path) and self._is_ours(path)
 
     def _is_ours(self, path: object, below: str = ".") -> bool:
