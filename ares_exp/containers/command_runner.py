@@ -380,7 +380,7 @@ class CommandRunner:
         return ExecResult(
             output=output.text(),
             stderr=errors.text() if errors is not None else None,
-            exit_code=None if timed_out else int(run.word or 137),  # the command killed the shell that reports
+            exit_code=None if timed_out else int(run.word or 137),  # the command killed its own shell
             duration_sec=time.monotonic() - started_at,
             timed_out=timed_out,
             elided_bytes=output.elided_bytes + (errors.elided_bytes if errors is not None else 0),

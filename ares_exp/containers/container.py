@@ -22,7 +22,10 @@ User = str | int
 """An OS user: a name, a uid, or `"uid:gid"`."""
 
 Shell = Literal["bash -c", "sh -c", "bash -lc"]
-"""The shell of a command: a plain one, or a login shell, which reads profile files first. Without bash it is `sh`."""
+"""The shell of a command: a plain one, or a login shell, which reads profile files first.
+
+Default without bash: `sh`.
+"""
 
 MAX_OUTPUT_BYTES = 1024 * 1024
 

@@ -1,7 +1,7 @@
 """The relay in Python 3.6 or newer. It is sent to a container as source and never imported.
 
 `relay.pl` and `relay.mjs` are the same program for perl and node. A relay takes the ports to try as its arguments and
-prints `port PORT`, `taken` or `failed REASON` as its first line. Then it speaks frames on stdin and stdout:
+prints `port PORT`, `taken` or `failed REASON` as its first line. Then it exchanges frames on stdin and stdout:
 the number of a connection and a word (32 bits each, big-endian), and the data.
 
 | word | meaning | sent by |

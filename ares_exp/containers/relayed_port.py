@@ -1,6 +1,6 @@
 """A forwarded port over the stdin and stdout of one process in the container, for backends that only have a shell.
 
-The process is a relay (`relays`), which listens in the container. Programs of the image run it, so it is untrusted: its
+The process is a relay (`relay`), which listens in the container. Programs of the image run it, so it is untrusted: its
 frames are checked, and the memory that it can use in this process is bounded.
 """
 

@@ -43,12 +43,12 @@ class ShellInfo:
     bash: str = ""
 
 
-# The script server, which forks the next script's process ahead of time. That process, a shell in its own session with
-# its output piped through `cat`, reads one script from the stream and becomes the command: the command's shell replaces
-# it, with the environment (`BASH_ENV` too), line numbers and traces of a manual start. `cat` orders the exit code after
-# all output of the command itself, while the server continues only when no process holds the pipe any more, background
-# processes included. It forks the next process when it then reads a line that is the key, which may be sent as soon as
-# the script has started.
+# The script server, which forks the next script's process ahead of time. This process is a shell in its own session,
+# with its output piped through `cat`. It reads one script from the stream and becomes the command: the command's shell
+# replaces it, with the same environment (including `BASH_ENV`), line numbers and traces as after a manual start. `cat`
+# puts the exit code after all output of the command itself. The server continues only when no process holds the pipe
+# any more, including background processes. It forks the next process when it then reads a line with the key, which may
+# be sent as soon as the script has started.
 _SERVER = r"""{
 _setsid=$(command -v setsid) _bash=$(command -v bash)
 printf '\036KEY hello %s|%s\036' $$ "$_bash"
