@@ -31,13 +31,13 @@ async def prepare(
     *,
     run_dir: Path | None = None,
 ) -> Sequence[str]:
-    """Reads the task set and checks everything that can be checked before the first container starts.
+    """Reads the task set, and runs all checks that do not need a container.
 
     Returns:
-        Names of the selected tasks.
+        The names of the selected tasks.
 
     Raises:
-        UserError: One or several problems; nothing was started.
+        UserError: A check failed. The message lists all problems. No container was started.
     """
     check_collectors(parts.collectors.values(), settings.concurrency)
     if parts.branching is not None and not parts.source.exports_state:
@@ -69,7 +69,7 @@ async def prepare(
         task_names=names,
         parts=maker.episode_parts(
             settings.seed
-        ),  # after the policy's preflight, which knows whether it needs solutions
+        ),  # after the policy's preflight, which determines whether solutions are needed
         recipe=parts.recipe,
         run_dir=run_dir,
         needs_shared_disk=_need_of_shared_disk(parts),
@@ -79,16 +79,16 @@ async def prepare(
 
 
 def _need_of_shared_disk(parts: Components) -> str | None:
-    """Says why other machines would have to see the run directory; `None` when they need not."""
+    """Returns the reason why other machines need access to the run directory; `None` without a reason."""
     if parts.branching is not None:
         return "`branch_from` goes on from a snapshot"
     return "`snapshot` writes snapshots where the environments are" if parts.snapshots.output_dir is not None else None
 
 
 def bounded_concurrency(parts: Components, asked: int, warn: Callable[[str], None]) -> int:
-    """Returns the number of episodes that may run at the same time; warns if the backend allows fewer than asked.
+    """Returns the allowed number of concurrent episodes. Warns if the backend allows fewer episodes than requested.
 
-    Call it after the backend's preflight. It also allows this process as many open files as the episodes may need.
+    Must be called after the backend's preflight. It also allows this process as many open files as the episodes need.
     """
     _allow_open_files(asked, warn)
     most = parts.container_factory.max_containers
@@ -118,7 +118,11 @@ def _allow_open_files(episodes: int, warn: Callable[[str], None]) -> None:
 
 
 def check_collectors(collectors: Iterable[CollectorBase], concurrency: int) -> None:
-    """Raises `ConfigError` where a collector cannot record so many episodes at once."""
+    """Checks that the collectors support this concurrency.
+
+    Raises:
+        ConfigError: A collector records only one episode at a time.
+    """
     for collector in collectors:
         if concurrency > 1 and not collector.keeps_apart:
             raise ConfigError(
@@ -128,7 +132,7 @@ def check_collectors(collectors: Iterable[CollectorBase], concurrency: int) -> N
 
 
 def planned_episodes(parts: Components, settings: Settings, task_names: Sequence[str]) -> list[PlannedEpisode]:
-    """Plans every attempt at every task. For a policy that runs recorded episodes, uses their recorded seeds."""
+    """Plans every attempt at every task. If the policy replays recorded episodes, uses their recorded seeds."""
     planned = plan_episodes(task_names, attempts=settings.attempts, seed=settings.seed)
     seeds = [parts.policy.seed_of(one.task_name, one.attempt) for one in planned]
     return [one if seed is None else replace(one, seed=seed) for one, seed in zip(planned, seeds, strict=True)]
@@ -152,7 +156,11 @@ def _check_agent(parts: Components) -> None:
 
 
 def check_snapshots(parts: Components) -> None:
-    """Rejects snapshots of parts that cannot be captured, and snapshots at every step that nothing can use."""
+    """Checks that the environments and the containers support snapshots, and that the agent can be restored if needed.
+
+    Raises:
+        ConfigError: The snapshots cannot be taken or cannot be used.
+    """
     agents, schedule = parts.effective_agent, parts.snapshots
     if schedule.output_dir is None:
         return
@@ -173,7 +181,7 @@ def check_snapshots(parts: Components) -> None:
 
 
 async def _load(source: SourceBase, warn: Callable[[str], None]) -> Sequence[str]:
-    """Reads the task set and has the source check itself; returns the names of the selected tasks."""
+    """Reads the task set, runs the source's preflight, and returns the names of the selected tasks."""
     try:
         names = await asyncio.to_thread(source.load, warn)
     except OSError as error:
@@ -184,7 +192,7 @@ async def _load(source: SourceBase, warn: Callable[[str], None]) -> Sequence[str
 
 
 def _narrowed(parts: Components, task_names: Sequence[str], warn: Callable[[str], None]) -> Sequence[str]:
-    """Leaves out the tasks that there is nothing recorded of, when recorded episodes are branched or replayed."""
+    """Returns only the tasks with a recorded episode if the run branches or replays episodes; otherwise all tasks."""
     recorded = parts.policy.recorded_tasks if parts.branching is None else (parts.branching.task_name,)
     if recorded is None:
         return task_names
@@ -208,7 +216,7 @@ def _some(names: Collection[str]) -> str:
 
 
 def _raise_all(outcomes: Sequence[object]) -> None:
-    """Raises the failures: errors of the user together, any other error alone."""
+    """Raises the first error that is not a `UserError`, or all `UserError`s as one error."""
     errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     for error in errors:
         if not isinstance(error, UserError):
