@@ -1,7 +1,6 @@
-"""The agent host: runs one code agent and is its only connection to the world.
+"""The agent host, which runs one code agent and is its only connection to the LLM and the container.
 
-Whatever the agent asks of the LLM or the container passes the runtime's journal. An LLM call becomes a pending
-observation and waits for its action.
+All calls of the agent pass the runtime's journal. An LLM call becomes a pending observation and waits for its action.
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ from ares_exp.tasks.task_contract import AgentContext
 
 @dataclass(frozen=True, slots=True)
 class AgentState:
-    """The state that an agent's `get_state` returned.
+    """The result of an agent's `get_state`.
 
     Attributes:
-        version: Its `state_version` then.
-        data: The state.
+        version: `state_version` of the agent at that time.
+        data: State of the agent.
     """
 
     version: Any
@@ -58,16 +57,16 @@ class AgentState:
 
 
 class HostedLLM:
-    """The LLM client that the agent holds."""
+    """The agent's LLM client."""
 
     def __init__(self, runtime: AgentRuntime) -> None:
         self._runtime = runtime
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Asks the policy.
+        """Sends a request to the policy.
 
         Raises:
-            TypeError: The agent passes something other than a request. Checked here, where the agent is to blame.
+            TypeError: The agent passed an invalid request. The check is here so that the error is the agent's.
         """
         example = 'LLMRequest([{"role": "user", "content": text}])'
         if not isinstance(request, LLMRequest):
@@ -85,10 +84,10 @@ class HostedLLM:
 
 
 def with_context(agent: CodeAgent) -> ContextualAgent:
-    """Returns the agent as one that takes a context: its factory says so, and the task was accepted for that.
+    """Returns the agent as a `ContextualAgent`, which its factory declares and its task requires.
 
     Raises:
-        AgentError: It takes none.
+        AgentError: The agent has no `set_context`.
     """
     if not isinstance(agent, ContextualAgent):
         raise AgentError(
@@ -98,10 +97,10 @@ def with_context(agent: CodeAgent) -> ContextualAgent:
 
 
 def with_state(agent: CodeAgent, state: AgentState) -> StatefulAgent:
-    """Gives the agent its state.
+    """Restores the agent's state and returns the agent.
 
     Raises:
-        SnapshotMismatchError: It does not take it.
+        SnapshotMismatchError: The agent does not support states, or not this state.
     """
     kind = type(agent).__name__
     if not isinstance(agent, StatefulAgent):
@@ -120,9 +119,9 @@ def with_state(agent: CodeAgent, state: AgentState) -> StatefulAgent:
 
 NO_CONTEXT = AgentContext()
 FIRST_REQUEST_GRACE_SEC = 2.0
-"""How long past its time limit an agent may take for its first request."""
+"""Additional time in seconds after the time limit for the agent's first request."""
 CANCEL_GRACE_SEC = 5.0
-"""How long a cancelled agent may take to unwind; its running command is killed on the way."""
+"""Time limit in seconds for a cancelled agent to unwind, which includes killing its running command."""
 
 
 class TimeIsUpError(Exception):
@@ -130,12 +129,12 @@ class TimeIsUpError(Exception):
 
 
 class AgentHost:
-    """One agent at work. Concurrent LLM calls are observed one at a time, in the order in which they were made.
+    """The host of one agent. Concurrent LLM calls are observed one at a time, in the order of the calls.
 
     Attributes:
-        agent: The agent; `None` until it is made.
-        runtime: What runs it.
-        observed: The LLM call that is the pending observation.
+        agent: Agent; `None` until it is created.
+        runtime: Runtime of the agent.
+        observed: LLM call that is the pending observation.
     """
 
     def __init__(
@@ -151,20 +150,21 @@ class AgentHost:
         on_requests: Callable[[], None] = lambda: None,
         background_client: LLMClient | None = None,
     ) -> None:
-        """Prepares the forwarded port.
+        """Prepares the runtime and the agent's view of the container.
 
         Args:
-            container: The started container.
-            journal: What the agent does is written down there; `None` for an agent that is not deterministic.
-            user: Who runs the agent's commands unless it says otherwise.
-            shell: What reads them unless it says otherwise; `None`: what the container's backend was told.
-            env: Variables that every command of the agent gets on top of its own.
-            limit_commands: Whether the agent's own limits on single commands hold; the oracle's solution runs under
-                the limit of the whole agent phase only.
-            activity: Is told of every call of the container.
-            on_requests: Is called when there is an LLM call behind another one, and when one may have been given up.
-            background_client: Answers the calls that are no observations (`Origin.is_background`); `None`: all are
-                observations.
+            container: Started container.
+            journal: Journal for the agent's calls; `None` for an agent that is not deterministic.
+            user: Default user of the agent's commands.
+            shell: Default shell of the agent's commands; `None` uses the default of the container's backend.
+            env: Environment variables for every command, in addition to the command's own.
+            limit_commands: Whether the agent's time limits on single commands apply. For the oracle's solution, only
+                the limit of the whole agent phase applies.
+            activity: Record of all container calls.
+            on_requests: Callback for an LLM call that waits behind another one, and for a call that may have been
+                cancelled.
+            background_client: Client for calls that are not observations (`Origin.is_background`). With `None`, all
+                calls are observations.
         """
         self._background_client = background_client
         self._background_requests: set[asyncio.Task[None]] = set()
@@ -193,12 +193,12 @@ class AgentHost:
 
     @property
     def format_errors(self) -> int:
-        """Number of replies that the agent could not use, as far as it counts them."""
+        """Number of malformed replies, if the agent counts them."""
         return self.agent.format_errors if isinstance(self.agent, CountingAgent) else 0
 
     @property
     def agent_facts(self) -> AgentFacts | None:
-        """What came from the agent so far, if it is installed."""
+        """Facts about an installed agent so far; `None` for other agents."""
         return self.agent.facts if isinstance(self.agent, AccountedAgent) else None
 
     def start(
@@ -209,7 +209,7 @@ class AgentHost:
         timeout_sec: float | None,
         context: AgentContext = NO_CONTEXT,
     ) -> None:
-        """Starts the agent on `instruction`, with what `context` gives it besides; its time runs from now."""
+        """Starts the agent with `instruction` and `context`. Its time limit starts now."""
         self._timeout_sec = timeout_sec
         self._limit(timeout_sec)
         self.runtime.start(lambda: self._run(factory, instruction, context))
@@ -225,19 +225,19 @@ class AgentHost:
         state: AgentState | None = None,
         originals: Mapping[int, LLMRequest] | None = None,
     ) -> None:
-        """Brings an agent back to where its journal ends, without carrying anything out; its time runs on from there.
+        """Restores an agent at the end of its journal without executing its calls. Its time limit continues from there.
 
         Args:
-            factory: Makes the agent.
-            instruction: What it was started on.
-            context: What it was given besides.
-            timeout_sec: Its whole time limit.
-            elapsed_sec: What it had used of it.
-            state: Of an agent without a journal.
-            originals: Recorded requests, where they are still known; see `JournalReplay`.
+            factory: Factory for the agent.
+            instruction: Instruction with which the agent was started.
+            context: Context with which the agent was started.
+            timeout_sec: Total time limit of the agent in seconds.
+            elapsed_sec: Time in seconds that the agent had used.
+            state: State of an agent without a journal.
+            originals: Recorded requests, if available; see `JournalReplay`.
 
         Raises:
-            JournalError: It did not come to the same point.
+            JournalError: The agent did not reach the same point.
         """
         self._timeout_sec = timeout_sec
         self._limit(None if timeout_sec is None else max(0.0, timeout_sec - elapsed_sec))
@@ -249,14 +249,16 @@ class AgentHost:
         requests = {e.call_id: e.arguments for e in journal.entries if isinstance(e, CallEntry) and e.kind == "llm"}
         self._requests = len(requests)
         shown = [step.call_id for step in journal.steps()][-1]
-        given_up = Call(shown, "llm", requests[shown])  # maybe: then its response has no effect, as it would have had
+        given_up = Call(shown, "llm", requests[shown])  # if it was cancelled: its response has no effect
         self.observed = next((call for call in self._pending if call.call_id == shown), given_up)
 
     def rerun_finished_stage(self, factory: CodeAgentFactory, instruction: str, *, context: AgentContext) -> None:
-        """Has what an agent that has ended asked its LLM in its journal again. Nothing is carried out; to be cancelled.
+        """Runs the agent of a finished stage again to restore its requests in its journal.
+
+        No call is executed. The host has to be cancelled after this call.
 
         Raises:
-            JournalError: The agent, run again, did something else.
+            JournalError: The agent did not make the recorded calls.
         """
         self.runtime.rerun_finished_stage(lambda: self._run(factory, instruction, context))
 
@@ -268,7 +270,7 @@ class AgentHost:
     async def _run(
         self, factory: CodeAgentFactory, instruction: str, context: AgentContext, state: AgentState | None = None
     ) -> None:
-        """Makes and runs the agent; a `sys.exit()` in it must end its episode, not the loop of all the others."""
+        """Creates and runs the agent. A `sys.exit()` in it ends only its episode, not the event loop."""
         try:
             self.agent = factory(container=self._hosted, llm_client=HostedLLM(self.runtime))
             if context.needs:
@@ -287,11 +289,13 @@ class AgentHost:
             raise AgentError(f"The code agent called sys.exit({error.code!r}).") from error
 
     async def first_request(self) -> None:
-        """Waits for the agent's first request, also a little past its limit: then it is told at the first response.
+        """Waits for the agent's first request. A short wait after the time limit is allowed.
+
+        If the limit has passed, it ends the agent at its first response.
 
         Raises:
-            AgentSetupTimeoutError: There was none even then.
-            AgentError, ContainerError: As `next_request`.
+            AgentSetupTimeoutError: The agent sent no request in this time.
+            AgentError, ContainerError: See `next_request`.
         """
         with suppress(TimeIsUpError):
             await self.next_request()
@@ -303,10 +307,12 @@ class AgentHost:
         raise AgentSetupTimeoutError(f"The code agent sent no LLM request within its limit of {self._timeout_sec:g} s.")
 
     async def next_request(self, *, late: bool = False) -> LLMRequest | None:
-        """Waits for the agent's next LLM call, if `late` past its time limit; `None` when it has returned instead.
+        """Waits for the agent's next LLM call, with `late` also after its time limit.
+
+        Returns `None` if the agent has returned.
 
         Raises:
-            AgentError, ContainerError: The agent raised; its container failing is told apart from its own fault.
+            AgentError, ContainerError: The agent raised an exception. A failure of its container is a `ContainerError`.
             TimeIsUpError: The agent's time limit has passed.
         """
         while True:
@@ -321,7 +327,7 @@ class AgentHost:
             if (why := self.runtime.blocked) is not None:
                 raise AgentError(why)
             while self._pending and not self._pending[0].is_open:
-                self._pending.popleft()  # the agent gave the call up itself
+                self._pending.popleft()  # the agent cancelled the call
             if self._pending:
                 self.observed = self._pending[0]
                 return cast("LLMRequest", self.observed.arguments)
@@ -330,9 +336,9 @@ class AgentHost:
 
     @property
     def pending(self) -> Sequence[Call]:
-        """The LLM calls that wait for a response, in the order in which they were made, but for the observed one first.
+        """LLM calls that wait for a response, in the order of the calls. The observed call is first.
 
-        That one is there also when the agent has given it up meanwhile.
+        The observed call is included even if the agent has cancelled it.
         """
         others = [call for call in self._pending if call is not self.observed and call.is_open]
         return [self.observed, *others] if self.observed is not None else others
@@ -343,16 +349,17 @@ class AgentHost:
         return None if self._deadline is None else max(0.0, self._deadline - self._loop.time())
 
     def grant_time(self, seconds: float) -> None:
-        """Moves the agent's time limit, unless it has passed: what the environment itself was busy with is not its."""
+        """Extends the agent's time limit, unless it has passed, by time that the environment used for other work."""
         if self._deadline is not None and self._timer is not None and not self._time_is_up:
             self._timer.cancel()
             self._limit(self._deadline + seconds - self._loop.time())
 
     def respond(self, response: LLMResponse | None) -> None:
-        """Gives the observed LLM call its response; one that the agent gave up meanwhile gets none.
+        """Passes the response to the observed LLM call, unless the agent has cancelled the call.
 
         Raises:
-            TimeIsUpError: There is no response (`None`), or it came after the agent's time limit: the agent gets none.
+            TimeIsUpError: The response is missing (`None`), or it came after the agent's time limit. The agent gets no
+                response.
         """
         if response is None:
             raise TimeIsUpError
@@ -366,10 +373,10 @@ class AgentHost:
             raise TimeIsUpError
 
     async def quiesce(self, timeout_sec: float) -> None:
-        """Waits until nothing that the agent called for is being carried out, and keeps it so until `runtime.release`.
+        """Waits until all running calls of the agent have ended, and defers further ones until `runtime.release`.
 
         Raises:
-            SnapshotBusyError: Something still is.
+            SnapshotBusyError: A call is still running after `timeout_sec`.
         """
         deadline = time.monotonic() + timeout_sec
         while busy := self.runtime.in_flight:
@@ -381,11 +388,11 @@ class AgentHost:
                 )
             if works := [call.work for call in busy if isinstance(call.work, asyncio.Task)]:
                 await asyncio.wait(works, timeout=left)
-            await asyncio.sleep(0)  # what ended is told to the agent, which may ask for more
+            await asyncio.sleep(0)  # the agent gets the outcomes and may make new calls
         self.runtime.hold()
 
     async def cancel(self) -> None:
-        """Closes the forwarded port, cancels the agent, and waits with a bound until its commands are dead."""
+        """Cancels the agent, and waits for a bounded time until its commands have ended."""
         if self._timer is not None:
             self._timer.cancel()
         for background_request in self._background_requests:
@@ -425,11 +432,11 @@ class AgentHost:
             self._on_requests()
 
     async def _respond_in_background(self, background_client: LLMClient, call: Call) -> None:
-        """Has a call answered that is no observation. Where that fails, so does the episode."""
+        """Responds to a call that is not an observation. If this fails, the episode fails."""
         try:
             response = await background_client(call.arguments)
         except UnansweredError:
-            return  # as in the earlier try: it waits until the agent's time is up
+            return  # as in the earlier try, the call waits until the agent's time is up
         except Exception as error:
             self._failure = error
             self._notify()

@@ -1,4 +1,4 @@
-"""The container as a code agent holds it: every call passes the journal, and is carried out, timed and counted here."""
+"""The code agent's view of its container. Every call passes the journal, and is executed, timed and counted here."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class HostedContainer:
-    """An `AgentContainer`, in which an agent that is not deterministic can open forwarded ports (`ServingContainer`).
+    """An `AgentContainer`. Agents that are not deterministic can also open forwarded ports (`ServingContainer`).
 
     Attributes:
-        died: What the container died of, if a call of the agent met that.
+        died: Error of the container's end, if a call of the agent encountered it.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class HostedContainer:
         self._terminal: TerminalSession | None = None
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
-        """As `AgentContainer.exec`."""
-        # The journal keeps the options: their caller cannot change these copies.
+        """Runs a command; see `AgentContainer.exec`."""
+        # The journal keeps these copies of the options, which the caller cannot change.
         given = {name: dict(value) if isinstance(value, Mapping) else value for name, value in options.items()}
         result: ExecResult = await self._runtime.call(
             "exec", {"command": command, **given}, lambda: self._exec(command, cast("ExecOptions", given))
@@ -63,7 +63,10 @@ class HostedContainer:
         return result
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
-        """As `AgentContainer.upload`. An agent that is run again has to have the same at `source`."""
+        """Uploads files; see `AgentContainer.upload`.
+
+        If the agent is run again, `source` has to have the same content.
+        """
 
         def compare(recorded: str | None) -> None:
             if digest_of(Path(source)) != recorded:
@@ -74,7 +77,10 @@ class HostedContainer:
         await self._runtime.call("upload", {"target": str(target)}, lambda: self._upload(source, target), compare)
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        """As `AgentContainer.download`. For an agent that is run again the files are written again."""
+        """Downloads files; see `AgentContainer.download`.
+
+        If the agent is run again, the recorded files are written again.
+        """
 
         def write_again(recorded: HostFiles) -> None:
             recorded.write(Path(target))
@@ -84,7 +90,7 @@ class HostedContainer:
         )
 
     async def use_terminal(self, keys: str, *, seconds: float, columns: int, lines: int) -> TerminalOutput:
-        """As `AgentTerminal.use_terminal`."""
+        """Uses the terminal; see `AgentTerminal.use_terminal`."""
         output: TerminalOutput = await self._runtime.call(
             "terminal",
             {"keys": keys, "seconds": seconds, "columns": columns, "lines": lines},
@@ -93,7 +99,7 @@ class HostedContainer:
         return output
 
     async def close_terminal(self) -> None:
-        """Closes the terminal, if there is one: what it still runs is hung up. Idempotent."""
+        """Closes the terminal, if open, and hangs up its programs. Idempotent."""
         terminal, self._terminal = self._terminal, None
         if terminal is not None:
             await terminal.close()
@@ -101,7 +107,7 @@ class HostedContainer:
     async def _use_terminal(self, keys: str, seconds: float, columns: int, lines: int) -> TerminalOutput:
         is_new = self._terminal is None or self._terminal.has_ended
         with self._activity.timed():
-            if is_new:  # at first, after its shell has ended, and in the container of a restored episode
+            if is_new:  # first call, ended shell, or restored episode
                 await self.close_terminal()
                 self._terminal = await self._open_terminal(columns, lines)
                 await self._terminal.wait_for_prompt()
@@ -124,12 +130,14 @@ class HostedContainer:
             raise
 
     async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT) -> ForwardedPort:
-        """As `ServingContainer.forward_port`. Neither journalled nor counted: what comes in by it is the agent's own.
+        """Forwards a port; see `ServingContainer.forward_port`.
+
+        The port's connections are neither in the journal nor counted.
 
         Raises:
-            PortForwardingError: As the backend's container, or it cannot have forwarded ports.
+            PortForwardingError: The container does not support forwarded ports, or failed to open one.
             EpisodeStateError: The agent is deterministic.
-            ContainerDiedError: The container is gone.
+            ContainerDiedError: The container has ended.
         """
         if self._runtime.journal is not None:
             raise EpisodeStateError(

@@ -1,7 +1,7 @@
-"""A model that an environment, or a scorer of its episodes, asks by itself: its answers on record, its cost apart.
+"""A model that an environment or a scorer uses. Its responses are recorded, and its cost is counted separately.
 
-Its tokens and costs are not the policy's. What it answers is on disk before it is applied, so that an episode that goes
-on with an earlier one does not pay for it again.
+The model's tokens and costs are not part of the policy's. Each response is on disk before it is used, so that an
+episode that continues an earlier one does not pay for it again.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ares_exp.records.results import EnvironmentUsage
 from ares_exp.records.run_storage import RunStorage
 
 MAX_SAID_CHARS = 2_000
-"""Bound on the text of an answer in the record."""
+"""Maximum length of a response's text in the record."""
 MAX_REPEATED_CHARS = 500
-"""Bound on the text of an answer that cannot be read, where it is asked again."""
+"""Maximum length of an invalid response's text when the model is asked again."""
 
 T = TypeVar("T")
 
@@ -38,15 +38,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Reading(Generic[T]):
-    """How the answers of a model are read.
+    """The parsing of a model's responses.
 
     Attributes:
-        parse: Reads an answer; `None` when it cannot be read.
-        expected: What an answer is to be, for messages.
-        again: What the model is told when its answer could not be read.
-        to_record: Writes what was read, in at most 2,000 characters.
-        from_record: Inverts `to_record`; `None` for anything else.
-        tries: How often a question is asked while its answer cannot be read.
+        parse: Function that parses a response; `None` if the response is invalid.
+        expected: Description of a valid response, for messages.
+        again: Message to the model after an invalid response.
+        to_record: Function that serialises the parsed value, in at most 2,000 characters.
+        from_record: Inverse of `to_record`; `None` for other texts.
+        tries: Maximum number of tries for a valid response.
     """
 
     parse: Callable[[str], T | None]
@@ -58,34 +58,34 @@ class Reading(Generic[T]):
 
 
 class ModelsElsewhere(Protocol):
-    """Where models are asked for environments that are run in another process than their run: in the run's own."""
+    """Access to models in the run's process, for environments that run in another process."""
 
     def client(self, key: str, spec: EpisodeSpec, files: Path | None) -> LLMClient:
-        """Makes the client of one episode that has the model configured at `key` asked."""
+        """Creates the client of one episode, which sends requests to the model configured at `key`."""
         ...
 
     async def read(self, files: Path) -> Sequence[Asked] | None:
-        """Reads the record of the episode whose files are kept in `files`; `None` when there is none."""
+        """Reads the record of the episode whose files are in `files`, or returns `None` if there is none."""
         ...
 
     async def append(self, key: str, files: Path, asked: Asked) -> None:
-        """Adds a question to that record: it survives `kill -9` of either process when this returns."""
+        """Appends a question to this record. After the call, it survives `kill -9` of either process."""
         ...
 
 
 class OwnModel:
-    """The model behind many episodes, each with a separate LLM client if the client is a `Policy`.
+    """The model for many episodes. Each episode has its own LLM client if the client is a `Policy`.
 
-    It is asked on the event loop where it was opened, whichever loop an episode is continued: connections belong to
-    one.
+    Requests are sent on the event loop of `open`, independent of the episode's loop, because connections belong to one
+    loop.
 
     Attributes:
-        policy: The LLM client.
-        name: What messages call it.
-        key: Where it is configured.
-        timeout_key: Where its time limit is configured.
-        timeout_sec: Bound on one answer in seconds, repetitions included; `None`: the caller keeps one.
-        error: What is raised when there is no answer.
+        policy: LLM client.
+        name: Name in messages.
+        key: Config key of the model.
+        timeout_key: Config key of its time limit.
+        timeout_sec: Time limit of one question in seconds, including repetitions; `None` if the caller has a limit.
+        error: Class of the error for a missing response.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class OwnModel:
         timeout_sec: float | None = None,
         error: type[VerifierError],
     ) -> None:
-        """Asks nothing yet; see the class for the arguments. The client is opened and closed with this."""
+        """Keeps the client, which is opened and closed with this object. See the class for the arguments."""
         self.policy = as_policy(client)
         self.name, self.key, self.timeout_key = name, key, timeout_key
         self.timeout_sec = timeout_sec
@@ -110,18 +110,21 @@ class OwnModel:
         self._storage: RunStorage | None = None
 
     def record_in(self, storage: RunStorage) -> None:
-        """Sends no request after the first failed write of a run, and ends the run if a record cannot be written."""
+        """Sets the run's storage. After a failed write, no request is sent.
+
+        A record that cannot be written ends the run.
+        """
         self._storage = storage
 
     def ask_elsewhere(self, elsewhere: ModelsElsewhere) -> None:
-        """Has the model asked, and its answers recorded, by another process. To be called before `open`."""
+        """Makes another process send the requests and record the responses. Call it before `open`."""
         self._elsewhere = elsewhere
 
     async def open(self) -> None:
         """Checks that the client is ready, and binds it to this event loop.
 
         Raises:
-            PreflightError: It is not.
+            PreflightError: The client is not ready.
         """
         self._home = asyncio.get_running_loop()
         if self._elsewhere is not None:
@@ -152,24 +155,25 @@ class OwnModel:
         files: Path | None,
         scorer: str | None = None,
     ) -> EpisodeModel:
-        """Makes the model of one episode, which is run on the running event loop.
+        """Creates the model of one episode, which runs on the current event loop.
 
         Args:
             task_name: Name of the task.
-            seed: Seed of the episode, for a client that samples with it.
+            seed: Seed of the episode, for clients that use it for sampling.
             attempt: Number of the attempt at the task.
-            on_wait: Called on this loop with the seconds that the client waits for something else than its answer.
-            files: Directory of the record of questions (`ares_exp.records.environment_responses`); `None`: no record.
-            scorer: Name of the scorer that asks, if one does.
+            on_wait: Callback on this loop for the seconds that the client waits for anything except its response.
+            files: Directory for the record of questions (`ares_exp.records.environment_responses`); `None` for no
+                record.
+            scorer: Name of the scorer that uses the model, if any.
 
         Raises:
-            VerifierError: The client has nothing for that task.
+            VerifierError: The client cannot be used for this task.
         """
         loop = asyncio.get_running_loop()
 
         def tell(seconds: float) -> None:
             if on_wait is not None:
-                with suppress(RuntimeError):  # that loop has ended, and the episode with it
+                with suppress(RuntimeError):  # the loop and its episode have ended
                     loop.call_soon_threadsafe(on_wait, seconds)
 
         spec = EpisodeSpec(task_name, attempt, seed, on_wait=tell)
@@ -183,13 +187,13 @@ class OwnModel:
         return EpisodeModel(self, client, task_name, files, scorer)
 
     async def read_asked(self, files: Path) -> Sequence[Asked] | None:
-        """Reads the record of an episode's questions; `None` when there is none."""
+        """Reads the record of an episode's questions, or returns `None` if there is none."""
         if self._elsewhere is not None:
             return await self._elsewhere.read(files)
         return await asyncio.to_thread(read_asked, files)
 
     async def append_asked(self, files: Path, asked: Asked) -> None:
-        """Adds a question to the record of an episode, also on Ctrl-C: it is paid for.
+        """Appends a question to the record of an episode, also after Ctrl-C, because it is already paid for.
 
         Raises:
             StorageError: The question could not be written, and the run ends.
@@ -207,10 +211,10 @@ class OwnModel:
             self._storage.write(lambda: append_asked(files, [asked]), files / RECORD)
 
     async def call(self, client: LLMClient, request: LLMRequest) -> LLMResponse:
-        """Asks an episode's client for one answer. Raises whatever it raises.
+        """Sends a request with an episode's client. Also raises the client's errors.
 
         Raises:
-            StorageError: The answer could not be recorded, so the client was not asked.
+            StorageError: An earlier write of the run failed, so no request was sent.
         """
         if self._storage is not None:
             self._storage.check()
@@ -228,24 +232,24 @@ class OwnModel:
         return response
 
     def count(self, calls: int, used: EnvironmentUsage) -> None:
-        """Adds the usage of a question to the totals of the log. Episodes may be run in several threads."""
+        """Adds the usage of a question to the logged totals. Episodes may run in several threads."""
         with self._lock:
             self._calls, self._used = self._calls + calls, self._used + used
 
     def failed(self, error: BaseException, *, expected: str = "", unread: str | None = None) -> VerifierError:
-        """Makes the error of a client that raised; `unread`: what it said before, which was not `expected`."""
+        """Returns the error for a failed client. `unread` is its earlier response, which was not `expected`."""
         why = "" if unread is None else f" (asked again: expected {expected}, got {unread[:200]!r})"
         message = f"{type(error).__name__}: {self.message(error)}"
         return self.error(f"{self.name} (`{self.key}`) could not answer: {message}{why}")
 
     def late(self) -> VerifierError:
-        """Makes the error of an answer that did not come in time."""
+        """Returns the error for a response that exceeded the time limit."""
         return self.error(
             f"{self.name} gave no answer within its limit of {self.timeout_sec:g} s (`{self.timeout_key}`)."
         )
 
     def unreadable(self, expected: str, said: list[str]) -> VerifierError:
-        """Makes the error of answers that could not be read."""
+        """Returns the error for invalid responses."""
         texts = " and then ".join(repr(text[:200]) for text in said)
         return self.error(
             f"Expected {self._named} to answer with {expected}, got {texts}. Choose another model for `{self.key}`, or "
@@ -253,7 +257,7 @@ class OwnModel:
         )
 
     def message(self, error: BaseException) -> str:
-        """Returns the message of an error, which names the options of a policy as those of this model."""
+        """Returns the message of an error, with the option names of a policy changed to the names for this model."""
         return str(error).replace("policy.", f"{self.key}.")
 
     @property
@@ -276,17 +280,17 @@ class EpisodeModel:
         self.used = EnvironmentUsage()
 
     async def ask(self, question: str, request: LLMRequest, reading: Reading[T]) -> T:
-        """Answers one question: as in an earlier try of the episode if it was asked there, else by the client.
+        """Returns the answer to one question. An answer from an earlier try of the episode is reused.
 
         Args:
-            question: What the record calls it.
-            request: What the model is asked.
-            reading: How its answer is read.
+            question: Name of the question in the record.
+            request: Request to the model.
+            reading: Parsing of its response.
 
         Raises:
-            VerifierError: The client failed, gave no answer in time, or none that can be read.
-            StorageError: The answer could not be recorded, and the run ends.
-            OSError: The answer could not be recorded, and there is no run.
+            VerifierError: The client failed, or sent no valid response in time.
+            StorageError: The response could not be recorded, and the run ends.
+            OSError: The response could not be recorded, and there is no run.
         """
         question = writable(question)
         if (known := await self._known(question, reading)) is not None:
@@ -321,7 +325,7 @@ class EpisodeModel:
                 response = await self._model.call(self._client, request)
             except RefusalError as refusal:
                 if refusal.response is not None:
-                    responses.append(refusal.response)  # it is paid for
+                    responses.append(refusal.response)  # it is already paid for
                 raise
             responses.append(response)
             if (llm_response := reading.parse(response.text)) is not None:
@@ -332,7 +336,7 @@ class EpisodeModel:
         return None
 
     async def _known(self, question: str, reading: Reading[T]) -> T | None:
-        """Finds the answer in the record of an earlier try; each one is given once."""
+        """Finds the answer in the record of an earlier try. Each recorded answer is used once."""
         files = self._files
         if files is None:
             return None
@@ -346,7 +350,7 @@ class EpisodeModel:
         return reading.from_record(answers.pop(0)) if answers else None
 
     async def _write(self, question: str, responses: list[LLMResponse], llm_response: str | None, sec: float) -> None:
-        """Counts the usage of one question, and adds its line to the record."""
+        """Counts the usage of one question, and appends its line to the record."""
         asked = Asked(
             task=self._task,
             question=question,
@@ -366,5 +370,5 @@ class EpisodeModel:
 
 
 def writable(text: str) -> str:
-    """Replaces each half of a surrogate pair, which a model may write and no file can hold, by `?`."""
+    """Replaces unpaired surrogates, which models may write and files cannot contain, by `?`."""
     return text.encode(errors="replace").decode()
