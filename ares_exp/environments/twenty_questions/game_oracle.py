@@ -1,6 +1,6 @@
 """The objects of twenty questions, and the oracle, which answers yes, no or don't know.
 
-The oracle's own words never leave this module, because they could give the hidden object away to the policy.
+The oracle's own words never leave this module, because they could reveal the hidden object to the policy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class HiddenObject:
 
     Attributes:
         title: Its name.
-        aliases: Other names; guessing one of these is also right.
+        aliases: Other names; guessing an alias is also right.
         facts: True statements about it, for the oracle; a few words each.
     """
 
@@ -84,7 +84,7 @@ _ANSWER = re.compile(rf"(?:answer\s*:)?\W*(?:(yes)|({_UNKNOWN})|(no))\W*(?:$|[.,
 
 
 class Answer(StrEnum):
-    """An answer of the oracle, in the words that the player gets."""
+    """An answer of the oracle, with the text for the player."""
 
     YES = "Yes."
     NO = "No."
@@ -100,9 +100,9 @@ def oracle_request(hidden: HiddenObject, question: str) -> LLMRequest:
 
 
 def parse_answer(text: str) -> Answer | None:
-    """Reads an answer; `None` if it is too long, or starts with none of the three.
+    """Reads an answer; `None` if it is too long, or does not start with one of the three answers.
 
-    A reason may follow, after a comma or a full stop. It is not read.
+    A reason may follow after a comma or a full stop. It is ignored.
     """
     if len(text) > MAX_ANSWER_CHARS or (match := _ANSWER.match(text.strip().replace("’", "'"))) is None:
         return None
@@ -126,7 +126,7 @@ class Oracle(OwnModel):
         """Checks that the client can answer questions.
 
         Args:
-            client: The LLM client. It is opened and closed with this.
+            client: The LLM client. It is opened and closed with the oracle.
             timeout_sec: Bound on one answer in seconds, repetitions included.
 
         Raises:
@@ -170,9 +170,9 @@ _NEGATIONS = frozenset({"not", "no", "never", "without", "neither", "nor", "isn"
 class FactsOracle(Policy):
     """The oracle without a model: answers yes or no if the facts cover every significant word of a question.
 
-    A fact or a name that one object has and another has not is false of the latter. If a question has several facts,
-    all have to be true; after an "or", any. It knows no grammar: use it for first steps and tests, and a model
-    (`policy@env.oracle=…`) for a run whose numbers count.
+    A fact or a name that another object has and this one lacks is false. If a question has several facts, all have to
+    be true; after an "or", any of them. It does not parse grammar: use it for first steps and tests, and use a model
+    (`policy@env.oracle=…`) if the results matter.
     """
 
     def __init__(self, objects: Sequence[HiddenObject] = ()) -> None:
@@ -180,10 +180,10 @@ class FactsOracle(Policy):
         self._facts = {one.name: {_words(text) for text in (*one.names, *one.facts)} for one in objects}
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """Returns the client that knows the object of the episode's task.
+        """Returns a client that knows the object of the episode's task.
 
         Raises:
-            PolicyError: The object is not one of its objects.
+            PolicyError: The oracle does not know the object.
         """
         true, known = self._facts.get(episode.task_name), {fact for facts in self._facts.values() for fact in facts}
         if true is None:

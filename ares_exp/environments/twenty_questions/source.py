@@ -18,7 +18,7 @@ Entry = int | str
 
 
 class TwentyQuestionsEnvironments(SourceBase):
-    """Makes a game of each object, which is a task; all share one oracle."""
+    """Makes one task, a game, per object. All games share one oracle."""
 
     needs_container = False
     has_solutions = True
@@ -38,11 +38,11 @@ class TwentyQuestionsEnvironments(SourceBase):
         """Validates the options.
 
         Args:
-            tasks: Tasks to play: names, globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or a list; `None`
+            tasks: Tasks to run: names, globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or a list; `None`
                 for all.
             exclude: Names or globs to leave out.
             limit: Upper bound on the number of objects.
-            questions: Replies that the policy has in a game: questions, guesses, and those that are neither.
+            questions: Number of replies of the policy in a game: questions, guesses, and replies that are neither.
             oracle: A policy or any `LLMClient`; `None` answers by the facts of the objects, without a model.
             oracle_timeout_sec: Bound on one answer of the oracle in seconds, repetitions included.
 
@@ -78,19 +78,19 @@ class TwentyQuestionsEnvironments(SourceBase):
         return list(self._objects)
 
     def keep(self, task_names: Sequence[str]) -> None:
-        """Leaves out the other objects that `load` selected."""
+        """Drops all other objects that `load` selected."""
         self._objects = {name: self._objects[name] for name in task_names}
 
     async def preflight(self) -> None:
         """Checks that the oracle can answer.
 
         Raises:
-            PreflightError: It cannot.
+            PreflightError: The oracle cannot answer.
         """
         await self._oracle.open()
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Refuses nothing."""
+        """Accepts everything."""
 
     def digest(self, task_name: str) -> str:
         """Returns a digest of the object."""
@@ -110,7 +110,7 @@ class TwentyQuestionsEnvironments(SourceBase):
 
     @property
     def spenders(self) -> Sequence[str]:
-        """The oracle, where it is a model."""
+        """The oracle, if it is a model."""
         return () if self._answers_by_facts else ("the oracle",)
 
     @property
