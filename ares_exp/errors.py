@@ -17,7 +17,7 @@ AresExpError
 │   │   ├── AgentSetupTimeoutError
 │   │   ├── AgentInstallError         an installed agent does not run in this container
 │   │   ├── AgentExitError            an installed agent ended with a failure exit code
-│   │   └── RepeatedFormatError       its LLM's replies had none of its forms: the episode is truncated, and scored
+│   │   └── RepeatedFormatError       its LLM's replies had an invalid form: the episode is truncated, and scored
 │   ├── PolicyError                 the policy could not answer a request
 │   │   ├── PolicyTimeoutError (TimeoutError)  it gave no response within timeouts.policy
 │   │   ├── ReplayDivergenceError     the request differs from the recorded one: `step`, `entry`, `why`
