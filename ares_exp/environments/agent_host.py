@@ -1,6 +1,7 @@
 """The agent host, which runs one code agent and is its only connection to the LLM and the container.
 
-All calls of the agent pass the runtime's journal. An LLM call becomes a pending observation and waits for its action.
+All requests of the agent to the LLM or the container go through the runtime's journal. An LLM call becomes a pending
+observation and waits for its action.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class AgentState:
     """The result of an agent's `get_state`.
 
     Attributes:
-        version: `state_version` of the agent at that time.
-        data: State of the agent.
+        version: The agent's `state_version` at this time.
+        data: The state.
     """
 
     version: Any
@@ -57,7 +58,7 @@ class AgentState:
 
 
 class HostedLLM:
-    """The agent's LLM client."""
+    """The LLM client that the agent uses."""
 
     def __init__(self, runtime: AgentRuntime) -> None:
         self._runtime = runtime
@@ -66,7 +67,7 @@ class HostedLLM:
         """Sends a request to the policy.
 
         Raises:
-            TypeError: The agent passed an invalid request. The check is here so that the error is the agent's.
+            TypeError: The agent passed an object that is not a request. It is checked here, in the agent's own call.
         """
         example = 'LLMRequest([{"role": "user", "content": text}])'
         if not isinstance(request, LLMRequest):
@@ -84,7 +85,7 @@ class HostedLLM:
 
 
 def with_context(agent: CodeAgent) -> ContextualAgent:
-    """Returns the agent as a `ContextualAgent`, which its factory declares and its task requires.
+    """Returns the agent as a `ContextualAgent`, as its factory declared when the task was accepted.
 
     Raises:
         AgentError: The agent has no `set_context`.
@@ -100,7 +101,7 @@ def with_state(agent: CodeAgent, state: AgentState) -> StatefulAgent:
     """Restores the agent's state and returns the agent.
 
     Raises:
-        SnapshotMismatchError: The agent does not support states, or not this state.
+        SnapshotMismatchError: The agent does not accept the state.
     """
     kind = type(agent).__name__
     if not isinstance(agent, StatefulAgent):
@@ -129,10 +130,10 @@ class TimeIsUpError(Exception):
 
 
 class AgentHost:
-    """The host of one agent. Concurrent LLM calls are observed one at a time, in the order of the calls.
+    """Runs one agent. Concurrent LLM calls are observed one at a time, in the order in which they were made.
 
     Attributes:
-        agent: Agent; `None` until it is created.
+        agent: The agent; `None` until it is created.
         runtime: Runtime of the agent.
         observed: LLM call that is the pending observation.
     """
@@ -153,18 +154,17 @@ class AgentHost:
         """Prepares the runtime and the agent's view of the container.
 
         Args:
-            container: Started container.
-            journal: Journal for the agent's calls; `None` for an agent that is not deterministic.
+            container: The started container.
+            journal: Journal of the agent's calls; `None` for an agent that is not deterministic.
             user: Default user of the agent's commands.
-            shell: Default shell of the agent's commands; `None` uses the default of the container's backend.
-            env: Environment variables for every command, in addition to the command's own.
-            limit_commands: Whether the agent's time limits on single commands apply. For the oracle's solution, only
-                the limit of the whole agent phase applies.
-            activity: Record of all container calls.
-            on_requests: Callback for an LLM call that waits behind another one, and for a call that may have been
-                cancelled.
-            background_client: Client for calls that are not observations (`Origin.is_background`). With `None`, all
-                calls are observations.
+            shell: Default shell of the agent's commands; `None` means the shell of the container's backend.
+            env: Variables of every agent command, in addition to its own.
+            limit_commands: Whether the agent's own limits on single commands apply; the oracle's solution runs under
+                the limit of the whole agent phase only.
+            activity: Recorder of every call of the container.
+            on_requests: Callback for a new LLM call behind another one, and for a call that may have been abandoned.
+            background_client: Client for background requests (`Origin.is_background`); `None` makes all requests
+                observations.
         """
         self._background_client = background_client
         self._background_requests: set[asyncio.Task[None]] = set()
@@ -193,12 +193,12 @@ class AgentHost:
 
     @property
     def format_errors(self) -> int:
-        """Number of malformed replies, if the agent counts them."""
+        """Number of replies that the agent could not use, if it counts them."""
         return self.agent.format_errors if isinstance(self.agent, CountingAgent) else 0
 
     @property
     def agent_facts(self) -> AgentFacts | None:
-        """Facts about an installed agent so far; `None` for other agents."""
+        """Facts that an installed agent has reported so far; `None` for other agents."""
         return self.agent.facts if isinstance(self.agent, AccountedAgent) else None
 
     def start(
@@ -209,7 +209,7 @@ class AgentHost:
         timeout_sec: float | None,
         context: AgentContext = NO_CONTEXT,
     ) -> None:
-        """Starts the agent with `instruction` and `context`. Its time limit starts now."""
+        """Starts the agent on `instruction` with the extra data of `context`. Its time limit runs from now."""
         self._timeout_sec = timeout_sec
         self._limit(timeout_sec)
         self.runtime.start(lambda: self._run(factory, instruction, context))
@@ -225,16 +225,16 @@ class AgentHost:
         state: AgentState | None = None,
         originals: Mapping[int, LLMRequest] | None = None,
     ) -> None:
-        """Restores an agent at the end of its journal without executing its calls. Its time limit continues from there.
+        """Brings an agent back to the end of its journal, without executing any call. Its time limit continues there.
 
         Args:
-            factory: Factory for the agent.
-            instruction: Instruction with which the agent was started.
-            context: Context with which the agent was started.
-            timeout_sec: Total time limit of the agent in seconds.
-            elapsed_sec: Time in seconds that the agent had used.
+            factory: Factory of the agent.
+            instruction: Instruction with which it was started.
+            context: Extra data that it was started with.
+            timeout_sec: Its whole time limit.
+            elapsed_sec: Time that it had used.
             state: State of an agent without a journal.
-            originals: Recorded requests, if available; see `JournalReplay`.
+            originals: Recorded requests, if they are still known; see `JournalReplay`.
 
         Raises:
             JournalError: The agent did not reach the same point.
@@ -253,12 +253,12 @@ class AgentHost:
         self.observed = next((call for call in self._pending if call.call_id == shown), given_up)
 
     def rerun_finished_stage(self, factory: CodeAgentFactory, instruction: str, *, context: AgentContext) -> None:
-        """Runs the agent of a finished stage again to restore its requests in its journal.
+        """Runs an ended agent again against its journal, so that it repeats its LLM requests. The caller cancels it.
 
-        No call is executed. The host has to be cancelled after this call.
+        No call is executed.
 
         Raises:
-            JournalError: The agent did not make the recorded calls.
+            JournalError: The agent acted differently from its journal.
         """
         self.runtime.rerun_finished_stage(lambda: self._run(factory, instruction, context))
 
@@ -270,7 +270,7 @@ class AgentHost:
     async def _run(
         self, factory: CodeAgentFactory, instruction: str, context: AgentContext, state: AgentState | None = None
     ) -> None:
-        """Creates and runs the agent. A `sys.exit()` in it ends only its episode, not the event loop."""
+        """Creates and runs the agent. A `sys.exit()` in it ends only its episode, not the loop of all episodes."""
         try:
             self.agent = factory(container=self._hosted, llm_client=HostedLLM(self.runtime))
             if context.needs:
@@ -289,12 +289,10 @@ class AgentHost:
             raise AgentError(f"The code agent called sys.exit({error.code!r}).") from error
 
     async def first_request(self) -> None:
-        """Waits for the agent's first request. A short wait after the time limit is allowed.
-
-        If the limit has passed, it ends the agent at its first response.
+        """Waits for the agent's first request, also shortly after its time limit, which then ends it at the response.
 
         Raises:
-            AgentSetupTimeoutError: The agent sent no request in this time.
+            AgentSetupTimeoutError: The agent sent no request within this time.
             AgentError, ContainerError: See `next_request`.
         """
         with suppress(TimeIsUpError):
@@ -307,12 +305,10 @@ class AgentHost:
         raise AgentSetupTimeoutError(f"The code agent sent no LLM request within its limit of {self._timeout_sec:g} s.")
 
     async def next_request(self, *, late: bool = False) -> LLMRequest | None:
-        """Waits for the agent's next LLM call, with `late` also after its time limit.
-
-        Returns `None` if the agent has returned.
+        """Waits for the agent's next LLM call; `None` if it has returned instead. `late` ignores its time limit.
 
         Raises:
-            AgentError, ContainerError: The agent raised an exception. A failure of its container is a `ContainerError`.
+            AgentError, ContainerError: The agent raised, or its container failed.
             TimeIsUpError: The agent's time limit has passed.
         """
         while True:
@@ -336,9 +332,9 @@ class AgentHost:
 
     @property
     def pending(self) -> Sequence[Call]:
-        """LLM calls that wait for a response, in the order of the calls. The observed call is first.
+        """LLM calls that wait for a response: first the observed call, then the others in call order.
 
-        The observed call is included even if the agent has cancelled it.
+        The observed call is included even if the agent has abandoned it meanwhile.
         """
         others = [call for call in self._pending if call is not self.observed and call.is_open]
         return [self.observed, *others] if self.observed is not None else others
@@ -349,17 +345,17 @@ class AgentHost:
         return None if self._deadline is None else max(0.0, self._deadline - self._loop.time())
 
     def grant_time(self, seconds: float) -> None:
-        """Extends the agent's time limit, unless it has passed, by time that the environment used for other work."""
+        """Extends the agent's time limit, unless it has passed, by time that the environment itself spent."""
         if self._deadline is not None and self._timer is not None and not self._time_is_up:
             self._timer.cancel()
             self._limit(self._deadline + seconds - self._loop.time())
 
     def respond(self, response: LLMResponse | None) -> None:
-        """Passes the response to the observed LLM call, unless the agent has cancelled the call.
+        """Gives the observed LLM call its response. A call that the agent has abandoned gets none.
 
         Raises:
-            TimeIsUpError: The response is missing (`None`), or it came after the agent's time limit. The agent gets no
-                response.
+            TimeIsUpError: The response is missing (`None`) or came after the agent's time limit. The agent does not get
+                it.
         """
         if response is None:
             raise TimeIsUpError
@@ -373,10 +369,10 @@ class AgentHost:
             raise TimeIsUpError
 
     async def quiesce(self, timeout_sec: float) -> None:
-        """Waits until all running calls of the agent have ended, and defers further ones until `runtime.release`.
+        """Waits until no call of the agent is running, and keeps this state until `runtime.release`.
 
         Raises:
-            SnapshotBusyError: A call is still running after `timeout_sec`.
+            SnapshotBusyError: A call is still running.
         """
         deadline = time.monotonic() + timeout_sec
         while busy := self.runtime.in_flight:
@@ -388,7 +384,7 @@ class AgentHost:
                 )
             if works := [call.work for call in busy if isinstance(call.work, asyncio.Task)]:
                 await asyncio.wait(works, timeout=left)
-            await asyncio.sleep(0)  # the agent gets the outcomes and may make new calls
+            await asyncio.sleep(0)  # the agent gets the results, and may send new calls
         self.runtime.hold()
 
     async def cancel(self) -> None:
@@ -432,7 +428,7 @@ class AgentHost:
             self._on_requests()
 
     async def _respond_in_background(self, background_client: LLMClient, call: Call) -> None:
-        """Responds to a call that is not an observation. If this fails, the episode fails."""
+        """Sends a background request to its client. If this fails, the episode fails."""
         try:
             response = await background_client(call.arguments)
         except UnansweredError:

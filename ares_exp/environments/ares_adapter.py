@@ -1,7 +1,7 @@
 """`env=ares`: the presets of the `martian-ares` package as a source of environments.
 
-The package is imported late and with a time limit, because its import fetches a list from a server. Its requests and
-responses have the same fields as this package's. Only tools have a different format (name, description, input_schema).
+The package is imported late and within a time limit, because its import fetches a list from a server. Its requests and
+responses have the same fields as ours. Only tools have another form (name, description, input_schema).
 """
 
 from __future__ import annotations
@@ -59,15 +59,14 @@ class AresEnvironments(SourceBase):
         """Validates the options.
 
         Args:
-            preset: Preset of the package, with an optional selector: `20q`, `20q:5`, `20q:0:10`, `20q@2/8`.
-            tasks: Tasks of the preset to run: names (`20q:5`), globs, indexes (`5`), slices (`0:10`), shards (`@2/8`),
-                one or a list; `None` for all.
-            exclude: Names or globs of tasks to exclude.
-            limit: Maximum number of tasks.
-            container: Container backend of the package: `docker` or `daytona`. The group `container` is not used.
-            import_timeout_sec: Time limit of the package's import in seconds. The import fetches a list of data sets
-                from a hosted registry.
-            timeout_sec: Time limit of one `reset` or `step` of its environments in seconds.
+            preset: A preset of the package, optionally with a selector: `20q`, `20q:5`, `20q:0:10`, `20q@2/8`.
+            tasks: Tasks to run: names (`20q:5`), globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or a list;
+                `None` for all.
+            exclude: Names or globs to leave out.
+            limit: Upper bound on the number of tasks.
+            container: Container type of the package: `docker` or `daytona`. The group `container` is not used.
+            import_timeout_sec: Time limit of its import, which fetches a list of data sets from a hosted registry.
+            timeout_sec: Bound on one `reset` or `step` of its environments.
         """
         self._preset = preset
         self._selection: dict[str, Any] = {"tasks_selector": tasks, "exclude": exclude, "limit": limit}
@@ -94,7 +93,7 @@ class AresEnvironments(SourceBase):
         return [task.name for task in select(tasks, preset=f"ares ({name})", **self._selection)]
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Accepts all tasks."""
+        """Accepts everything."""
 
     def make(self, task_name: str, parts: EpisodeParts) -> AresEnvironment:
         """Creates the environment of one episode."""
@@ -112,7 +111,8 @@ def _import_ares(timeout_sec: float) -> Any:
     """Imports the package in a separate thread, so that a hanging connection does not block the run. Blocking.
 
     Raises:
-        PreflightError: The package is not installed, cannot be imported in time, or is another package of this name.
+        PreflightError: The package is not installed, cannot be imported, takes too long, or is another package of this
+            name.
     """
     python = (
         "" if sys.version_info >= (3, 12) else f" It needs Python 3.12 or newer, and this is 3.{sys.version_info[1]}."
@@ -156,7 +156,7 @@ def _count_tasks(ares: Any, preset: str) -> int:
     """Returns the number of tasks of a preset.
 
     Raises:
-        ConfigError: The preset does not exist, or reports no tasks.
+        ConfigError: The preset does not exist, or does not report any tasks.
     """
     known = {str(one.name): one.num_tasks for one in ares.info()}
     if preset not in known:
@@ -174,10 +174,10 @@ def _count_tasks(ares: Any, preset: str) -> int:
 class AresEnvironment(EnvironmentBase):
     """Runs one task of a preset.
 
-    Exceptions of the wrapped environment are not changed, because it does not report which of its parts failed. It does
-    not support the limits of a run or verification on request, so an episode that a limit ends has no reward. If it
-    truncates an episode itself, its reward is used. Rewards of MID steps are passed on. The episode's reward is the
-    reward of its last step.
+    Exceptions of the wrapped environment pass through unchanged, because it does not report which of its parts failed.
+    It has no support for the limits of a run or for verification on request: an episode that such a limit ends has no
+    reward. If it truncates by itself, its own reward counts. Rewards of MID steps are passed on; the episode's reward
+    is the reward of its last step.
     """
 
     time_step: TimeStep[LLMRequest] | None = None
@@ -195,10 +195,10 @@ class AresEnvironment(EnvironmentBase):
         """Keeps the options.
 
         Args:
-            task_name: Name of the task for the records.
-            make: Function that creates the wrapped environment. Blocking, because it may download the task.
+            task_name: Name of the task, for the records.
+            make: Function that makes the wrapped environment. Blocking: it may have to download the task.
             response: Function that converts a response to an action of the wrapped environment.
-            timeout_sec: Time limit of a `reset` or a `step` of the wrapped environment in seconds.
+            timeout_sec: Bound on a `reset` or a `step` of the wrapped environment.
         """
         self._make = make
         self._respond = response
@@ -207,11 +207,11 @@ class AresEnvironment(EnvironmentBase):
         self._task_name = task_name
         self.truncated_by: LimitName | None = None
 
-    async def reset(self) -> TimeStep[LLMRequest]:  # no seed, no options
-        """Starts an episode. A running episode is abandoned.
+    async def reset(self) -> TimeStep[LLMRequest]:  # type: ignore[override]  # neither seed nor options
+        """Starts an episode. An episode in progress is abandoned.
 
         Raises:
-            TimeoutError: The episode did not start within `timeout_sec`.
+            TimeoutError: The wrapped environment did not start within `timeout_sec`.
         """
         await self.close()
         self.step_count = 0
@@ -229,7 +229,7 @@ class AresEnvironment(EnvironmentBase):
         """Applies `action` to the wrapped environment.
 
         Raises:
-            EpisodeStateError: The call is before `reset()` or after LAST.
+            EpisodeStateError: The call came before `reset()` or after LAST.
             PolicyError: The action calls a tool.
             TimeoutError: The step took longer than `timeout_sec`.
         """
@@ -264,7 +264,7 @@ class AresEnvironment(EnvironmentBase):
             raise
 
     def report(self) -> EpisodeReport:
-        """Returns the task and the limit. The package reports nothing about the container."""
+        """Reports task and limit. The package reports no facts about the container."""
         return EpisodeReport(task_name=self.current_task, truncated_by=self.truncated_by)
 
     async def close(self) -> None:
@@ -288,7 +288,7 @@ async def _leave(wrapped: Any) -> None:
 
 
 def request_from_ares(request: Any) -> LLMRequest:
-    """Converts a request of the package. Missing fields get the default of `LLMRequest`."""
+    """Converts a request of the package to an `LLMRequest`. Missing fields keep their default."""
     values = {name: getattr(request, name, default) for name, default in REQUEST_DEFAULTS.items()}
     if values["tools"] is not None:
         values["tools"] = [_tool(tool) for tool in values["tools"]]
@@ -301,7 +301,7 @@ def request_from_ares(request: Any) -> LLMRequest:
 
 
 def _message(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Converts a message. A tool call as a separate message becomes a message of the assistant."""
+    """Converts a message. A call that is itself a message becomes a message of the assistant."""
     if "role" in message:
         return message
     function = {"name": message["name"], "arguments": message["arguments"]}
@@ -317,7 +317,7 @@ def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def response_to_ares(response: LLMResponse, module: Any) -> Any:
-    """Converts a response to the package's format, which has only text, cost and usage.
+    """Converts a response to one of the package: text, cost and usage. Reasoning and other fields are dropped.
 
     Args:
         response: Response to convert.

@@ -79,26 +79,26 @@ class CodeEnvironment(EnvironmentBase):
     an action, it can be exported, restored elsewhere, and forked.
 
     Attributes:
-        setup: Parts of the episode.
-        time_step: Pending time step, or the LAST one; `None` before `reset()` and after a call that raised.
-        current_task: Task of the episode; `None` before the first `reset()`.
-        seed: Seed of the agent's random values.
-        usage: Resources used by the steps, including steps before a snapshot.
-        truncated_by: Limit that ended the episode; `None` if no limit did.
-        limit_note: Details about this limit; `None` if there are none.
-        verdict: Combined result of the verifiers; `None` before verification.
-        past_stages: Finished stages of a multi-stage task.
-        ran: Time steps that were repeated with recorded responses, the pending one last.
-        clock: Current phase, and the seconds in each phase.
-        seen: Activity of the agent in the container since the last time step.
-        activity: Activity of the agent in the container during the last call.
-        lineage: Origin of a branched episode: the ids of the root and the parent episode, and the step.
-        edits: Changes to the messages that the policy sees.
-        container: Running container; `None` before the start and after the end.
-        container_image: Source of the container's files; `None` before the start.
-        host: Host of the agent; `None` before the start and after the end.
+        setup: Parts that the episode is made from.
+        time_step: The pending time step, or the LAST one; `None` before `reset()` and after a call that raised.
+        current_task: The task of the episode; `None` before the first `reset()`.
+        seed: Seed of the random values of the agent.
+        usage: Usage of the steps, including the steps before a snapshot.
+        truncated_by: The limit that ended the episode; `None` when no limit did.
+        limit_note: More about that limit; `None` if nothing more is known.
+        verdict: Combined result of the verifiers; `None` until they have run.
+        past_stages: The finished stages of a multi-stage task.
+        ran: The time steps that were repeated with recorded responses, the pending one last.
+        clock: The current phase, and the seconds in each phase.
+        seen: The agent's activity in the container since the last time step.
+        activity: The agent's activity in the container during the last call.
+        lineage: Origin of a branched episode: the ids of the root and parent episodes, and the step.
+        edits: Messages that the policy sees in another form than the agent wrote them.
+        container: The running container; `None` before and after the episode.
+        container_image: Source of the container's files; `None` before it has started.
+        host: The agent host; `None` before and after the episode.
         encoder: Encoder of the agent's journal.
-        on_release: Function to await once after the release of the episode.
+        on_release: Callback that is awaited once, when the episode has been released.
     """
 
     time_step: TimeStep[LLMRequest] | None = None
@@ -118,18 +118,18 @@ class CodeEnvironment(EnvironmentBase):
         start_from: EpisodeStart | None = None,
         background_client: LLMClient | None = None,
     ) -> None:
-        """Keeps the arguments. `reset()` starts an episode.
+        """Keeps the arguments; starts nothing.
 
         Args:
-            tasks: Tasks from which `reset()` chooses, with a generator seeded with `seed`.
-            container_factory: Factory for the container of an episode.
-            code_agent_factory: Factory for the agent of an episode.
-            limits: Limits that truncate an episode. Default: only the task's own time limits.
-            seed: Seed for the order of the tasks and for the agent's random values.
-            provide_solution: Whether to put the task's solution into the container and to lift the agent's time limits
-                on single commands, for the oracle.
+            tasks: Tasks from which `reset()` chooses, by a generator seeded with `seed`.
+            container_factory: Factory of the containers.
+            code_agent_factory: Factory of the agents.
+            limits: Limits that truncate an episode; by default only the task's own time limits.
+            seed: Seed of the choice and order of tasks, and of the agent's randomness.
+            provide_solution: Whether the task's solution is put into the container and the agent's limits on single
+                commands are lifted: for the oracle.
             output_dir: Directory for the verifier's files, or `None`.
-            start_from: Start of the first episode, which continues another one. Default: a new episode.
+            start_from: Recorded episode that the first `reset()` continues, instead of starting a new one.
             background_client: Client for background requests; see `EpisodeParts`.
         """
         if not tasks:
@@ -155,7 +155,7 @@ class CodeEnvironment(EnvironmentBase):
         self._clear()
 
     def _clear(self) -> None:
-        """Resets the state of the last episode."""
+        """Clears the state of the last episode."""
         self.setup = self._setup
         self.time_step = self.current_task = self.activity = None
         self.seed = 0
@@ -183,7 +183,7 @@ class CodeEnvironment(EnvironmentBase):
 
     @classmethod
     def for_episode(cls, task: Task, parts: EpisodeParts) -> Self:
-        """Returns the environment for one episode of a run."""
+        """Makes the environment of one episode of a run."""
         return cls(
             [task],
             container_factory=parts.container_factory,
@@ -197,17 +197,17 @@ class CodeEnvironment(EnvironmentBase):
         )
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[LLMRequest]:
-        """Starts an episode. A running episode is abandoned.
+        """Starts an episode. An episode in progress is abandoned.
 
         Args:
-            seed: New seed for the choice of tasks.
-            options: `{"task": name_or_index}` selects the task.
+            seed: New seed of the choice of tasks.
+            options: `{"task": name_or_index}` picks the task.
 
         Returns:
-            FIRST step. For an episode that continues from a snapshot, the step of the snapshot.
+            FIRST; for an episode that continues from a snapshot, the step at which the snapshot was taken.
 
         Raises:
-            AgentError, ContainerError, SnapshotError: The episode could not start. All its resources are released.
+            AgentError, ContainerError, SnapshotError: The episode could not start. Nothing is left running.
             ConfigError: The task does not exist.
         """
         with self._calls.during("reset()"):
@@ -240,7 +240,7 @@ class CodeEnvironment(EnvironmentBase):
     async def step(self, action: LLMResponse | None) -> TimeStep[LLMRequest]:
         """Passes `action` to the agent and waits for its next request.
 
-        `None` means that there was no response within `time_left_sec`, and truncates the episode.
+        `None` means that the policy gave no response before `time_left_sec` had passed: the episode is truncated.
 
         Returns:
             MID step with the next request, or LAST step when the agent has returned (termination) or a limit was
@@ -248,10 +248,10 @@ class CodeEnvironment(EnvironmentBase):
             (truncation). If the agent returns in the same step that reaches a limit, the episode terminates.
 
         Raises:
-            EpisodeStateError: The call is before `reset()`, after LAST, or during another call.
-            AgentError, ContainerError, VerifierError: The agent, the container or the verifier failed. All resources of
-                the episode are released.
-            TypeError: `action` is not an `LLMResponse`. The episode continues.
+            EpisodeStateError: The call came before `reset()`, after LAST, or while another call is running.
+            AgentError, ContainerError, VerifierError: The agent, the container or the verifier failed. Nothing is left
+                running.
+            TypeError: `action` is not an `LLMResponse`; the episode continues.
         """
         check_action(action)
         return await self._go_on("step()", lambda: self.apply(action))
@@ -260,7 +260,7 @@ class CodeEnvironment(EnvironmentBase):
         """Ends the episode, which waits for an action, because `limit` was reached.
 
         Returns:
-            LAST step with discount 1.0, and with the verifier's reward if `verify_on_truncation` is set.
+            LAST with discount 1.0, and with the verifier's reward if `verify_on_truncation` is set.
 
         Raises:
             EpisodeStateError, ContainerError, VerifierError: See `step`.
@@ -277,7 +277,7 @@ class CodeEnvironment(EnvironmentBase):
     async def _go_on(
         self, what: str, act: Callable[[], Coroutine[Any, Any, TimeStep[LLMRequest]]]
     ) -> TimeStep[LLMRequest]:
-        """Runs the episode until its next time step, and releases it after an error."""
+        """Advances the running episode to its next time step. On failure, it is released."""
         with self._calls.during(what):
             if self._loop is not None and asyncio.get_running_loop() is not self._loop:
                 raise self._on_another_loop(what)
@@ -296,22 +296,22 @@ class CodeEnvironment(EnvironmentBase):
     async def export_state(
         self, output_dir: str | Path, *, snapshot_id: str | None = None, sync: bool = False
     ) -> EnvironmentSnapshot:
-        """Writes the episode, which waits for an action, to a snapshot store. The episode then continues unchanged.
+        """Writes the episode, while it waits for an action, to a snapshot store. The episode then continues unchanged.
 
         Args:
-            output_dir: Directory of the store, created if missing. Snapshots in a store share common data.
-            snapshot_id: Name of the snapshot, valid as a file name. Default: a generated name.
-            sync: Whether the snapshot has to survive a power failure after this call. It always survives `kill -9`.
+            output_dir: The store: a directory, created if missing. Snapshots in it share common contents.
+            snapshot_id: Name of the snapshot, usable as a file name; generated by default.
+            sync: Whether it must survive a power cut when this returns. It survives `kill -9` in any case.
 
         Returns:
-            Snapshot, as written to `output_dir/snapshot_id/snapshot.json`.
+            The snapshot, as written to `output_dir/snapshot_id/snapshot.json`.
 
         Raises:
             SnapshotTimingError: The environment does not wait for an action.
             SnapshotUnsupportedError: The agent or the container cannot be captured.
             CaptureError: The container's files could not be read.
-            SnapshotError: The store cannot be written, or already contains this name.
-            ContainerError: The container has ended.
+            SnapshotError: The store cannot be written, or already has a snapshot of this name.
+            ContainerError: The container is gone.
         """
         from ares_exp.environments.exporting import export_episode
 
@@ -330,26 +330,26 @@ class CodeEnvironment(EnvironmentBase):
         output_dir: Path | None = None,
         start: bool = True,
     ) -> Self:
-        """Returns an environment that continues from a snapshot. `time_step` is pending, and the next call is `step()`.
+        """Makes an environment that continues from a snapshot: `time_step` is pending, and the next call is `step()`.
 
-        No LLM call or command is repeated. The container starts with the captured files, and the agent is run again
-        from its journal.
+        No LLM call and no command is repeated: the container starts with its captured files, and the agent is run
+        against its journal.
 
         Args:
-            snapshot: Snapshot, its directory, or its snapshot.json.
-            container_factory: Factory for the container. Default: the recorded type and options. Required if the
-                recorded factory opened a network.
-            code_agent_factory: Factory for the agent. Default: the recorded factory, for bundled agents.
-            task: Task of the episode. Default: the task at its recorded location, which must not have changed. Required
-                if the episode had the task's solution.
-            limits: Limits that truncate episodes. Default: the recorded limits.
+            snapshot: The snapshot, its directory, or its snapshot.json.
+            container_factory: Factory of the container; by default of the recorded type and options. Required if the
+                recorded factory allowed a network.
+            code_agent_factory: Factory of the agent; by default of the recorded kind, for the agents of this package.
+            task: The task; by default read from its recorded path, where it must be unchanged. Required if the episode
+                had the task's solution.
+            limits: Limits that truncate episodes; by default as recorded.
             output_dir: Directory for the verifier's files, or `None`.
-            start: Whether to restore the episode now. Otherwise, the first `reset()` restores it on its own event loop
-                and returns the pending time step. This is for wrappers, whose users start with `reset()`.
+            start: Whether it is restored now. If not, its first `reset()` restores it, on the event loop of the call,
+                and returns the pending time step: for wrappers, whose users start with `reset()`.
 
         Raises:
-            SnapshotError: The snapshot cannot be read, does not fit, or the agent did not reach the same point. All
-                resources are released.
+            SnapshotError: The snapshot cannot be read or does not fit, or the agent did not reach the same point.
+                Nothing is left running.
             ContainerError: The container could not be started.
         """
         from ares_exp.environments.recorded_setup import recorded_setup
@@ -367,18 +367,17 @@ class CodeEnvironment(EnvironmentBase):
         return environment
 
     async def fork(self, n: int, *, diversify: bool = False) -> list[Self]:
-        """Returns environments that continue from here, independently and concurrently.
-
-        This environment also continues.
+        """Makes environments that each continue from here, independently and concurrently. This one continues as well.
 
         Args:
             n: Number of environments.
-            diversify: Whether each agent uses different random values from here on. The policy's random values are not
-                affected.
+            diversify: Whether the agent of each environment draws different random values from here on. This does not
+                affect the policy's randomness.
 
         Raises:
             ConfigError: `n` is less than 1.
-            SnapshotError, ContainerError: See `export_state` and `load_from_state`. All new environments are released.
+            SnapshotError, ContainerError: A copy could not be made (see `export_state` and `load_from_state`). No copy
+                is left running.
         """
         from ares_exp.environments.exporting import fork_episode
 
@@ -389,9 +388,9 @@ class CodeEnvironment(EnvironmentBase):
 
     @property
     def past_steps(self) -> Sequence[PastStep]:
-        """Time steps of the running episode, including steps before a snapshot. The pending one is last.
+        """The time steps of the running episode, including steps before a snapshot; the pending step is last.
 
-        Empty for an agent that is not deterministic, except directly after a replay of its recorded responses.
+        Empty for an agent that is not deterministic, except right after its recorded responses were given again.
         """
         from ares_exp.environments.past_stage import past_steps
 
@@ -399,7 +398,7 @@ class CodeEnvironment(EnvironmentBase):
 
     @property
     def step_count(self) -> int:
-        """Number of time steps since FIRST, which is the number of calls of `step()`."""
+        """Number of time steps since FIRST, which is the number of `step()` calls."""
         return self.usage.step_count
 
     def report(self) -> EpisodeReport:
@@ -425,7 +424,7 @@ class CodeEnvironment(EnvironmentBase):
         )
 
     def pending_requests(self) -> tuple[PendingRequest, ...]:
-        """Returns the LLM calls that the agent awaits: the observation, then the others in the order of the calls."""
+        """The LLM calls that the agent awaits: the observation, then the others in call order."""
         if self.host is None or self.time_step is None:
             return ()
         shown = [(call.call_id, edited(call.arguments, self.edits, self.step_count)) for call in self.host.pending]
@@ -437,7 +436,7 @@ class CodeEnvironment(EnvironmentBase):
         )
 
     async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
-        """Waits until the agent awaits other LLM calls than `known`, and returns them; see `pending_requests`."""
+        """Waits until the awaited LLM calls differ from `known`, and returns them; see `pending_requests`."""
         while True:
             self._requests_changed.clear()
             pending = self.pending_requests()
@@ -466,7 +465,7 @@ class CodeEnvironment(EnvironmentBase):
         return len(self.past_stages) if task is not None and len(task.stages) > 1 else 0
 
     def keeps(self, limits: object) -> bool:
-        """Returns whether the environment was created with these limits."""
+        """Whether `limits` are the limits of this environment."""
         return limits == self._setup.limits
 
     def check_start(self) -> None:
@@ -480,11 +479,11 @@ class CodeEnvironment(EnvironmentBase):
 
     @property
     def time_left_sec(self) -> float | None:
-        """Seconds until the agent's time limit; `None` without a limit, or without a running episode."""
+        """Seconds left of the agent's time limit; `None` without a limit or an episode in progress."""
         return self.host.time_left_sec if self.host is not None else None
 
     def grant_time(self, seconds: float) -> None:
-        """Extends the agent's time limit by time that the episode did not use, for example for a snapshot."""
+        """Extends the agent's time limit by time spent outside of the episode, such as on a snapshot."""
         self._stepped_at += seconds
         if self.host is not None:
             self.host.grant_time(seconds)
@@ -504,7 +503,7 @@ class CodeEnvironment(EnvironmentBase):
 
     @contextmanager
     def _waiting_for_an_action(self, what: str) -> Iterator[TimeStep[LLMRequest]]:
-        """Yields the pending time step, and rejects all other calls until the context exits."""
+        """Yields the pending time step, and rejects every other call meanwhile."""
         time_step, busy = self.time_step, self._calls.in_progress
         if busy or self.host is None or time_step is None or time_step.last():
             state = (
@@ -520,7 +519,7 @@ class CodeEnvironment(EnvironmentBase):
                 raise self._on_another_loop(what)
             yield time_step
 
-    # The life cycle of an episode. Its public methods are for modules that continue an episode.
+    # The life of an episode. Public members are for the modules that continue an episode from elsewhere.
 
     @property
     def task(self) -> Task:
@@ -529,10 +528,10 @@ class CodeEnvironment(EnvironmentBase):
         return self.current_task
 
     async def start(self) -> TimeStep[LLMRequest]:
-        """Starts the container and the agent, and returns the FIRST step at the agent's first request.
+        """Starts the container and the agent, up to the agent's first request; returns the FIRST step.
 
         Raises:
-            AgentError, ContainerError: The agent or the container failed. The episode is not released.
+            AgentError, ContainerError: The agent or the container failed. The caller has to release the episode.
         """
         started = time.perf_counter()
         container = await self._start_container()
@@ -575,7 +574,7 @@ class CodeEnvironment(EnvironmentBase):
         return host
 
     def _context(self, stage: int) -> AgentContext:
-        """Returns the context for the agent of this stage. The context is empty for the oracle.
+        """Returns the extra data for the agent of a stage, in addition to its instruction; the oracle needs none.
 
         Only the agent of the first stage gets the initial conversation of the task.
         """
@@ -585,11 +584,10 @@ class CodeEnvironment(EnvironmentBase):
     async def restore(
         self, changes: StoredChanges, journal: Journal | None, *, elapsed_sec: float, state: AgentState | None
     ) -> None:
-        """Starts the container with the captured files, and restores the agent.
+        """Starts the container with its captured files, and brings the agent back to its recorded point.
 
         Raises:
-            SnapshotError, ContainerError: The container or the agent could not be restored. The episode is not
-                released.
+            SnapshotError, ContainerError: The episode could not be restored. The caller has to release it.
         """
         if self.setup.provide_solution:
             self._solution_env = self.stage.solution_env()
@@ -616,7 +614,7 @@ class CodeEnvironment(EnvironmentBase):
         self._stepped_at = time.perf_counter()
 
     async def _rerun_finished_stages(self, container: Container) -> None:
-        """Restores the LLM requests of past stages by running their agents again. Journals contain only digests."""
+        """Makes the agents of past stages repeat their LLM requests, since journals contain only digests of them."""
         for number, (stage, past) in enumerate(zip(self.task.stages, self.past_stages, strict=False)):
             if past.journal is None or not any(past.journal.steps()):
                 continue
@@ -629,7 +627,7 @@ class CodeEnvironment(EnvironmentBase):
                 await host.cancel()
 
     async def apply(self, action: LLMResponse | None) -> TimeStep[LLMRequest]:
-        """Passes `action` to the agent; see `step`. The episode is not released after an error."""
+        """Hands `action` to the agent; see `step`. If it raises, the caller has to release the episode."""
         started = time.perf_counter()
         policy_sec = started - self._stepped_at
         host, container, is_over = self.host, self.container, True
@@ -660,9 +658,9 @@ class CodeEnvironment(EnvironmentBase):
         return time_step
 
     async def _release(self) -> None:
-        """Cancels the agent and removes the container, also if the caller is cancelled. Idempotent.
+        """Cancels the agent and removes the container, even if the caller is cancelled meanwhile. Idempotent.
 
-        If an episode ends before it is scored, its files are collected if possible.
+        If the episode ends before it is scored, its artifacts and files are kept as far as possible.
         """
         self._is_released = True
         host, self.host = self.host, None
@@ -707,7 +705,7 @@ class CodeEnvironment(EnvironmentBase):
         return container
 
     def _refuse_if_released(self) -> None:
-        """Raises `EpisodeStateError` if the environment was closed during the episode."""
+        """Raises an error if the environment was closed during a call of this episode."""
         if self._is_released:
             raise EpisodeStateError("The environment was closed while its episode was running.")
 
@@ -727,7 +725,7 @@ class CodeEnvironment(EnvironmentBase):
         return host
 
     async def _respond_in_background(self, request: LLMRequest) -> LLMResponse:
-        """Responds to a call without a step. The response counts towards the limits on tokens and cost."""
+        """Answers a background request, which counts towards the limits on tokens and cost."""
         assert self.setup.background_client is not None
         response = await self.setup.background_client(request)
         self.usage.pay(response)
@@ -736,7 +734,7 @@ class CodeEnvironment(EnvironmentBase):
 
     @contextmanager
     def _unless_released(self) -> Iterator[None]:
-        """Replaces errors of a cancelled agent by the error of the closed environment."""
+        """Reports a closed environment instead of any error of an agent that is being cancelled."""
         try:
             yield
         except Exception:
@@ -746,19 +744,19 @@ class CodeEnvironment(EnvironmentBase):
             self._refuse_if_released()
 
     def _shown(self, host: AgentHost) -> LLMRequest:
-        """Returns the pending request with the edits that the policy sees."""
+        """Returns the pending request in the form for the policy."""
         assert host.observed is not None
         request: LLMRequest = host.observed.arguments
         return edited(request, self.edits, self.step_count) if self.edits else request
 
     def pending_request(self) -> LLMRequest:
-        """Returns the pending request with the edits that the policy sees."""
+        """Returns the pending request in the form for the policy."""
         self._refuse_if_released()
         assert self.host is not None
         return self._shown(self.host)
 
     def _note_step(self, time_step: TimeStep[Any], policy_sec: float | None, started: float) -> None:
-        """Records the time step in the journal, so that it is available in a restored episode."""
+        """Writes the time step into the journal, so that a restored episode has its past steps."""
         host = self.host
         assert host is not None
         assert host.observed is not None
@@ -777,10 +775,7 @@ class CodeEnvironment(EnvironmentBase):
             )
 
     async def _end_stage(self, *, ends_episode: bool = False) -> TimeStep[LLMRequest] | None:
-        """Kills the agent's commands and scores the stage.
-
-        Returns the LAST step, or `None` if another stage follows.
-        """
+        """Kills the agent's processes, and scores the stage. Returns LAST, or `None` if another stage follows."""
         limits, host, container = self.setup.limits, self.host, self.container
         assert host is not None
         assert container is not None
@@ -789,7 +784,7 @@ class CodeEnvironment(EnvironmentBase):
         self._refuse_if_released()
         stage, limit = self.stage, self.truncated_by
         is_last = stage is self.task.stages[-1]
-        if limit not in (None, "time"):  # a time limit applies to the stage, all other limits to the episode
+        if limit not in (None, "time"):  # a time limit ends only the stage, other limits end the episode
             ends_episode = True
         verify = limit is None or limits.verify_on_truncation
         is_unused = (is_last or ends_episode) and not self._holds_container

@@ -1,4 +1,4 @@
-"""Limits of an episode (steps, tokens, cost and time), and an environment that enforces them."""
+"""Limits of an episode: steps, tokens, cost and time, and the environment that enforces them."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from ares_exp.tasks.verification.time_limits import TimeLimits
 
 
 class DeadlinePassedError(Exception):
-    """The time limit of an episode has passed, and the episode has to be truncated."""
+    """The time limit of an episode has passed, so it must be truncated."""
 
 
 class Deadline:
     """The time at which an episode must end."""
 
     def __init__(self, limit_sec: float | None) -> None:
-        """Starts the time limit; `None` means no limit."""
+        """Starts the time; `None` means no limit."""
         self._at = None if limit_sec is None else time.monotonic() + limit_sec
         self._timer: asyncio.Timeout | None = None
 
     @property
     def left_sec(self) -> float | None:
-        """Remaining seconds, at least 0; `None` without a limit."""
+        """Seconds left, at least 0; `None` without a limit."""
         return None if self._at is None else max(0.0, self._at - time.monotonic())
 
     def move(self, seconds: float) -> None:
-        """Extends the deadline, unless it has passed. Has to be called on the event loop of the episode."""
+        """Extends the deadline, unless it has passed. Call it on the event loop of the episode."""
         if self._at is None or not self.left_sec or (self._timer is not None and self._timer.expired()):
             return
         self._at += seconds
@@ -50,7 +50,7 @@ class Deadline:
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
-        """Cancels the body at the deadline, including later extensions.
+        """Cancels the body when the deadline passes, even if the deadline was extended meanwhile.
 
         Raises:
             DeadlinePassedError: The deadline has passed.
@@ -76,8 +76,8 @@ class PhaseClock:
     """Measures the phases of an episode, one at a time.
 
     Attributes:
-        phase: Running phase: `start`, `agent` or `verify`; `None` between phases.
-        seconds: Wall-clock seconds by phase.
+        phase: The phase in progress: `start`, `agent` or `verify`; `None` between phases.
+        seconds: Wall seconds by phase.
     """
 
     def __init__(self, seconds: dict[str, float] | None = None) -> None:
@@ -98,7 +98,7 @@ class PhaseClock:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
-    """Limits of an episode, which is truncated when it reaches one. `None` is unlimited.
+    """Limits of an episode, which is truncated when it reaches one. `None` means unlimited.
 
     Attributes:
         steps: Maximum number of LLM responses.
@@ -115,7 +115,7 @@ class EpisodeLimits:
     verify_on_truncation: bool = True
 
     def reached(self, usage: EpisodeUsage) -> LimitName | None:
-        """Returns the first limit except time that the usage has reached, after which no step is allowed."""
+        """Returns the first limit that the usage has reached and that allows no further step. Ignores time limits."""
         used: tuple[tuple[LimitName, float, float | None], ...] = (
             ("steps", usage.num_steps, self.steps),
             ("tokens", usage.tokens, self.tokens),
@@ -129,36 +129,35 @@ GIVEN_UP = "{} has no `truncate(limit)`, which would score what there was, so it
 
 
 def limited(env: MinimalEnvironment, limits: EpisodeLimits, used: EpisodeUsage | None = None) -> EnvironmentBase:
-    """Returns `env` if it enforces `limits`, otherwise a wrapper that ends its episodes at the limits.
+    """Returns `env` itself if it enforces `limits`, otherwise a wrapper that ends its episodes at `limits`.
 
     Args:
-        env: Environment to limit.
-        limits: Limits of each episode.
-        used: Usage of the first episode before its `reset()`, if it continues an episode.
+        env: The environment.
+        limits: The limits of each of its episodes.
+        used: Usage of the first episode before its `reset()`, if that continues an episode.
     """
     whole = complete(env)
     return whole if whole.keeps(limits) else LimitedEnvironment(whole, limits, used=used)
 
 
 class LimitedEnvironment(EnvironmentWrapper):
-    """Wraps an environment that does not know the limits of the run, and ends its episodes at the limits.
+    """Wraps an environment that does not support the limits of the run, and ends its episodes at them.
 
-    If a step reaches a limit and does not end the episode, the wrapper asks the environment to end and score it
-    (`truncate`). If the environment does not support this, it is closed, and the episode gets a LAST step with discount
-    1.0, the pending observation and reward `None`. If a step both finishes the episode and reaches a limit, the episode
-    terminates.
+    After a step that reaches a limit and does not end the episode, the environment is asked to end it (`truncate`), and
+    scores its state. If the environment cannot do so, it is closed. Its episode gets a LAST with discount 1.0, the
+    pending observation and reward `None`. Finishing on the very step that also reaches a limit stays termination.
 
-    The time limit is the run's limit on the agent (`limits.time`). An environment with `is_timed` enforces it. Any
-    other environment is closed if its time is up during a step.
+    The time limit is the run's limit on the agent (`limits.time`). An environment that `is_timed` enforces it by
+    itself. Another environment is closed if its time limit passes in the middle of a step.
     """
 
     def __init__(self, env: MinimalEnvironment, limits: EpisodeLimits, *, used: EpisodeUsage | None = None) -> None:
         """Limits the episodes of `env`.
 
         Args:
-            env: Environment to limit.
-            limits: Limits of each episode.
-            used: Usage of the first episode before its `reset()`, if it continues an episode.
+            env: The environment.
+            limits: The limits of each of its episodes.
+            used: Usage of the first episode before its `reset()`, if that continues an episode.
         """
         super().__init__(env)
         self._limits = limits
@@ -172,7 +171,7 @@ class LimitedEnvironment(EnvironmentWrapper):
         self._is_given_up = False
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
-        """Starts an episode. Its time limit starts at the first observation."""
+        """Starts an episode. Its time limit runs from its first observation."""
         self._usage, self._used = replace(self._used) if self._used is not None else EpisodeUsage(), None
         self._pending = self._last = self._truncated_by = None
         self._is_given_up = False
@@ -182,10 +181,10 @@ class LimitedEnvironment(EnvironmentWrapper):
         return self._pending
 
     async def step(self, action: Any) -> TimeStep[Any]:
-        """Applies `action`, and ends the episode if it reaches a limit.
+        """Applies `action`, and ends the episode if a limit is reached.
 
         Raises:
-            EpisodeStateError: The call is after the LAST step.
+            EpisodeStateError: The call came after the LAST step.
         """
         if self._pending is not None and self._pending.step_type == "LAST":
             raise no_episode(ended=True)
@@ -208,16 +207,13 @@ class LimitedEnvironment(EnvironmentWrapper):
         return time_step
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any]:
-        """Ends the episode. The wrapper supports this for every environment."""
+        """Ends the episode, with any kind of wrapped environment."""
         if self._pending is None or self._pending.step_type == "LAST":
             raise no_episode(ended=self._pending is not None)
         return await self._cut_short(limit)
 
     async def _cut_short(self, limit: LimitName) -> TimeStep[Any]:
-        """Asks the environment to end its episode, which waits for an action.
-
-        If this is not supported, closes the environment.
-        """
+        """Makes the environment end its episode, which waits for an action. If it cannot, the episode is abandoned."""
         if (last := await super().truncate(limit)) is None:
             return await self._give_up(limit)
         self._truncated_by, self._pending = limit, last
@@ -240,7 +236,7 @@ class LimitedEnvironment(EnvironmentWrapper):
 
     @property
     def step_count(self) -> int:
-        """Step count of the wrapped environment, or of this wrapper if the environment does not count."""
+        """Step count of the wrapped environment or, if it does not count, the number of applied steps."""
         return super().step_count or self._usage.step_count
 
     @property
@@ -249,17 +245,17 @@ class LimitedEnvironment(EnvironmentWrapper):
         return self._last or super().time_step
 
     def keeps(self, limits: object) -> bool:
-        """Returns whether the wrapper enforces these limits."""
+        """Whether `limits` are the limits of this environment."""
         return limits == self._limits
 
     @property
     def is_timed(self) -> bool:
-        """True, because the wrapper or the wrapped environment enforces a time limit."""
+        """True: this wrapper enforces a time limit if the wrapped environment does not."""
         return True
 
     @property
     def time_left_sec(self) -> float | None:
-        """Remaining seconds of the time limit of the wrapped environment or of this wrapper."""
+        """Seconds left of the time limit of the wrapped environment or, if it has none, of this wrapper."""
         if not self._keeps_time:
             return super().time_left_sec
         is_over = self._pending is None or self._pending.step_type == "LAST"

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class HarborEnvironments(SourceBase):
-    """A source of environments for Harbor tasks from a folder, a `registry.json` or git repositories."""
+    """A source of Harbor tasks from a folder, a `registry.json` or git repositories."""
 
     exports_state = True
 
@@ -56,25 +56,25 @@ class HarborEnvironments(SourceBase):
         """Validates the options.
 
         Args:
-            path: Folder of tasks, or one task. With `git_url`, the path of the task in the repository. With `repo`, the
-                folder of tasks in it. With `registry`, a folder that links of local tasks may point to. Default: the
-                bundled samples, if no data set is given.
-            registry: Path of a `registry.json`; with `repo`, a path in that repository.
-            dataset: Data set of the registry, `name[@version]`. Without `registry` and `repo`, a data set of Harbor's
-                registry: `terminal-bench@2.0`.
-            git_url: Git repository of one task; `path` is its folder in the repository.
-            git_commit: Commit, branch or tag of `git_url`; `None` for the default branch.
-            repo: Repository of tasks: `org/name[@ref]`, a URL, optionally with `/tree/<ref>/<folder>`, or
+            path: A folder of tasks, or one task. With `git_url`: the task in this repository; with `repo`: its folder
+                of tasks; with `registry`: a folder that links of its local tasks may lead to. Without any of these and
+                without a data set: the bundled samples.
+            registry: A `registry.json`; with `repo`, a path in that repository.
+            dataset: Data set of the registry, `name[@version]`; without `registry` and `repo`, of Harbor's own:
+                `terminal-bench@2.0`.
+            git_url: Git repository of one task; `path` is its folder there.
+            git_commit: Commit, branch or tag of `git_url`; `None`: the default branch.
+            repo: Repository of tasks: `org/name[@ref]`, an address, optionally with `/tree/<ref>/<folder>`, or
                 `git@host:org/name[@ref]`.
-            cache_dir: Directory for tasks from repositories; `None` for `~/.cache/ares_exp/tasks`.
-            git_timeout_sec: Time limit of one git command in seconds.
-            tasks: Tasks to run: names, globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or a list; `None`
-                for all.
-            exclude: Names or globs of tasks to exclude.
-            limit: Maximum number of tasks.
+            cache_dir: Cache directory for tasks of repositories; `None`: `~/.cache/ares_exp/tasks`.
+            git_timeout_sec: Time limit of one git command.
+            tasks: Tasks to run: names, globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or a list;
+                `None` for all.
+            exclude: Names or globs to leave out.
+            limit: Upper bound on the number of tasks.
             reward_key: Key of the reward in `reward.json`, if it has several keys and none is `reward`.
-            extra_instruction_paths: Files with text to append to every instruction, each after a blank line.
-            extra_instructions: Texts to append to every instruction, after these files.
+            extra_instruction_paths: Files whose text is appended to every instruction, each after a blank line.
+            extra_instructions: Texts that are appended to every instruction, after those files.
         """
         self._source: TaskFolder | ListedTasks
         if all(one is None for one in (registry, dataset, git_url, git_commit, repo)):
@@ -103,7 +103,7 @@ class HarborEnvironments(SourceBase):
 
     @property
     def path(self) -> Path | None:
-        """Folder that contains all tasks; `None` if there is no such folder."""
+        """The folder that contains all tasks; `None` if no such folder exists."""
         return self._source.path
 
     @property
@@ -122,7 +122,7 @@ class HarborEnvironments(SourceBase):
         return list(self._tasks.values())
 
     def load(self, report: Report) -> Sequence[str]:
-        """Selects, fetches and reads the tasks. Invalid tasks in a folder are reported by name."""
+        """Applies the selection, then fetches and reads the tasks. Invalid tasks of a folder are reported by name."""
         choose = partial(select, tasks_selector=self._selector, exclude=self._exclude, limit=self._limit)
         chosen = self._source.load(choose, report, reward_key=self._reward_key)
         texts = [read_extra_instruction(path) for path in self._extra_instruction_paths]
@@ -137,11 +137,11 @@ class HarborEnvironments(SourceBase):
         self._source.stop()
 
     def keep(self, task_names: Sequence[str]) -> None:
-        """Removes all other tasks from the selection."""
+        """Drops all other tasks that `load` selected."""
         self._tasks = {name: self._tasks[name] for name in task_names}
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Rejects tasks that cannot be run with these parts, all of them in one message."""
+        """Rejects tasks that cannot be run with these parts, all in one message."""
         warnings, of_others = TaskWarnings(), TaskWarnings()
         for task in self._tasks.values():
             (warnings if task.origin is None else of_others).add(task.name, task.warnings)
@@ -153,7 +153,7 @@ class HarborEnvironments(SourceBase):
             warnings.tell(report)
 
     def digest(self, task_name: str) -> str:
-        """Returns a digest of a task's files, including the files appended to its instruction. Blocking."""
+        """Computes the digest of a task's files and of its extra instructions. Blocking."""
         return with_files(self._tasks[task_name].digest, self._extra_texts)
 
     def make(self, task_name: str, parts: EpisodeParts) -> CodeEnvironment:

@@ -1,4 +1,4 @@
-"""The code agent's view of its container. Every call passes the journal, and is executed, timed and counted here."""
+"""The container as a code agent sees it. Every call goes through the journal, and is run, timed and counted here."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class HostedContainer:
-    """An `AgentContainer`. Agents that are not deterministic can also open forwarded ports (`ServingContainer`).
+    """An `AgentContainer`. In it, an agent that is not deterministic can open forwarded ports (`ServingContainer`).
 
     Attributes:
-        died: Error of the container's end, if a call of the agent encountered it.
+        died: The error of the container's death, if a call of the agent hit it.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class HostedContainer:
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
         """Runs a command; see `AgentContainer.exec`."""
-        # The journal keeps these copies of the options, which the caller cannot change.
+        # The journal keeps the options: their caller cannot change these copies.
         given = {name: dict(value) if isinstance(value, Mapping) else value for name, value in options.items()}
         result: ExecResult = await self._runtime.call(
             "exec", {"command": command, **given}, lambda: self._exec(command, cast("ExecOptions", given))
@@ -63,10 +63,7 @@ class HostedContainer:
         return result
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
-        """Uploads files; see `AgentContainer.upload`.
-
-        If the agent is run again, `source` has to have the same content.
-        """
+        """Uploads files; see `AgentContainer.upload`. For an agent that is run again, `source` must be the same."""
 
         def compare(recorded: str | None) -> None:
             if digest_of(Path(source)) != recorded:
@@ -77,10 +74,7 @@ class HostedContainer:
         await self._runtime.call("upload", {"target": str(target)}, lambda: self._upload(source, target), compare)
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        """Downloads files; see `AgentContainer.download`.
-
-        If the agent is run again, the recorded files are written again.
-        """
+        """Downloads files; see `AgentContainer.download`. An agent that is run again gets them again."""
 
         def write_again(recorded: HostFiles) -> None:
             recorded.write(Path(target))
@@ -90,7 +84,7 @@ class HostedContainer:
         )
 
     async def use_terminal(self, keys: str, *, seconds: float, columns: int, lines: int) -> TerminalOutput:
-        """Uses the terminal; see `AgentTerminal.use_terminal`."""
+        """Sends keys to the terminal; see `AgentTerminal.use_terminal`."""
         output: TerminalOutput = await self._runtime.call(
             "terminal",
             {"keys": keys, "seconds": seconds, "columns": columns, "lines": lines},
@@ -99,7 +93,7 @@ class HostedContainer:
         return output
 
     async def close_terminal(self) -> None:
-        """Closes the terminal, if open, and hangs up its programs. Idempotent."""
+        """Closes the terminal, if it is open, and hangs up its processes. Idempotent."""
         terminal, self._terminal = self._terminal, None
         if terminal is not None:
             await terminal.close()
@@ -130,12 +124,10 @@ class HostedContainer:
             raise
 
     async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT) -> ForwardedPort:
-        """Forwards a port; see `ServingContainer.forward_port`.
-
-        The port's connections are neither in the journal nor counted.
+        """Opens a forwarded port; see `ServingContainer.forward_port`. Its traffic is neither journalled nor counted.
 
         Raises:
-            PortForwardingError: The container does not support forwarded ports, or failed to open one.
+            PortForwardingError: The backend failed to open the port, or does not support forwarded ports.
             EpisodeStateError: The agent is deterministic.
             ContainerDiedError: The container has ended.
         """

@@ -1,7 +1,7 @@
-"""A model that an environment or a scorer uses. Its responses are recorded, and its cost is counted separately.
+"""A model that an environment, or a scorer of its episodes, queries by itself. Its cost is counted separately.
 
-The model's tokens and costs are not part of the policy's. Each response is on disk before it is used, so that an
-episode that continues an earlier one does not pay for it again.
+Its tokens and costs are not part of the policy's. Its answers are on disk before they are used, so that an episode that
+continues an earlier one does not pay for them again.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Reading(Generic[T]):
     """The parsing of a model's responses.
 
     Attributes:
-        parse: Function that parses a response; `None` if the response is invalid.
-        expected: Description of a valid response, for messages.
-        again: Message to the model after an invalid response.
-        to_record: Function that serialises the parsed value, in at most 2,000 characters.
-        from_record: Inverse of `to_record`; `None` for other texts.
-        tries: Maximum number of tries for a valid response.
+        parse: Function that reads an answer; `None` if it cannot be read.
+        expected: Description of a valid answer, for messages.
+        again: Message to the model when its answer could not be read.
+        to_record: Function that serializes the parsed answer, in at most 2,000 characters.
+        from_record: Inverse of `to_record`; `None` for anything else.
+        tries: Largest number of times that a question is asked while its answer cannot be read.
     """
 
     parse: Callable[[str], T | None]
@@ -58,34 +58,34 @@ class Reading(Generic[T]):
 
 
 class ModelsElsewhere(Protocol):
-    """Access to models in the run's process, for environments that run in another process."""
+    """Sends requests to models in the run's process, for environments that run in another process."""
 
     def client(self, key: str, spec: EpisodeSpec, files: Path | None) -> LLMClient:
-        """Creates the client of one episode, which sends requests to the model configured at `key`."""
+        """Makes an LLM client of one episode, which forwards requests to the model configured at `key`."""
         ...
 
     async def read(self, files: Path) -> Sequence[Asked] | None:
-        """Reads the record of the episode whose files are in `files`, or returns `None` if there is none."""
+        """Reads the record of the episode whose files are in `files`; `None` if it has no record."""
         ...
 
     async def append(self, key: str, files: Path, asked: Asked) -> None:
-        """Appends a question to this record. After the call, it survives `kill -9` of either process."""
+        """Adds a question to that record. It survives `kill -9` of either process once this returns."""
         ...
 
 
 class OwnModel:
     """The model for many episodes. Each episode has its own LLM client if the client is a `Policy`.
 
-    Requests are sent on the event loop of `open`, independent of the episode's loop, because connections belong to one
-    loop.
+    Its requests run on the event loop where it was opened, whichever loop an episode runs on, because connections
+    belong to one loop.
 
     Attributes:
-        policy: LLM client.
+        policy: The LLM client.
         name: Name in messages.
         key: Config key of the model.
         timeout_key: Config key of its time limit.
-        timeout_sec: Time limit of one question in seconds, including repetitions; `None` if the caller has a limit.
-        error: Class of the error for a missing response.
+        timeout_sec: Bound on one answer in seconds, repetitions included; `None` if the caller enforces a bound.
+        error: Class of the error that is raised if no answer was received.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class OwnModel:
         timeout_sec: float | None = None,
         error: type[VerifierError],
     ) -> None:
-        """Keeps the client, which is opened and closed with this object. See the class for the arguments."""
+        """Keeps the arguments; see the class. The client is opened and closed with this object."""
         self.policy = as_policy(client)
         self.name, self.key, self.timeout_key = name, key, timeout_key
         self.timeout_sec = timeout_sec
@@ -117,7 +117,7 @@ class OwnModel:
         self._storage = storage
 
     def ask_elsewhere(self, elsewhere: ModelsElsewhere) -> None:
-        """Makes another process send the requests and record the responses. Call it before `open`."""
+        """Makes another process query the model and record its answers. Call it before `open`."""
         self._elsewhere = elsewhere
 
     async def open(self) -> None:
@@ -155,25 +155,24 @@ class OwnModel:
         files: Path | None,
         scorer: str | None = None,
     ) -> EpisodeModel:
-        """Creates the model of one episode, which runs on the current event loop.
+        """Makes the model of one episode, which runs on the current event loop.
 
         Args:
             task_name: Name of the task.
             seed: Seed of the episode, for clients that use it for sampling.
             attempt: Number of the attempt at the task.
-            on_wait: Callback on this loop for the seconds that the client waits for anything except its response.
-            files: Directory for the record of questions (`ares_exp.records.environment_responses`); `None` for no
-                record.
-            scorer: Name of the scorer that uses the model, if any.
+            on_wait: Callback on this loop with the seconds that the client waited for anything except its answer.
+            files: Directory of the record of questions (`ares_exp.records.environment_responses`); `None`: no record.
+            scorer: Name of the scorer that asks, if one does.
 
         Raises:
-            VerifierError: The client cannot be used for this task.
+            VerifierError: The client does not support this task.
         """
         loop = asyncio.get_running_loop()
 
         def tell(seconds: float) -> None:
             if on_wait is not None:
-                with suppress(RuntimeError):  # the loop and its episode have ended
+                with suppress(RuntimeError):  # the loop of the episode has ended
                     loop.call_soon_threadsafe(on_wait, seconds)
 
         spec = EpisodeSpec(task_name, attempt, seed, on_wait=tell)
@@ -187,13 +186,13 @@ class OwnModel:
         return EpisodeModel(self, client, task_name, files, scorer)
 
     async def read_asked(self, files: Path) -> Sequence[Asked] | None:
-        """Reads the record of an episode's questions, or returns `None` if there is none."""
+        """Reads the record of an episode's questions; `None` if it has none."""
         if self._elsewhere is not None:
             return await self._elsewhere.read(files)
         return await asyncio.to_thread(read_asked, files)
 
     async def append_asked(self, files: Path, asked: Asked) -> None:
-        """Appends a question to the record of an episode, also after Ctrl-C, because it is already paid for.
+        """Adds a question to the record of an episode, also on Ctrl-C, because it was paid for.
 
         Raises:
             StorageError: The question could not be written, and the run ends.
@@ -211,10 +210,10 @@ class OwnModel:
             self._storage.write(lambda: append_asked(files, [asked]), files / RECORD)
 
     async def call(self, client: LLMClient, request: LLMRequest) -> LLMResponse:
-        """Sends a request with an episode's client. Also raises the client's errors.
+        """Sends a request to an episode's client. Exceptions of the client pass through.
 
         Raises:
-            StorageError: An earlier write of the run failed, so no request was sent.
+            StorageError: A write of the run failed earlier, so the request was not sent.
         """
         if self._storage is not None:
             self._storage.check()
@@ -232,18 +231,18 @@ class OwnModel:
         return response
 
     def count(self, calls: int, used: EnvironmentUsage) -> None:
-        """Adds the usage of a question to the logged totals. Episodes may run in several threads."""
+        """Adds the usage of a question to the totals of the log. Episodes may run in several threads."""
         with self._lock:
             self._calls, self._used = self._calls + calls, self._used + used
 
     def failed(self, error: BaseException, *, expected: str = "", unread: str | None = None) -> VerifierError:
-        """Returns the error for a failed client. `unread` is its earlier response, which was not `expected`."""
+        """Makes the error of a client that raised; `unread` is an earlier answer that was not `expected`."""
         why = "" if unread is None else f" (asked again: expected {expected}, got {unread[:200]!r})"
         message = f"{type(error).__name__}: {self.message(error)}"
         return self.error(f"{self.name} (`{self.key}`) could not answer: {message}{why}")
 
     def late(self) -> VerifierError:
-        """Returns the error for a response that exceeded the time limit."""
+        """Makes the error of an answer that was not received in time."""
         return self.error(
             f"{self.name} gave no answer within its limit of {self.timeout_sec:g} s (`{self.timeout_key}`)."
         )
@@ -257,7 +256,7 @@ class OwnModel:
         )
 
     def message(self, error: BaseException) -> str:
-        """Returns the message of an error, with the option names of a policy changed to the names for this model."""
+        """Returns the message of an error, with the option names of a policy replaced by this model's names."""
         return str(error).replace("policy.", f"{self.key}.")
 
     @property
@@ -280,17 +279,17 @@ class EpisodeModel:
         self.used = EnvironmentUsage()
 
     async def ask(self, question: str, request: LLMRequest, reading: Reading[T]) -> T:
-        """Returns the answer to one question. An answer from an earlier try of the episode is reused.
+        """Answers one question: from the record if an earlier try of the episode asked it, otherwise by the client.
 
         Args:
-            question: Name of the question in the record.
+            question: Text of the question in the record.
             request: Request to the model.
-            reading: Parsing of its response.
+            reading: Parser of its answer.
 
         Raises:
-            VerifierError: The client failed, or sent no valid response in time.
-            StorageError: The response could not be recorded, and the run ends.
-            OSError: The response could not be recorded, and there is no run.
+            VerifierError: The client failed, gave no answer in time, or gave no readable answer.
+            StorageError: The answer could not be recorded, and the run ends.
+            OSError: The answer could not be recorded, and there is no run.
         """
         question = writable(question)
         if (known := await self._known(question, reading)) is not None:
@@ -325,7 +324,7 @@ class EpisodeModel:
                 response = await self._model.call(self._client, request)
             except RefusalError as refusal:
                 if refusal.response is not None:
-                    responses.append(refusal.response)  # it is already paid for
+                    responses.append(refusal.response)  # it was paid for
                 raise
             responses.append(response)
             if (llm_response := reading.parse(response.text)) is not None:
@@ -370,5 +369,5 @@ class EpisodeModel:
 
 
 def writable(text: str) -> str:
-    """Replaces unpaired surrogates, which models may write and files cannot contain, by `?`."""
+    """Replaces each lone surrogate by `?`. A model may write it, but no file can contain it."""
     return text.encode(errors="replace").decode()

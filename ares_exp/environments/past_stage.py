@@ -1,4 +1,4 @@
-"""The past of an episode: its finished stages, and its time steps from its journals."""
+"""The past of an episode: its finished stages, and the time steps recorded in its journals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PastStage:
 
     Attributes:
         name: Name of the stage.
-        verdict: Result of its verifier; `None` if the verifier did not run.
+        verdict: Result of its verifier; `None` if it was not run.
         truncated_by: Limit that ended its agent, if any.
         step_count: Number of time steps from the start of the episode to the end of the stage.
         journal: Journal of its agent; `None` for an agent that is not deterministic.
@@ -49,7 +49,7 @@ class PastStage:
     encoder: JournalEncoder = field(default_factory=JournalEncoder)
 
     def result(self, *, started_at: int) -> StageResult:
-        """Returns the result for the records. `started_at` is the number of time steps before the stage."""
+        """Returns the recorded form; `started_at` is the number of time steps before the stage."""
         return StageResult(
             name=self.name,
             reward=self.verdict.reward if self.verdict is not None else None,
@@ -68,24 +68,24 @@ def results_of(task: Task, past_stages: Sequence[PastStage]) -> tuple[StageResul
 
 
 def verdict_of(task: Task, past_stages: Sequence[PastStage], truncated_by: LimitName | None) -> Verdict | None:
-    """Returns the verdict of an episode that ended with the last of `past_stages`; `None` if a verifier did not run.
+    """Computes the score of an episode that ended with the last of `past_stages`; `None` if its verifier was not run.
 
     Args:
-        task: Task of the episode.
-        past_stages: Stages of the task until the end of the episode.
-        truncated_by: Limit that ended the episode or its last stage, if any.
+        task: The task.
+        past_stages: Its stages up to the end of the episode.
+        truncated_by: Limit that ended the episode, or its last stage, if any.
     """
     verdicts = [past.verdict for past in past_stages if past.verdict is not None]
     if len(verdicts) < len(past_stages):
         return None
-    if truncated_by not in (None, "time"):  # otherwise an agent could use its limits for easy stages only
+    if truncated_by not in (None, "time"):  # otherwise an agent could spend its limits on the easy stages
         verdicts += [NOT_REACHED] * (len(task.stages) - len(past_stages))
     return task.reward(verdicts)
 
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """The form of a stage in a snapshot, with digests of the journal's lines."""
+    """The form of a stage in a snapshot, with the journal as digests of its lines."""
 
     name: str
     verdict: Verdict | None
@@ -97,7 +97,7 @@ class _Recorded:
 
 
 def recorded_stage(past: PastStage, objects: ObjectStore) -> dict[str, Any]:
-    """Returns the stage as JSON-ready data, and stores its journal in `objects`. Blocking."""
+    """Returns the JSON-ready form of a stage, and stores its journal in `objects`. Blocking."""
     journal = past.journal
     return asdict(
         _Recorded(
@@ -116,7 +116,7 @@ def read_stage(data: Mapping[str, Any], objects: ObjectStore, where: str) -> Pas
     """Converts the result of `recorded_stage` to a stage. Blocking.
 
     Raises:
-        SnapshotMetadataError: `data` is not a valid stage.
+        SnapshotMetadataError: `data` does not have this form.
     """
     try:
         recorded = pydantic.TypeAdapter(_Recorded).validate_python(data)
@@ -147,11 +147,9 @@ def _numbers(recorded: _Recorded) -> Iterator[float]:
 
 
 def past_steps(episode: CodeEnvironment) -> Sequence[PastStep]:
-    """Returns all time steps of a running episode, the pending one last.
+    """Returns all time steps of a running episode, the pending one last; empty if its journals lack them.
 
-    Empty if its journals do not contain the requests.
-
-    The steps that an episode without a journal repeated before it was handed over are available until its next step.
+    For an episode without a journal, the steps before it was handed over are known only until its next step.
     """
     if len(episode.ran) == episode.step_count + 1:
         return episode.ran
@@ -163,7 +161,7 @@ def past_steps(episode: CodeEnvironment) -> Sequence[PastStep]:
     for journal in journals:
         told = _StepsOfOneAgent(journal) if journal is not None else None
         if told is None or told.is_incomplete:
-            return ()  # the agent was restored from its state and not run again
+            return ()  # the agent was restored from its state instead of being run again
         for entry, request in told.requests:
             request = edited(request, episode.edits, len(steps))
             steps.append(
@@ -184,9 +182,9 @@ class _StepsOfOneAgent:
     """The time steps in the journal of one agent.
 
     Attributes:
-        requests: Time steps with their requests, in order.
-        responses: Responses to LLM calls.
-        is_incomplete: Whether a request is unknown.
+        requests: The time steps with their requests, in order.
+        responses: Responses to the LLM calls.
+        is_incomplete: Whether a request is not known.
     """
 
     def __init__(self, journal: Journal) -> None:

@@ -1,4 +1,4 @@
-"""The recorded parts of a snapshot's episode: its facts, container, agent and task."""
+"""The recorded state of a snapshot's episode: facts, container, agent and task."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NUMBERS = pydantic.TypeAdapter(dict[str, float])
 
 
 class EpisodeFacts:
-    """The `episode` table of a snapshot. Values are validated when they are read."""
+    """The `episode` table of a snapshot, validated on access."""
 
     def __init__(self, snapshot: EnvironmentSnapshot) -> None:
         self._where = f"{snapshot.snapshot_dir}: `episode`"
@@ -65,7 +65,7 @@ class EpisodeFacts:
             raise SnapshotMetadataError(f"{self._where}: {explain_validation(error, within=name)}.") from None
 
     def past_stages(self, objects: ObjectStore, names: Sequence[str]) -> list[PastStage]:
-        """Returns the finished stages of a task with stages of these names. Blocking."""
+        """Reads the finished stages of a task whose stages have these names. Blocking."""
         recorded = self._data.get("past_stages") or []
         if not isinstance(recorded, list) or len(recorded) >= len(names):
             raise SnapshotMetadataError(f"{self._where}: expected less than {len(names)} `past_stages`.")
@@ -79,7 +79,7 @@ class EpisodeFacts:
 
     @property
     def unanswered(self) -> int:
-        """Number of time steps without a response from the policy in time."""
+        """Number of time steps for which the policy gave no response in time."""
         unanswered = self.integer("unanswered") if "unanswered" in self._data else 0
         if not 0 <= unanswered <= self._step_count:
             raise SnapshotMetadataError(
@@ -121,14 +121,14 @@ def recorded_setup(
     *,
     is_task_given: bool,
 ) -> EpisodeParts:
-    """Returns the parts of an episode. Missing arguments are taken from the snapshot.
+    """Makes the parts of an episode: the given ones, and for the others the recorded ones.
 
-    A file may not grant access to this machine. Networks and variables for a task's solution therefore have to be
-    passed.
+    A file cannot enable access to this machine: a network, and variables for a task's solution, must be passed
+    explicitly.
 
     Raises:
-        SnapshotUnsupportedError: The container, the agent or the task has to be passed.
-        SnapshotMetadataError: The recorded options are invalid.
+        SnapshotUnsupportedError: The container, the agent or the task must be passed.
+        SnapshotMetadataError: The recorded data is invalid.
     """
     facts = EpisodeFacts(snapshot)
     if facts.provide_solution and not is_task_given:
@@ -164,7 +164,7 @@ def recorded_container_factory(snapshot: EnvironmentSnapshot) -> Any:
 
 
 def recorded_agent_options(snapshot: EnvironmentSnapshot) -> dict[str, Any]:
-    """Returns the recorded options of the agent's factory."""
+    """Returns the recorded options of the agent of a snapshot."""
     return dict(snapshot.agent.get("options") or {})
 
 
@@ -180,13 +180,13 @@ def _recorded_agent_factory(snapshot: EnvironmentSnapshot) -> Any:
 
 
 def _harmless(factory: Any) -> frozenset[str]:
-    """Returns the options of a factory class that a file may set."""
+    """Returns the options of a factory class that may be read from a file."""
     bases = (ContainerFactoryBase, AgentFactoryBase)
     return factory.harmless_options if isinstance(factory, type) and issubclass(factory, bases) else frozenset()
 
 
 def _made(snapshot: EnvironmentSnapshot, name: str, factory: Any, options: Mapping[str, Any], argument: str) -> Any:
-    """Creates a factory that is an option of the config."""
+    """Makes a factory from its name in the config and its options."""
     if factory is None:
         raise SnapshotUnsupportedError(
             f"{snapshot.snapshot_dir}: it was made with {name!r:.100}, which is not known here: give `{argument}`."
@@ -203,9 +203,9 @@ def recorded_task(snapshot: EnvironmentSnapshot) -> Task:
     """Loads the task from its recorded path. Blocking.
 
     Raises:
-        SnapshotUnsupportedError, UnsafeSnapshotError: The task has to be passed.
-        SnapshotMismatchError: The task is no longer at the recorded path.
-        SnapshotMetadataError: The recorded data does not identify a task.
+        SnapshotUnsupportedError, UnsafeSnapshotError: The task must be passed.
+        SnapshotMismatchError: The task no longer exists.
+        SnapshotMetadataError: The recorded data does not name a task.
     """
     from ares_exp.tasks.harbor_task import load_task
 

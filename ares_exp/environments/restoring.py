@@ -1,4 +1,4 @@
-"""The continuation of an episode, from a snapshot or by replaying its recorded responses up to a step."""
+"""The continuation of an episode: from a snapshot, or by giving its recorded responses again up to a step."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 class EpisodeStart(Protocol):
-    """A start that continues another episode, by a snapshot (`Continuation`) or recorded responses (`Rerun`)."""
+    """The point from which an episode continues, instead of starting: a snapshot (`Continuation`), or `Rerun`."""
 
     def prepare(self, episode: CodeEnvironment, tasks: Sequence[Task]) -> None:
         """Sets the task and the recorded state of an environment without starting the episode.
@@ -56,20 +56,17 @@ class EpisodeStart(Protocol):
             tasks: Tasks of the environment.
 
         Raises:
-            SnapshotMismatchError: The environment does not match the recorded episode.
+            SnapshotMismatchError: The recorded episode does not fit.
         """
         ...
 
     async def go_on(self, episode: CodeEnvironment) -> TimeStep[LLMRequest]:
-        """Starts the episode and returns the pending time step.
-
-        The caller has to release the episode after an error.
-        """
+        """Starts the episode, and returns the pending time step. If it raises, the caller has to release it."""
         ...
 
 
 class Rerun:
-    """An episode that receives recorded responses up to a step, from its start or from a snapshot."""
+    """An episode that gets recorded responses again up to a step, from its start or from a snapshot."""
 
     def __init__(
         self,
@@ -88,13 +85,13 @@ class Rerun:
         Args:
             task_name: Name of the recorded task.
             exchanges: Recorded requests and responses, including later steps, because the order of concurrent
-                conversations differs in every run.
-            step: Number of responses to replay.
-            seed: Recorded seed.
-            lineage: Origin of the episode, for its trajectory.
-            edits: Recorded and new edits of the conversation that the policy sees. A snapshot has its own.
-            snapshot: Snapshot of an earlier step to continue from. Default: the start of the episode.
-            report: Callback for a message to the user if requests differ from the recorded ones.
+                conversations differs each time.
+            step: Number of responses to give.
+            seed: The recorded seed.
+            lineage: The origin, for its trajectory.
+            edits: Edits of the conversation for the policy, recorded and new. A snapshot has its own edits.
+            snapshot: Snapshot of an earlier step to continue from; by default the episode starts from its start.
+            report: Function that receives a message for the user if requests differ from the recorded ones.
         """
         self._task_name = task_name
         self._exchanges = exchanges
@@ -106,7 +103,7 @@ class Rerun:
         self._report = report
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state for another process, which logs the messages."""
+        """Returns the state for another process, which logs the messages instead."""
         return {**self.__dict__, "_report": logger.warning}
 
     def prepare(self, episode: CodeEnvironment, tasks: Sequence[Task]) -> None:
@@ -128,8 +125,8 @@ class Rerun:
         """Replays the responses up to the step, and returns the pending time step.
 
         Raises:
-            DivergenceError: The episode ends before the step, or sends more requests than recorded.
-            AgentError, ContainerError, SnapshotError: The agent, the container or the snapshot failed.
+            DivergenceError: The episode ends before that step, or sends more requests than were recorded.
+            AgentError, ContainerError, SnapshotError: The episode could not be started or continued.
         """
         started = time.perf_counter()
         time_step = await (episode.start() if self._snapshot is None else self._snapshot.go_on(episode))
@@ -202,12 +199,12 @@ class Continuation:
         """Keeps the options.
 
         Args:
-            snapshot: Snapshot to continue from.
-            task: Task of the episode. Default: the task at its recorded location.
-            lineage: Origin of the episode, for its trajectory. Default: the snapshot's lineage.
-            edits: New edits of the conversation that the policy sees, in addition to the snapshot's edits.
-            new_seed: New seed of the agent's random values.
-            on_release: Function to await after the release of the episode.
+            snapshot: The starting point.
+            task: The task; by default read from its recorded path.
+            lineage: The origin, for its trajectory; by default the snapshot's.
+            edits: Edits of the conversation for the policy from here on, in addition to the snapshot's edits.
+            new_seed: Seed of the values that the agent draws from here on.
+            on_release: Callback that is awaited when the episode has been released.
         """
         self.snapshot = snapshot
         self._given_task = task
@@ -225,11 +222,11 @@ class Continuation:
 
     @cached_property
     def task(self) -> Task:
-        """Given task, or the task at its recorded location. Blocking at the first access.
+        """The given task or, by default, the task at its recorded path. Blocking on first access.
 
         Raises:
             SnapshotMismatchError: The task is missing or has changed.
-            SnapshotUnsupportedError: The kind of task has to be passed.
+            SnapshotUnsupportedError: Tasks of this kind must be passed.
         """
         return _checked_task(self.snapshot, self._given_task or recorded_task(self.snapshot))
 
@@ -237,11 +234,11 @@ class Continuation:
         """Sets the recorded state of an environment without starting the episode.
 
         Args:
-            episode: Environment of the episode.
-            tasks: Tasks of the environment, from which the task with the recorded name is used.
+            episode: The environment.
+            tasks: Its tasks; the task with the recorded name is run.
 
         Raises:
-            SnapshotMismatchError: The agent is different, the task has changed, or the solution is missing.
+            SnapshotMismatchError: The agent is of another kind, the task has changed, or the solution is missing.
         """
         snapshot, setup = self.snapshot, episode.setup
         _check_agent(snapshot, setup.code_agent_factory)
@@ -268,11 +265,10 @@ class Continuation:
         episode.edits = (*facts.edits(), *self._edits)
 
     async def go_on(self, episode: CodeEnvironment) -> TimeStep[LLMRequest]:
-        """Starts the container with the captured files, restores the agent, and returns the pending time step.
+        """Starts the container with its files, brings the agent to its recorded point, and returns the pending step.
 
         Raises:
-            SnapshotError, ContainerError: The agent or the container could not be restored. The caller has to release
-                the episode.
+            SnapshotError, ContainerError: The episode could not be restored. The caller has to release it.
         """
         snapshot, facts = self.snapshot, EpisodeFacts(self.snapshot)
         changes, journal, state = await asyncio.to_thread(self._read)
@@ -288,13 +284,13 @@ class Continuation:
             factory = episode.setup.code_agent_factory
             await asyncio.to_thread(self._check_request, episode.pending_request(), factory)
         if self._new_seed is not None:
-            episode.seed = self._new_seed  # also for the agents of later stages
+            episode.seed = self._new_seed  # also for the random values of agents of later stages
             episode.host.runtime.reseed(self._new_seed)
         recorded = snapshot.time_step
         return TimeStep(recorded["step_type"], recorded["reward"], recorded["discount"], episode.pending_request())
 
     def _check_request(self, request: LLMRequest, factory: AgentFactoryBase) -> None:
-        """Raises `DivergenceError` if an agent restored from its state does not send the recorded request. Blocking."""
+        """Checks that an agent restored from its state sends the recorded request. Blocking."""
         from ares_exp.snapshots.snapshot import encode_messages
 
         if [json.loads(line) for line in encode_messages(request.messages)] != self.snapshot.agent_messages:
@@ -309,7 +305,7 @@ class Continuation:
         """Reads and validates the objects of the snapshot. Blocking."""
         snapshot, objects = self.snapshot, self.snapshot.object_store
         where, facts = str(snapshot.snapshot_dir), EpisodeFacts(snapshot)
-        _ = snapshot.agent_messages  # validated, although an agent that is run again does not use them
+        _ = snapshot.agent_messages  # an agent that is run again does not need them, but they must be complete
         delta = get_delta(objects, snapshot.filesystem)
         if delta.base != snapshot.filesystem_base or len(delta.entries) != snapshot.filesystem_entries:
             raise SnapshotMetadataError(f"{where}: its list of files is not the one that its snapshot.json describes.")

@@ -1,4 +1,4 @@
-"""Contract of an environment source, which is created from an option of the `env` group."""
+"""The contract of an environment source. Each option of the `env` group makes one."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeParts:
-    """The parts of one episode's environment.
+    """The parts of an environment of one episode.
 
     Attributes:
-        container_factory: Factory for its container.
-        code_agent_factory: Factory for its code agent.
+        container_factory: Factory of its container.
+        code_agent_factory: Factory of its code agent.
         limits: Limits that truncate it.
         seed: Seed of the episode.
-        provide_solution: Whether to provide the task's solution for the oracle: in the container, or, without a
-            container, in the requests as `metadata["solution"]`.
+        provide_solution: Whether the task's solution goes into the container or, in an environment without one, into
+            its requests as `metadata["solution"]` (the oracle).
         output_dir: Directory for files of the episode (`verifier/`, `artifacts/`), or `None`.
-        start_from: Start of an episode that continues another one; only for a source with `exports_state`.
+        start_from: Recorded episode to continue, instead of a new start; only for a source that `exports_state`.
         episode_id: Id of the episode in its run; `None` outside of a run.
-        attempt: Number of the attempt at the task, starting at 0.
-        background_client: Client that answers background requests without a step. With `None`, they are observations.
+        attempt: Number of the attempt at the task, from 0.
+        background_client: Client for background requests of the agent, which take no step; `None` makes them
+            observations.
     """
 
     container_factory: ContainerFactoryBase
@@ -56,7 +57,7 @@ class EpisodeParts:
     background_client: LLMClient | None = None
 
     def container_specs(self, task: Task) -> list[ContainerSpec]:
-        """Returns all containers that a task needs: the agent's with its mounts, then the verifiers' containers."""
+        """Lists every container that a task needs: the agent's, with its mounts, then the verifiers'."""
         agents, *others = self.limits.time.container_specs(task)
         mounts = () if self.provide_solution else self.code_agent_factory.mounts
         return [replace(agents, mounts=mounts), *others]
@@ -84,13 +85,13 @@ Report = Callable[[str], None]
 class EnvironmentSource(Protocol):
     """A task set, and the environments that run its tasks.
 
-    These members are required. `SourceBase` has the optional members and their defaults. A source may inherit from it
-    or define any of its members.
+    These members are required. `SourceBase` defines the optional members and their defaults: inherit from it, or
+    implement some of its members.
     """
 
     @property
     def path(self) -> Path | None:
-        """Location of the task set for the provenance; `None` if it has no location."""
+        """Path of the task set, for its provenance; `None` if it has none."""
         ...
 
     def load(self, report: Report) -> Sequence[str]:
@@ -105,10 +106,10 @@ class EnvironmentSource(Protocol):
         ...
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Rejects tasks that cannot be run with these parts, before anything starts.
+        """Checks, before anything starts, that the tasks can be run with these parts.
 
         Raises:
-            UserError: A task cannot be run. One message lists every such task and its reason.
+            UserError: A task cannot be run. One message names every such task and the reason.
         """
         ...
 
@@ -118,14 +119,11 @@ class EnvironmentSource(Protocol):
 
 
 class SourceBase(EnvironmentSource):
-    """The complete interface of a source, with defaults for the members that `EnvironmentSource` does not require."""
+    """Defines all members of a source, with defaults for members that are optional in `EnvironmentSource`."""
 
     @property
     def needs_container(self) -> bool:
-        """Whether its environments need a container and a code agent, which are checked only in this case.
-
-        Default: yes.
-        """
+        """Whether its environments need a container and a code agent. If not, neither is checked. Default: yes."""
         return True
 
     @property
@@ -135,20 +133,20 @@ class SourceBase(EnvironmentSource):
 
     @property
     def has_solutions(self) -> bool:
-        """Whether its environments use `EpisodeParts.provide_solution`, so that `policy=oracle` can run them.
+        """Whether its environments support `EpisodeParts.provide_solution`, so that `policy=oracle` can run them.
 
-        Default: yes if they have a container, which receives the solution.
+        Default: whether they have a container, because the solution is put there.
         """
         return self.needs_container
 
     @property
     def loads_offline(self) -> bool:
-        """Whether `load` reads only local files. Otherwise, it is not called just to count tasks. Default: no."""
+        """Whether `load` reads only local files. If not, it is not called just to count tasks. Default: no."""
         return False
 
     @property
     def tasks(self) -> Sequence[Task]:
-        """Selected tasks in order, for lists of tasks. Default: empty, for a source that knows only their names."""
+        """The selected tasks in order, for task lists. Default: none, if the source knows only their names."""
         return ()
 
     @property
@@ -158,29 +156,26 @@ class SourceBase(EnvironmentSource):
 
     @property
     def spenders(self) -> Sequence[str]:
-        """Descriptions of the components with their own model calls (`environment_usage`). Default: none known."""
+        """Names of the parts that call models in its episodes (`environment_usage`). Default: none."""
         return ()
 
     @property
     def own_models(self) -> Sequence[OwnModel]:
-        """Models that its environments and their scorers use, available after `load`. Default: none.
+        """The models that its environments and their scorers ask, available after `load`. Default: none.
 
-        On a cluster, the run's process sends their requests, because it has their keys and limits.
+        On a cluster, the run's own process sends their requests, because it has their keys and limits.
         """
         return ()
 
     def digest(self, task_name: str) -> str | None:
-        """Returns a digest that changes with the task. Blocking. Default: `None`, unknown."""
+        """Returns a digest that changes when a task changes. Blocking. Default: `None`, unknown."""
         return None
 
     def keep(self, task_names: Sequence[str]) -> None:
-        """Removes all other tasks from the selection.
-
-        Default: does nothing, so that `check` also checks these tasks.
-        """
+        """Drops all other tasks that `load` selected. Default: keeps them, so `check` also checks them."""
 
     async def preflight(self) -> None:
-        """Checks, after `load`, the resources of the source other than its tasks.
+        """Checks, after `load`, the other resources of the source.
 
         Raises:
             PreflightError: A resource is not ready. The message suggests a fix.
@@ -191,7 +186,7 @@ class SourceBase(EnvironmentSource):
 
 
 def as_source(source: EnvironmentSource) -> SourceBase:
-    """Returns `source` with the defaults of `SourceBase` for missing members."""
+    """Returns `source`, completed with the defaults of `SourceBase`."""
     return completed(source, SourceBase)
 
 
@@ -199,16 +194,16 @@ def make_source(config: DictConfig) -> SourceBase:
     """Creates the source of the `env` option.
 
     Raises:
-        ConfigError: The source cannot be created, or the object is not a source.
+        ConfigError: The object cannot be made, or is not a source.
     """
     return as_source(instantiate_group(config, "env"))
 
 
 def make_scored_source(config: DictConfig) -> SourceBase:
-    """Creates the source of the `env` option, with the scorers of `env.scorers`, if any.
+    """Makes the source that the option of `env` describes, with the scorers of `env.scorers`, if any.
 
     Raises:
-        ConfigError: The source or a scorer cannot be created.
+        ConfigError: The source or a scorer cannot be made.
     """
     from omegaconf import OmegaConf
 
@@ -225,10 +220,10 @@ T = TypeVar("T", bound=Named)
 
 
 def choose_task(tasks: Sequence[T], options: Mapping[str, Any], generator: random.Random) -> T:
-    """Returns the task with the name or index `options["task"]`, or a random task from `generator` if it is not set.
+    """Chooses the task that `options["task"]` names, by its name or its index. Without it, `generator` draws a task.
 
     Raises:
-        ConfigError: The task does not exist, or there are other options.
+        ConfigError: The task does not exist, or `options` has other keys.
     """
     return tasks[choose_index([task.name for task in tasks], options, generator)]
 
@@ -255,12 +250,12 @@ def refuse_together(tasks: Iterable[T], check: Callable[[T], object]) -> None:
     """Checks every task.
 
     Args:
-        tasks: Tasks to check.
+        tasks: The tasks.
         check: Function that raises `TaskError` for a task that cannot be run.
 
     Raises:
-        UnsupportedTaskError: At least one task cannot be run. The message lists the first reasons and how to run the
-            other tasks.
+        UnsupportedTaskError: At least one task failed. The message has the reasons (at most the first few), and how to
+            run the other tasks.
     """
     refused: dict[str, str] = {}
     for task in tasks:

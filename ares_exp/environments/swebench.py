@@ -22,7 +22,7 @@ Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 
 
 class SweBenchEnvironments(SourceBase):
-    """A source of environments for rows of SWE-bench."""
+    """A source of environments for the rows of SWE-bench."""
 
     exports_state = True
 
@@ -46,18 +46,18 @@ class SweBenchEnvironments(SourceBase):
         Args:
             dataset: `verified`, `lite`, `full`, the name of another data set on the Hugging Face hub, or a file of rows
                 (`.jsonl`, `.json`, `.parquet`).
-            split: Split of a data set on the hub.
-            tasks: Tasks to run: names, globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or a list; `None`
-                for all.
-            exclude: Names or globs of tasks to exclude.
-            limit: Maximum number of tasks.
+            split: Split of a data set of the hub.
+            tasks: Tasks to run: names, globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or a list;
+                `None` for all.
+            exclude: Names or globs to leave out.
+            limit: Upper bound on the number of tasks.
             hints: Whether agents get the comments on the issue.
-            agent_network: Network access of agents, `public` or `no-network`. With a network, agents may find the fix
-                online. The tests always have a network.
-            image_template: Template of image names with `{id}`. `None`: the row's image, or
+            agent_network: Network of the agents: `public` or `no-network`. With a network, agents can find fixes; the
+                tests always have one.
+            image_template: Image names, with `{id}` as placeholder; `None`: the row's image, or
                 `swebench/sweb.eval.x86_64.{id}:latest`.
-            fetch_timeout_sec: Time limit for loading the data set in seconds.
-            test_timeout_sec: Time limit for the tests of one episode in seconds.
+            fetch_timeout_sec: Time limit of loading the data set.
+            test_timeout_sec: Time limit of the tests of one episode.
 
         Raises:
             ConfigError: An option is invalid.
@@ -97,11 +97,11 @@ class SweBenchEnvironments(SourceBase):
         return list(self._tasks)
 
     def keep(self, task_names: Sequence[str]) -> None:
-        """Removes all other tasks from the selection."""
+        """Drops all other tasks that `load` selected."""
         self._tasks = {name: self._tasks[name] for name in task_names}
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Rejects tasks that cannot be run with these parts, all of them in one message."""
+        """Rejects tasks that cannot be run with these parts, all in one message."""
         warnings = TaskWarnings()
 
         def check(task: SweBenchTask) -> None:
@@ -114,7 +114,7 @@ class SweBenchEnvironments(SourceBase):
             warnings.tell(report)
 
     def digest(self, task_name: str) -> str:
-        """Returns a digest of a row and of the way it is run and graded."""
+        """Returns the digest of a row and of its options for running and grading."""
         return self._tasks[task_name].digest
 
     def make(self, task_name: str, parts: EpisodeParts) -> CodeEnvironment:

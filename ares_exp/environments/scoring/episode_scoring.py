@@ -1,4 +1,4 @@
-"""Scoring of a finished stage, which collects its artifacts and runs the verifier."""
+"""Scoring of a finished stage: collection of its artifacts, and the run of its verifier."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _logger = logging.getLogger(__name__)
 
 
 def stage_dir(stage: Stage, output_dir: Path) -> Path:
-    """Returns the directory of the stage within the directory of its episode."""
+    """Returns the directory of the stage, in the directory of its episode."""
     return output_dir / STEPS_FOLDER / stage.name if stage.name else output_dir
 
 
@@ -47,12 +47,12 @@ def artifacts_of(stage: Stage, output_dir: Path) -> Path:
 
 
 async def keep_agent_files(container: Container, files_dir: str | None, target: Path | None) -> None:
-    """Copies the agent's files for its records. A failure is only logged.
+    """Copies the files that the agent left for its records. A failure is only logged.
 
     Args:
-        container: Container of the agent.
-        files_dir: Directory with the files in the container; `None` if there is none.
-        target: Directory of the stage on the host; `None` keeps nothing.
+        container: The agent's container.
+        files_dir: Directory of the files in the container; `None` copies nothing.
+        target: Directory of the stage on the host; `None` copies nothing.
 
     Raises:
         ContainerDiedError: The container has ended.
@@ -68,7 +68,7 @@ async def keep_agent_files(container: Container, files_dir: str | None, target: 
 
 
 class Scoring:
-    """The scoring of one stage, in the agent's container or in a separate container of the verifier."""
+    """Scores one stage, in the agent's container or in a separate container of the verifier."""
 
     def __init__(
         self,
@@ -81,16 +81,16 @@ class Scoring:
         output_dir: Path | None,
         agent_files_dir: str | None = None,
     ) -> None:
-        """Keeps the arguments. `run` starts the scoring.
+        """Keeps the arguments; starts nothing.
 
         Args:
-            stage: Finished stage.
-            container_factory: Factory for the verifier's separate container.
+            stage: The finished stage.
+            container_factory: Factory of the verifier's own container.
             agents_spec: Specification of the agent's container.
-            verifier_spec: Specification of the verifier's separate container; `None` if there is none.
-            timeout_sec: Time limit of the verifier in seconds; `None` is unlimited.
+            verifier_spec: Specification of the verifier's own container; `None` if it has none.
+            timeout_sec: Bound on the verifier; `None` is unlimited.
             output_dir: Directory of the episode on the host, or `None`.
-            agent_files_dir: Directory in the agent's container to save for its records, or `None`.
+            agent_files_dir: Directory in the agent's container that is kept for its records, or `None`.
         """
         self._agent_files_dir = agent_files_dir
         self._output_dir = stage_dir(stage, output_dir) if output_dir is not None else None
@@ -110,16 +110,15 @@ class Scoring:
         """Collects the artifacts and runs the verifier.
 
         Args:
-            agents: Container of the agent, in which no process of the agent is running.
-            network_between: Network policy of this container while neither the agent nor the verifier works.
-            verify: Whether to run the verifier. Otherwise, there is no verdict.
-            is_last: Whether the agent's container is no longer needed, so that it may be stopped before the verifier
-                starts.
+            agents: The agent's container; the agent's processes have ended.
+            network_between: Network of this container while neither the agent nor the verifier is running.
+            verify: Whether the verifier is run; if not, the verdict is `None`.
+            is_last: Whether the agent's container is not used again: it may be stopped before the verifier starts.
 
         Raises:
-            VerifierError: The verifier returned no usable reward.
+            VerifierError: The verifier gave no usable reward.
             ContainerError: A container failed.
-            EpisodeStateError: The scoring was released before the verifier's container was created.
+            EpisodeStateError: `release` was called before the verifier's own container was made.
         """
         await keep_agent_files(agents, self._agent_files_dir, self._output_dir)
         if self._verifier_spec is None or not verify:
@@ -136,7 +135,7 @@ class Scoring:
                 return await self._verify(container, self._verifier_spec.network)
 
     async def release(self) -> None:
-        """Removes the verifier's container and prevents a new one. Idempotent."""
+        """Removes the verifier's own container, and prevents a new one. Idempotent."""
         self._is_released = True
         if self._container is not None:
             await finish(self._container.stop())
@@ -157,10 +156,10 @@ class Scoring:
             await finish(container.stop())  # also if `release` was called during the start
 
     async def _clear(self, agents: Container) -> None:
-        """Removes the agent's files from the verifier's directories, and restores the files of the image."""
+        """Removes the agent's files from the verifier's folders, and restores the image's files in them."""
         cleared = await self._stage.clear(agents)
         if self._container_factory.max_containers == 1:
-            return  # a second container cannot start; the backend rejects tasks whose Dockerfile fills these folders
+            return  # a fresh container cannot start; the backend rejects tasks whose Dockerfile fills these folders
         for folder in cleared:
             fresh_spec = replace(self._agents_spec, changes=None, gpus=None)
             async with working_directory("verifier") as copy, self._started(fresh_spec) as fresh:
@@ -181,7 +180,7 @@ class Scoring:
 
     @asynccontextmanager
     async def _artifacts(self) -> AsyncIterator[Path]:
-        """Yields the directory of the artifacts, which is temporary if they are not kept."""
+        """Yields the directory of the artifacts, a temporary one if they are not kept."""
         if self._artifacts_dir is not None:
             yield self._artifacts_dir
             return
@@ -189,7 +188,7 @@ class Scoring:
             yield directory
 
     async def _verify(self, container: Container, network_between: NetworkPolicy) -> Verdict:
-        """Runs the verifier with its network policy, and restores the network policy between phases afterwards."""
+        """Verifies under the verifier's network, and afterwards restores the network between phases."""
         limit = asyncio.timeout(self._timeout_sec)
         try:
             async with limit:
@@ -228,16 +227,16 @@ INTERRUPTED_COLLECT_SEC = 5.0
 async def collect_on_abort(
     stage: Stage, host: AgentHost, container: Container, output_dir: Path, *, agent_files_dir: str | None = None
 ) -> None:
-    """Stops the agent, and collects the artifacts of its stage with the collect hooks, unless this was done before.
+    """Stops the agent, runs the collect hooks and collects the artifacts of its stage, unless this was done already.
 
-    A failure or a timeout is only logged. Another cancellation ends the collection.
+    A failure, or reaching the time bound, is only logged. A further cancellation ends it.
 
     Args:
-        stage: Running stage.
-        host: Host of the stage's agent.
-        container: Container of the stage's agent.
+        stage: The stage in progress.
+        host: Host of its agent.
+        container: Container of its agent.
         output_dir: Directory of the episode on the host.
-        agent_files_dir: Directory in the container to save for the agent's records, or `None`.
+        agent_files_dir: Directory in the container that is kept for the agent's records, or `None`.
     """
     target = artifacts_of(stage, output_dir)
     task = asyncio.current_task()
@@ -248,5 +247,5 @@ async def collect_on_abort(
             await keep_agent_files(container, agent_files_dir, stage_dir(stage, output_dir))
             if not await asyncio.to_thread((target / MANIFEST).exists):
                 await stage.collect(container, target)
-    except Exception as error:  # the episode has already ended for another reason
+    except Exception as error:  # not fatal: the episode has ended for another reason
         _logger.info("Not all artifacts of an episode that broke off were collected: %s", error or "it took too long")

@@ -1,9 +1,10 @@
-"""The judge, a scorer that asks a model to grade an episode with a custom prompt or a rubric.
+"""The judge: a scorer that makes a model grade an episode, with a custom prompt or a rubric.
 
-Thoughts at the start of the response (`<think>…</think>`) are ignored. For each criterion, the last line of the form
-`NAME: N` or `NAME: N/HIGHEST` counts, independent of case, emphasis and list marks. The name is `Score`, or the name of
-a criterion. N is a decimal number between `lowest` and `highest`. The score is (N - lowest) / (highest - lowest), from
-0 to 1. If a line is missing or a number is out of bounds, the model is asked again.
+How its response is read: thoughts at its start (`<think>…</think>`) are ignored. For each graded aspect, the last line
+of the form `NAME: N` or `NAME: N/HIGHEST` counts, regardless of case, emphasis and list marks. The name is `Score`, or
+the name of a criterion. N is a decimal number between `lowest` and `highest`; the score is
+(N - lowest) / (highest - lowest), from 0 to 1. If a line is missing, or a number is out of bounds, the model gets a
+message about it and is asked again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.trajectories.episode_printer import message_text
 
 SCORE = "Score"
-"""Name of the grade if there are no criteria."""
+"""The graded aspect if no criteria are set."""
 
 PROMPT = """The task was:
 
@@ -57,7 +58,7 @@ Amount = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Judge(ScorerBase):
-    """Asks a model to grade each episode, with one score, or with a score per criterion of a rubric and their mean."""
+    """Makes a model grade each episode: one score, or one per criterion of a rubric and their mean."""
 
     @validate_call
     def __init__(
@@ -75,23 +76,23 @@ class Judge(ScorerBase):
         """Validates the options.
 
         Args:
-            policy: Model, as a policy or any `LLMClient`.
-            prompt: Prompt for the model. Placeholders are `{task}` for the instruction, `{transcript}` for the
+            policy: The model: a policy, or any `LLMClient`.
+            prompt: Prompt for the model. In it, `{task}` stands for the instruction, `{transcript}` for the
                 conversation at the end of the episode, `{answer}` for only the last reply, `{reward}` for the
-                verifier's reward, and `{output}` for the output of `command`. At least one placeholder is required.
-                Other words in braces need spaces around them.
-            criteria: Rubric: names of criteria and their meanings. The scores are recorded by these names, and their
-                mean is the reward. `None`: one score.
-            lowest: Worst grade.
-            highest: Best grade.
-            command: Shell command to run in the episode's container. `prompt` has to contain `{output}` if it is set.
-                `None`: no command.
-            tries: Maximum number of requests until the response is valid.
-            max_chars: Maximum length of each text in the prompt. The middle of a longer text is removed.
+                verifier's reward, `{output}` for the output of `command`. It needs at least one of them, and may
+                contain no other word in braces, unless it has spaces around it.
+            criteria: A rubric: names of the graded aspects, each with its meaning. The scores are recorded by these
+                names, and their mean is the reward; `None`: one score.
+            lowest: The worst grade.
+            highest: The best grade.
+            command: Shell command to run in the episode's container, for `{output}`, which `prompt` must then contain;
+                `None` runs no command.
+            tries: Largest number of times that the model is asked while its response cannot be read.
+            max_chars: Bound on the length of each text in the prompt. The middle of a longer text is left out.
 
         Raises:
-            ConfigError: The grades have no range, the name of a criterion is invalid, the policy cannot grade, or the
-                prompt has no, unknown or unused placeholders.
+            ConfigError: The grades have no range, a criterion has no usable name, the policy cannot grade, or the
+                prompt has invalid placeholders.
         """
         if not lowest < highest:
             raise ConfigError(f"Expected `highest` of a judge above `lowest`, got {highest:g} and {lowest:g}.")
@@ -114,7 +115,7 @@ class Judge(ScorerBase):
 
     @property
     def asks_model(self) -> bool:
-        """True."""
+        """True: the judge asks a model."""
         return True
 
     @property
@@ -132,7 +133,7 @@ class Judge(ScorerBase):
         self._model.name, self._model.key = f"The judge `{name}`", f"{key}.policy"
 
     async def preflight(self) -> None:
-        """Checks that the model is ready. Raises `PreflightError` if it is not."""
+        """Checks that the model can be asked. Raises `PreflightError` if it cannot."""
         await self._model.open()
 
     async def close(self) -> None:
@@ -143,7 +144,7 @@ class Judge(ScorerBase):
         """Returns the score as `reward`, and the scores of the criteria by their names.
 
         Raises:
-            JudgeResponseError: The model sent no response, or an invalid one.
+            JudgeResponseError: The model gave no response, or no readable response.
             ContainerError: `command` could not be run.
         """
         output = await self._output(container)
@@ -181,7 +182,7 @@ class Judge(ScorerBase):
             "output": output,
         }
         marked = {name: self._shortened(text) for name, text in texts.items()}
-        # The mark depends on the texts, so that their authors cannot know it.
+        # A digest of the texts, so that an author of one of them cannot know it.
         mark = f"<{hashlib.sha256(repr(marked).encode(errors='replace')).hexdigest()[:12]}>"
         shown = {name: f"{mark}\n{text}\n{mark}" for name, text in marked.items()}
         shown |= {"task": marked["task"], "reward": "none" if episode.reward is None else f"{episode.reward:g}"}
@@ -193,7 +194,7 @@ class Judge(ScorerBase):
         return LLMRequest([{"role": "user", "content": asked}], system_prompt=system)
 
     def _question(self, request: LLMRequest) -> str:
-        """Returns the name of a request in the record, which is unique for the text and the model."""
+        """Returns the name of a request in the record, which is unique for its text and its model."""
         policy = self._model.policy
         asked = (name_of(policy), policy.model_name, request.system_prompt, request.messages[0]["content"])
         return f"sha256:{hashlib.sha256(repr(asked).encode(errors='replace')).hexdigest()}"
@@ -224,7 +225,7 @@ class Judge(ScorerBase):
         )
 
     def _recorded(self, text: str) -> Mapping[str, float] | None:
-        """Parses recorded grades, which are untrusted. Returns `None` if this judge cannot have given them."""
+        """Reads recorded grades, which are untrusted; `None` if this judge could not have given them."""
         try:
             grades = json.loads(text)
         except (ValueError, RecursionError):
@@ -236,7 +237,7 @@ class Judge(ScorerBase):
 
 
 def _check_prompt(prompt: str, command: str | None) -> None:
-    """Raises `ConfigError` if the prompt's placeholders are missing, unknown or do not match `command`."""
+    """Rejects a prompt with a missing or an unknown placeholder. Raises `ConfigError`."""
     found = _FIELD.findall(prompt)
     known = f"The placeholders are {', '.join(f'`{{{name}}}`' for name in _PLACEHOLDERS)}"
     if unknown := [name for name in found if name not in _PLACEHOLDERS]:
@@ -262,7 +263,7 @@ def _check_prompt(prompt: str, command: str | None) -> None:
 
 
 def read_grades(said: str, names: tuple[str, ...], *, lowest: float, highest: float) -> dict[str, float] | None:
-    """Parses the grades in a response as described in the module. Returns `None` if one is missing or out of bounds."""
+    """Reads the grades in a response; `None` if one is missing or out of bounds. The module defines the format."""
     text = _THOUGHTS.sub("", said)
     grades: dict[str, float] = {}
     for name in names:

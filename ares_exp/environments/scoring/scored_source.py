@@ -1,4 +1,4 @@
-"""Scorers of an environment, which are created from the config and called at the end of an episode."""
+"""Scorers around an environment: made from the config and called when an episode has ended."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class ScoringRules:
 
 
 class ScoringEnvironment(EnvironmentWrapper):
-    """Wraps an environment, and calls the scorers of a run for each episode that reaches LAST.
+    """Wraps any environment, and calls the scorers of a run for each episode that reaches LAST.
 
-    The reward of the LAST step is replaced by the weighted sum of the verifier's reward and the scores. Each number is
-    in `report().rewards` by its name. The container is kept until the last scorer has returned. If a scorer fails, the
-    step raises, as for a failed verifier. A truncated episode is scored if it is verified.
+    The reward of the LAST step becomes the weighted sum of the verifier's reward and the scores. Each number is in
+    `report().rewards` by its name. The container is kept until the last scorer has returned. If a scorer fails, the
+    step raises an error, as for a verifier that fails. A truncated episode is scored only if it is verified.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class ScoringEnvironment(EnvironmentWrapper):
         """Scores the episodes of `env`.
 
         Args:
-            env: Environment to wrap.
-            rules: Scorers and their weights.
-            parts: Parts of `env`.
-            task_name: Name of the task for scorers. Default: the name that `env` reports, or its class.
+            env: The environment.
+            rules: The scorers and their weights.
+            parts: Parts that `env` was made from.
+            task_name: Task name for the scorers; by default the name that `env` reports, or its class.
         """
         self._collected = TrajectoryCollectingEnvironment(
             limited(env, parts.limits),
@@ -98,18 +98,18 @@ class ScoringEnvironment(EnvironmentWrapper):
         return await self._scored(time_step) if time_step.step_type == "LAST" else time_step
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
-        """Ends and scores the episode. Raises `ScorerError` like `step`."""
+        """Makes the environment end its episode, and scores it. Raises `ScorerError` as `step` does."""
         last = await super().truncate(limit)
         return await self._scored(last) if last is not None else None
 
     async def fork(self, n: int, *, diversify: bool = False) -> Sequence[ScoringEnvironment]:
-        """Returns environments that continue from here and are scored separately."""
+        """Makes environments that continue from here and are scored separately."""
         forks = await super().fork(n, diversify=diversify)
         parts = replace(self._parts, episode_id=None)
         return [ScoringEnvironment(fork, self._rules, parts, task_name=self._task_name) for fork in forks]
 
     def report(self) -> EpisodeReport:
-        """Returns the report of the wrapped environment, with the scores and the time and usage of the scorers."""
+        """Returns the wrapped environment's report, with the scores, and the time and cost of the scorers."""
         report = super().report()
         if self._last is None and not self._clock.seconds and self._clock.phase is None:
             return report
@@ -131,10 +131,10 @@ class ScoringEnvironment(EnvironmentWrapper):
         return pending if pending is None or pending.step_type != "LAST" else self._last
 
     async def _scored(self, last: TimeStep[Any]) -> TimeStep[Any]:
-        """Calls the scorers and returns the LAST step with the episode's reward."""
+        """Calls the scorers, and returns the LAST step with the episode's reward."""
         try:
             is_unscored = last.discount and not self._parts.limits.verify_on_truncation
-            if is_unscored or not math.isfinite(last.reward or 0.0):  # the latter becomes an error
+            if is_unscored or not math.isfinite(last.reward or 0.0):  # a non-finite reward ends the episode as an error
                 self._last = last
             else:
                 with self._clock.during("score"):
@@ -179,10 +179,10 @@ _FORMS = "`env.scorers=[package.module.function]`, or by name `env.scorers={tidy
 
 
 def make_scoring_rules(config: DictConfig) -> ScoringRules:
-    """Creates the scorers of a config, and their weights.
+    """Makes the scorers of a config, with their weights.
 
     Raises:
-        ConfigError: A scorer cannot be created, or a weight is not a number.
+        ConfigError: A scorer cannot be made, or a weight is not a number.
     """
     from omegaconf import OmegaConf, open_dict
 
@@ -214,7 +214,7 @@ def make_scoring_rules(config: DictConfig) -> ScoringRules:
 
 
 def _nodes(config: DictConfig) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yields the key, default name and content of each scorer's node: first `scorer`, then `env.scorers`."""
+    """Yields key, default name and content of each scorer's node: first `scorer`, then the nodes of `env.scorers`."""
     from omegaconf import OmegaConf
 
     def plain(key: str) -> Any:
@@ -243,17 +243,14 @@ def _nodes(config: DictConfig) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def _as_made(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a scorer's node.
-
-    A function gets `_partial_`, because it is the scorer and must not be called to create one.
-    """
+    """Adds `_partial_` to the node of a function, because the function itself is the scorer."""
     made = import_target(node["_target_"])
     is_made = inspect.isclass(made) or "_partial_" in node
     return dict(node) if is_made else {**node, "_partial_": True}
 
 
 def _check_call(key: str, part: Any) -> None:
-    """Raises `ConfigError` if a scorer cannot be called with an episode and its container."""
+    """Rejects an object that cannot be called with an episode and its container."""
     if not callable(part):
         raise ConfigError(f"Expected `{key}` to make a scorer, got {type(part).__name__}, which cannot be called.")
     called, options = (part.func, part.keywords) if isinstance(part, functools.partial) else (part, {})
@@ -277,14 +274,14 @@ def _number(key: str, value: Any) -> float:
 
 
 class ScoredSource(StandIn):
-    """Wraps another source, scores its episodes at their end, and opens and closes the scorers."""
+    """Wraps another source, and scores each episode at its end. It also opens and closes the scorers."""
 
     def __init__(self, source: SourceBase, rules: ScoringRules) -> None:
         """Keeps the arguments.
 
         Args:
-            source: Wrapped source, which provides all members that are not defined here.
-            rules: Scorers and their weights.
+            source: Source of the environments; all other members are delegated to it.
+            rules: The scorers and their weights.
         """
         super().__init__(source)
         self._rules = rules
@@ -293,22 +290,22 @@ class ScoredSource(StandIn):
         return getattr(self._part, name)
 
     def make(self, task_name: str, parts: EpisodeParts) -> Environment:
-        """Creates the environment of one episode, which is scored at its end."""
+        """Makes the environment of one episode, which is scored at LAST."""
         return ScoringEnvironment(self._part.make(task_name, parts), self._rules, parts, task_name=task_name)
 
     @property
     def spenders(self) -> Sequence[str]:
-        """Descriptions of the source's spenders, and of the scorers that use models."""
+        """The spenders of the source, and the scorers that ask models."""
         asking = [f"the judge `{one.name}`" for one in self._rules.scorers if one.scorer.asks_model]
         return [*self._part.spenders, *asking]
 
     @property
     def own_models(self) -> Sequence[OwnModel]:
-        """Models of the source, then models of the scorers."""
+        """The models of the source, then the models of the scorers."""
         return [*self._part.own_models, *(model for one in self._rules.scorers for model in one.scorer.own_models)]
 
     async def preflight(self) -> None:
-        """Runs the preflight of the source and the scorers, and raises their `PreflightError`s."""
+        """Checks the source, and that every scorer is ready. Raises `PreflightError` if not."""
         await self._part.preflight()
         for one in self._rules.scorers:
             await one.scorer.preflight()

@@ -1,4 +1,4 @@
-"""Contract of a scorer, which is called with a finished episode and its container, and returns rewards."""
+"""The contract of a scorer, which is called with a finished episode and its container, and returns rewards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ares_exp.records.results import EnvironmentUsage, Outcome
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, deserialize_llm_response
 
 Scores = float | Mapping[str, float]
-"""Number, or several numbers by name. `reward`, or the only number, counts for the episode's reward."""
+"""A number, or several by name. The entry `reward`, or the only entry, counts in the episode's reward."""
 
 
 @runtime_checkable
@@ -36,15 +36,15 @@ class ScoredEpisode:
     """An episode that has reached LAST and was verified, for scorers.
 
     Attributes:
-        trajectory: Steps, outcome and limit, as recorded before the scorers. After the run: as recorded by the run.
-        task: Task as shown by the environment: a `Task` in Harbor's format or of SWE-bench, the object of another
-            environment, or a name; `None` if the environment shows none.
-        reward: Reward of the environment at LAST, which is the verifier's reward; `None` if there is none.
-        rewards: All scores of the verifier by key; `{"reward": reward}` for an environment without a verifier.
+        trajectory: Its steps, outcome and limit as recorded before any scorer; after the run, as the run recorded it.
+        task: The task as its environment exposes it: a `Task` of Harbor's format or of SWE-bench, the object of another
+            environment, or a name; `None` if the environment exposes none.
+        reward: Reward of the environment at LAST, which is the verifier's; `None` if it gave none.
+        rewards: All rewards of the verifier, by key; `{"reward": reward}` for an environment without a verifier.
         seed: Seed of the episode.
-        attempt: Number of the attempt at the task, starting at 0.
-        output_dir: Directory on this machine with the episode's files (`verifier/`, `artifacts/`), or `None`.
-        scorer: Name of the called scorer.
+        attempt: Number of the attempt at the task, from 0.
+        output_dir: Directory on this machine with the kept files of the episode (`verifier/`, `artifacts/`), or `None`.
+        scorer: Name of the scorer that gets it.
         spend: Function that adds the scorer's tokens and cost to the episode's `environment_usage` and the budget.
     """
 
@@ -75,10 +75,7 @@ class ScoredEpisode:
 
     @property
     def instruction(self) -> str:
-        """Instruction of the task.
-
-        If the environment shows no task with one, the first message of the first request.
-        """
+        """Instruction of the task; if the environment does not expose it, the first message of the first request."""
         from ares_exp.trajectories.episode_printer import message_text
 
         if isinstance(self.task, _Staged):
@@ -105,30 +102,30 @@ class ScoredEpisode:
 
 @runtime_checkable
 class Scorer(Protocol):
-    """Scores finished episodes. A function is sufficient, and `ScorerBase` has the optional members."""
+    """Scores finished episodes. A function is enough; `ScorerBase` defines the optional members."""
 
     def __call__(self, episode: ScoredEpisode, container: Container | None, /) -> Scores | Awaitable[Scores]:
         """Returns the rewards of an episode.
 
-        The scorer is called once for each episode that reached LAST, after its verifier, and for many episodes at the
-        same time. A function that is not `async` is called in a thread, and cannot use the container.
+        Called once per episode that reached LAST, after its verifier has run, and concurrently for many episodes. A
+        function that is not `async` is called in a thread, and cannot use the container.
 
         Args:
-            episode: Finished episode.
-            container: Running container of the agent with all its files. `None` in an environment without a container,
+            episode: The finished episode.
+            container: The agent's container, still running and unchanged; `None` in an environment without a container,
                 and after the run without a snapshot. It is removed after the last scorer.
 
         Returns:
             Finite number, or several by name.
 
         Raises:
-            Exception: Any exception ends the episode with the outcome `verifier_error` and this scorer's name.
+            Exception: Any exception ends the episode with the outcome `verifier_error` and the name of this scorer.
         """
         ...
 
 
 class ScorerBase(Scorer):
-    """The complete interface of a scorer, with defaults for the members that `Scorer` does not require."""
+    """Defines all members of a scorer, with defaults for the members that are optional in `Scorer`."""
 
     async def __call__(self, episode: ScoredEpisode, container: Container | None, /) -> Scores:
         """Returns the rewards of an episode; see `Scorer`."""
@@ -136,7 +133,7 @@ class ScorerBase(Scorer):
 
     @property
     def asks_model(self) -> bool:
-        """Whether a score uses tokens of a model, so that the summary names the scorer. Default: no."""
+        """Whether it spends tokens of a model, so that the summary names it. Default: no."""
         return False
 
     @property
@@ -146,7 +143,7 @@ class ScorerBase(Scorer):
 
     @property
     def own_models(self) -> Sequence[OwnModel]:
-        """Models that the scorer uses. Default: none declared."""
+        """The models that it asks. Default: none."""
         return ()
 
     def set_name(self, name: str, key: str) -> None:
@@ -164,10 +161,10 @@ class ScorerBase(Scorer):
 
 
 def as_scorer(scorer: object) -> ScorerBase:
-    """Returns `scorer` with the defaults of `ScorerBase` for missing members.
+    """Returns `scorer`, completed with the defaults of `ScorerBase`.
 
     Raises:
-        ConfigError: `scorer` is not callable.
+        ConfigError: The scorer cannot be called.
     """
     if not callable(scorer):
         raise ConfigError(
@@ -177,7 +174,7 @@ def as_scorer(scorer: object) -> ScorerBase:
 
 
 def _said(action: Mapping[str, Any]) -> str:
-    """Returns the text of a response. For an action of another environment, returns its JSON-ready form as text."""
+    """Returns the text of a response. For other kinds of actions, returns the JSON-ready form as text."""
     try:
         return deserialize_llm_response(action).text
     except (TypeError, KeyError, ValueError):

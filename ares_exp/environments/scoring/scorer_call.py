@@ -1,4 +1,4 @@
-"""The call of one scorer, with a time limit, typed errors that name the scorer, and a checked result."""
+"""The call of one scorer, with a time limit, typed and named errors, and a checked result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ares_exp.errors import ContainerError, ScorerError, ScorerTimeoutError
 from ares_exp.records.recorded_results import MAX_NUMBER
 
 REWARD = "reward"
-"""Key of the verifier's reward in a row, and of the number that counts among several numbers of a scorer."""
+"""Key of the verifier's own reward in a row, and of the main reward among several of a scorer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class Score:
 
     Attributes:
         name: Name of the scorer.
-        weight: Weight in the episode's reward; with 0, the score is only recorded.
-        value: Number that counts; `None` if this is ambiguous and the weight is 0.
-        rewards: All numbers by their names in the record.
+        weight: Its weight in the episode's reward; 0: recorded only.
+        value: Number that counts; `None` if several were returned without a main one, which needs the weight 0.
+        rewards: All its numbers, by the names under which they are recorded.
     """
 
     name: str
@@ -39,14 +39,14 @@ class Score:
 
 
 def checked_score(name: str, weight: float, returned: Any) -> Score:
-    """Returns the score for a scorer's result.
+    """Makes the score of a scorer's return value.
 
-    A single number is recorded under the scorer's name. If there are several, `reward` is recorded
-    under this name, and the others as `name.key`. The number that counts is `reward`, or the only one.
+    A single number is recorded under the scorer's name. If several are returned, `reward` is recorded under that name,
+    and every other number as `name.key`. The number that counts is `reward` or, without it, the only number.
 
     Raises:
-        ScorerError: The result is neither a finite number nor a mapping of names to finite numbers, or the number that
-            counts is ambiguous.
+        ScorerError: The value is neither a finite number nor a mapping of names to finite numbers, or it is ambiguous
+            which number counts.
     """
     if not isinstance(returned, Mapping):
         number = _number(name, returned)
@@ -68,10 +68,10 @@ def checked_score(name: str, weight: float, returned: Any) -> Score:
 
 
 def combined_reward(reward: float | None, verifier_weight: float, scores: Sequence[Score]) -> float | None:
-    """Returns the weighted sum of the verifier's reward and the scores.
+    """Adds up the verifier's reward and the scores, each multiplied by its weight.
 
     Returns:
-        Reward of the episode; `None` if the verifier's reward is missing and has a weight.
+        The episode's reward; `None` if the verifier's reward is missing and has a weight.
     """
     if reward is None and verifier_weight:
         return None
@@ -102,7 +102,7 @@ def _number(name: str, value: Any) -> float:
         number = float(value) if isinstance(value, Real) else math.nan
     except OverflowError:
         number = math.inf
-    if not abs(number) < MAX_NUMBER:  # also false for NaN
+    if not abs(number) < MAX_NUMBER:  # also rejects non-finite values
         raise ScorerError(
             f"Expected the scorer `{name}` to return a finite number, or some by name, got {value!r:.200}.", scorer=name
         )
@@ -111,14 +111,14 @@ def _number(name: str, value: Any) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredScorer:
-    """A scorer with its name and settings in a run.
+    """A scorer and its options in a run.
 
     Attributes:
-        name: Name of the scorer, under which its rewards are recorded.
-        part: Callable object.
-        weight: Weight in the episode's reward; with 0, the score is only recorded.
-        timeout_sec: Time limit of one call in seconds.
-        config: Config of `part` for the records, without secrets.
+        name: Name under which its rewards are recorded.
+        part: Object to call.
+        weight: Weight in the episode's reward; 0: recorded only.
+        timeout_sec: Bound on one call in seconds.
+        config: Recorded config of `part`, without secrets.
     """
 
     name: str
@@ -141,8 +141,7 @@ class ConfiguredScorer:
         """Calls the scorer.
 
         Raises:
-            ScorerError: The scorer raised, exceeded its time limit, or returned an invalid reward. The message names
-                it.
+            ScorerError: The scorer raised, took too long, or returned an invalid reward. The message names it.
             ContainerError: The container failed during the call.
         """
         limit = asyncio.timeout(self.timeout_sec)

@@ -1,4 +1,4 @@
-"""The environment of twenty questions: the policy asks, the oracle answers, and a correct guess gives the reward."""
+"""The environment of twenty questions: the policy asks, the oracle answers, and a right guess earns the reward."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ class _Game:
 
 
 class TwentyQuestionsEnvironment(EnvironmentBase):
-    """Runs games of twenty questions. Observations are conversations, and actions are questions or guesses.
+    """Runs twenty questions: the conversation so far is the observation, a question or a guess the action.
 
-    FIRST asks for a question. Each MID step adds the reply and the answer, with reward 0.0. After a correct guess, LAST
-    is a termination with reward 1.0. After the last question or another limit, LAST is a truncation with reward 0.0.
-    There is no container and no code agent.
+    FIRST asks for a question. Each MID adds the reply and its answer, with reward 0.0. A right guess is LAST by
+    termination with reward 1.0. When the questions are used up, or another limit is reached, LAST is by truncation with
+    reward 0.0. The environment has no container and no code agent.
 
-    Only the oracle knows the hidden object. The policy sees its yes, no or "I don't know", but never its words.
+    Only the oracle knows the hidden object. The policy sees its yes, no or "I don't know", never its words.
     """
 
     time_step: TimeStep[LLMRequest] | None = None
@@ -104,18 +104,18 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
         """Keeps the options.
 
         Args:
-            objects: Objects from which `reset()` chooses, with a generator seeded with `seed`.
-            oracle: Oracle that answers the questions. The caller opens and closes it.
+            objects: Objects from which `reset()` chooses, by a generator seeded with `seed`.
+            oracle: The oracle that answers the questions. The caller opens and closes it.
             questions: Number of replies that the policy has.
-            limits: Additional limits. The limit on the agent's time applies to the whole game.
-            seed: Seed for the order of the objects.
-            provide_solution: Whether to put the winning reply into `metadata["solution"]` of the requests, for the
-                oracle policy.
-            output_dir: Directory for the record of the oracle's answers (`oracle.jsonl`), or `None`. Answers in the
-                record from an earlier try are reused.
+            limits: Further limits; the limit on the agent's time applies to the whole game.
+            seed: Seed of the choice and order of the objects.
+            provide_solution: Whether the winning reply is in `metadata["solution"]` of the requests, for the policy
+                that runs solutions.
+            output_dir: Directory of the record of the oracle's answers (`oracle.jsonl`), or `None`. Answers in it that
+                were taken over from an earlier try are given again.
 
         Raises:
-            ConfigError: `objects` is empty, `questions` is less than 1, or the oracle cannot answer questions.
+            ConfigError: The list of objects is empty, `questions` is below 1, or the oracle cannot answer questions.
         """
         if not objects:
             raise ConfigError("Expected at least one object for twenty questions, got none.")
@@ -132,11 +132,11 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
         self._calls = OneCallAtATime()
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[LLMRequest]:
-        """Starts a game. A running game is abandoned.
+        """Starts a game. A game in progress is abandoned.
 
         Args:
-            seed: New seed for the choice of objects.
-            options: `{"task": name_or_index}` selects the object.
+            seed: New seed of the choice of objects.
+            options: `{"task": name_or_index}` picks the object.
 
         Raises:
             ConfigError: The object does not exist.
@@ -157,17 +157,17 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
             return self.time_step
 
     async def step(self, action: LLMResponse | None) -> TimeStep[LLMRequest]:
-        """Applies the policy's reply. `None` means that there was no reply within `time_left_sec`.
+        """Takes the policy's reply; `None` means that no reply came before `time_left_sec` had passed.
 
         Returns:
             MID step with the answer, or LAST step when the object was guessed (termination) or a limit was reached
             (truncation). A correct guess in the step that also reaches a limit is a termination.
 
         Raises:
-            EpisodeStateError: The call is before `reset()`, after LAST, or during another call, or the environment was
-                closed during the call.
-            OracleResponseError: The oracle did not answer.
-            TypeError: `action` is not an `LLMResponse`. The episode continues.
+            EpisodeStateError: The call came before `reset()`, after LAST, or while another call is running, or the
+                environment was closed meanwhile.
+            OracleResponseError: The oracle gave no answer.
+            TypeError: `action` is not an `LLMResponse`; the episode continues.
         """
         check_action(action)
         with self._calls.during("step()"):
@@ -193,7 +193,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
             return self.time_step
 
     async def close(self) -> None:
-        """Abandons a running game. Idempotent. A LAST `time_step` stays available."""
+        """Abandons a game in progress. Idempotent. A LAST `time_step` stays readable."""
         if self.time_step is None or not self.time_step.last():
             self._give_up()
 
@@ -209,16 +209,16 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
 
     @property
     def truncated_by(self) -> LimitName | None:
-        """Limit that truncated the episode; `steps` after the last question."""
+        """The limit that cut the episode short; `steps` if the questions were used up."""
         return self._game.truncated_by if self._game is not None else None
 
     @property
     def verdict(self) -> Verdict | None:
-        """Score of the game; `None` during the game, and if a truncated game is not verified."""
+        """Score of the game; `None` until it ends, and if a truncated game is not scored."""
         return self._game.verdict if self._game is not None else None
 
     def report(self) -> EpisodeReport:
-        """Returns facts about the game. `phase` is `oracle` during a question to the oracle."""
+        """Facts about the game; `phase` is `oracle` while the oracle answers."""
         game = self._game
         if game is None:
             return EpisodeReport(environment_usage=EnvironmentUsage())
@@ -233,11 +233,11 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
 
     @property
     def time_left_sec(self) -> float | None:
-        """Seconds until the time limit; `None` without a limit, or without a running episode."""
+        """Seconds left of the time limit; `None` without a limit or an episode in progress."""
         return self._game.deadline.left_sec if self._game is not None and not self._game.over else None
 
     def grant_time(self, seconds: float) -> None:
-        """Extends the time limit by time that the episode did not use."""
+        """Extends the time limit by time that was spent outside of the episode."""
         if self._game is not None:
             self._game.deadline.move(seconds)
 
@@ -283,7 +283,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
         return truncation(0.0)
 
     def _request(self, game: _Game, said: str) -> LLMRequest:
-        """Returns the next observation: the conversation, followed by a new message to the policy."""
+        """Makes the next observation: the conversation, with a new message for the policy."""
         questions = self._limits.steps or 0
         game.messages.append(Message(role="user", content=f"{said} ({questions - game.usage.num_steps} left)"))
         rules = RULES.format(questions=questions, max_chars=MAX_CHARS)

@@ -27,9 +27,9 @@ class HiddenObject:
     """An object to guess.
 
     Attributes:
-        title: Name of the object.
-        aliases: Other names, which are also correct guesses.
-        facts: True statements about the object for the oracle, with a few words each.
+        title: Its name.
+        aliases: Other names; guessing an alias is also right.
+        facts: True statements about it, for the oracle; a few words each.
     """
 
     title: str
@@ -84,7 +84,7 @@ _ANSWER = re.compile(rf"(?:answer\s*:)?\W*(?:(yes)|({_UNKNOWN})|(no))\W*(?:$|[.,
 
 
 class Answer(StrEnum):
-    """An answer of the oracle, in the words for the player."""
+    """An answer of the oracle, with the text for the player."""
 
     YES = "Yes."
     NO = "No."
@@ -100,7 +100,7 @@ def oracle_request(hidden: HiddenObject, question: str) -> LLMRequest:
 
 
 def parse_answer(text: str) -> Answer | None:
-    """Parses an answer. Returns `None` if it is too long, or does not start with one of the three answers.
+    """Reads an answer; `None` if it is too long, or does not start with one of the three answers.
 
     A reason may follow after a comma or a full stop. It is ignored.
     """
@@ -126,8 +126,8 @@ class Oracle(OwnModel):
         """Checks that the client can answer questions.
 
         Args:
-            client: LLM client, which is opened and closed with this object.
-            timeout_sec: Time limit of one answer in seconds, including repetitions.
+            client: The LLM client. It is opened and closed with the oracle.
+            timeout_sec: Bound on one answer in seconds, repetitions included.
 
         Raises:
             ConfigError: The client runs the solutions of tasks.
@@ -170,9 +170,9 @@ _NEGATIONS = frozenset({"not", "no", "never", "without", "neither", "nor", "isn"
 class FactsOracle(Policy):
     """An oracle without a model. It answers yes or no if the facts cover every significant word of a question.
 
-    A fact or a name of one object is false for all objects that do not have it. If a question contains several facts,
-    all of them have to be true; after an "or", one is enough. The oracle does not use grammar. Use it for first steps
-    and tests, and a model (`policy@env.oracle=…`) for meaningful results.
+    A fact or a name that another object has and this one lacks is false. If a question has several facts, all have to
+    be true; after an "or", any of them. It does not parse grammar: use it for first steps and tests, and use a model
+    (`policy@env.oracle=…`) if the results matter.
     """
 
     def __init__(self, objects: Sequence[HiddenObject] = ()) -> None:
@@ -180,10 +180,10 @@ class FactsOracle(Policy):
         self._facts = {one.name: {_words(text) for text in (*one.names, *one.facts)} for one in objects}
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """Returns the client that knows the object of the episode's task.
+        """Returns a client that knows the object of the episode's task.
 
         Raises:
-            PolicyError: The object is unknown.
+            PolicyError: The oracle does not know the object.
         """
         true, known = self._facts.get(episode.task_name), {fact for facts in self._facts.values() for fact in facts}
         if true is None:

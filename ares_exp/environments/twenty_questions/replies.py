@@ -1,15 +1,15 @@
-"""Replies of the policy, classified as a question, a guess, or neither, using only the text.
+"""Replies of the policy, classified by their text as a question, a guess, or neither.
 
-- A line `Guess: …` (or `Final answer: …`) is a guess. `My guess is …`, `I think it is …`, `It is …`, and a reply of at
-  most five words that is not a question (`A cat.`) are also guesses.
-- Text with one question mark is a question. Without a question mark, it is a question if it starts like one
-  (`Does it fly`). A question of the form `Is it a …?` names an object, and is a guess if this is the hidden object.
-  `Is it bigger than a cat?` and `Is it a cat or a dog?` do not name an object.
-- Thoughts of a reasoning model, `<think>…</think>` at the start, are ignored.
-- All other replies are neither: empty replies, more than 500 characters, several questions, several guesses, or both.
+- A line `Guess: …` (or `Final answer: …`) is a guess; so are `My guess is …`, `I think it is …`, `It is …`, and a reply
+  of at most five words that asks nothing (`A cat.`).
+- Text with one question mark is a question; without one, if it starts as questions do (`Does it fly`). A question of
+  the form `Is it a …?` names something: if this is the hidden object, the question was a guess. `Is it bigger than a
+  cat?` and `Is it a cat or a dog?` name something else.
+- The thoughts of a reasoning model, `<think>…</think>` at the start, are ignored.
+- Everything else is neither: an empty reply, more than 500 characters, several questions, several guesses, both.
 
-A guess is correct if it is one of the object's names. Case, accents, punctuation, spaces, a leading article and a final
-s are ignored. A list of names is not correct.
+A guess is right if it equals one of the object's names, regardless of case, accents, punctuation, spaces, a leading
+article or a final s. A list of names is never right.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Reply:
     """A classified reply: a question, a guess, or neither.
 
     Attributes:
-        question: Yes-or-no question; `None` if the reply is not a question.
-        guess: Name in a guess, or the name that a question asks for (`Is it a cat?`: `a cat`).
+        question: Question to answer with yes or no; `None` if the reply is not a question.
+        guess: Name of a guess, or the name that a question asks for (`Is it a cat?`: `a cat`).
         problem: Reason why the reply is neither; empty otherwise.
     """
 
@@ -88,7 +88,7 @@ def parse_reply(reply: str) -> Reply:
 
 
 def is_one_of(said: str, names: Iterable[str]) -> bool:
-    """Returns whether `said` is one of the names. The module lists the ignored differences."""
+    """Returns whether `said` is one of the names, after the simplifications that the module describes."""
     key = _key(said)
     return bool(key) and key in {_key(name) for name in names}
 
@@ -105,7 +105,7 @@ def _named(sentence: str) -> str | None:
 
 
 def _key(name: str) -> str:
-    """Removes everything from a name that comparisons ignore."""
+    """Removes the ignored parts of a name."""
     decomposed = unicodedata.normalize("NFKD", name.casefold())
     letters = "".join(char for char in decomposed if not unicodedata.combining(char) and char not in "'’")
     words = re.findall(r"[^\W_]+", letters)

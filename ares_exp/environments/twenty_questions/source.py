@@ -18,7 +18,7 @@ Entry = int | str
 
 
 class TwentyQuestionsEnvironments(SourceBase):
-    """Creates a game for each object, which is a task. All games share one oracle."""
+    """Makes one task, a game, per object. All games share one oracle."""
 
     needs_container = False
     has_solutions = True
@@ -40,11 +40,11 @@ class TwentyQuestionsEnvironments(SourceBase):
         Args:
             tasks: Tasks to run: names, globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or a list; `None`
                 for all.
-            exclude: Names or globs of tasks to exclude.
-            limit: Maximum number of objects.
-            questions: Number of replies that the policy has in a game, including guesses and invalid replies.
-            oracle: Policy or any `LLMClient`; `None` answers from the facts of the objects, without a model.
-            oracle_timeout_sec: Time limit of one answer of the oracle in seconds, including repetitions.
+            exclude: Names or globs to leave out.
+            limit: Upper bound on the number of objects.
+            questions: Number of replies of the policy in a game: questions, guesses, and replies that are neither.
+            oracle: A policy or any `LLMClient`; `None` answers by the facts of the objects, without a model.
+            oracle_timeout_sec: Bound on one answer of the oracle in seconds, repetitions included.
 
         Raises:
             ConfigError: The oracle cannot answer questions.
@@ -78,19 +78,19 @@ class TwentyQuestionsEnvironments(SourceBase):
         return list(self._objects)
 
     def keep(self, task_names: Sequence[str]) -> None:
-        """Removes all other objects from the selection."""
+        """Drops all other objects that `load` selected."""
         self._objects = {name: self._objects[name] for name in task_names}
 
     async def preflight(self) -> None:
         """Checks that the oracle is ready.
 
         Raises:
-            PreflightError: The oracle is not ready.
+            PreflightError: The oracle cannot answer.
         """
         await self._oracle.open()
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Accepts all tasks."""
+        """Accepts everything."""
 
     def digest(self, task_name: str) -> str:
         """Returns a digest of the object."""
@@ -110,7 +110,7 @@ class TwentyQuestionsEnvironments(SourceBase):
 
     @property
     def spenders(self) -> Sequence[str]:
-        """Oracle, if it is a model."""
+        """The oracle, if it is a model."""
         return () if self._answers_by_facts else ("the oracle",)
 
     @property
