@@ -23,7 +23,7 @@ LATEST = "latest"
 OUTPUTS = Path("outputs")
 CHECKS = OUTPUTS / "task-check"
 """Folder of the runs of `ares-exp task check`."""
-MEANING = f"`{LATEST}` is the one under {OUTPUTS}/ that was started last"
+MEANING = f"`{LATEST}` is the most recent run under {OUTPUTS}/"
 MAX_DEPTH = 4
 """Maximum depth below `outputs` at which runs are searched for."""
 MAX_LINE = 1 << 20
@@ -44,8 +44,8 @@ def run_path(text: str | Path) -> Path:
     started = [(time, place) for place in places if (time := _started(place)) is not None]
     if not started:
         raise ConfigError(
-            f"Expected a run or a sweep under {OUTPUTS}/ in {Path.cwd()}, as {MEANING}; found none, without "
-            "those of `task check`. Name a run directory, or go to the folder where it was started."
+            f"Expected a run or a sweep under {OUTPUTS}/ in {Path.cwd()}, as {MEANING}; found none "
+            "(runs of `task check` do not count). Name a run directory, or change to the folder where it was started."
         )
     _, found = max(started)
     sys.stderr.write(f"`{LATEST}` is {printable(str(found))}\n")

@@ -253,7 +253,7 @@ def _variation(summary: RunSummary, statistics: RunStatistics) -> Iterator[str]:
         cut = _in_episodes(count, [one.length_stops for one in summary.final])
         yield f"answers cut off at the bound on output tokens (finish_reason=length): {cut}"
     if any(result.container_image == HOST_IMAGE for result in summary.final):
-        yield "no image was pulled: FROM in a Dockerfile means this host and its programs"
+        yield "FROM is ignored with container=local: commands use the programs of this machine"
 
 
 def _in_episodes(count: int, counts: Sequence[int]) -> str:

@@ -80,6 +80,7 @@ async def as_root(
     Args:
         container: The container.
         command: Command for `sh`.
+        purpose: Purpose of the command, for the error: "Expected to PURPOSE".
         cwd: Working directory; `None`: the container's own.
         timeout_sec: Time limit.
         failure: Class of the error if the command fails.

@@ -62,7 +62,7 @@ def test_paths_without_tasks_are_refused(tasks: Path) -> None:
     with pytest.raises(ConfigError, match=r"has a task\.toml"):
         find_candidates([tasks / "notes"])
     shutil.copytree(tasks / "a", tasks / "notes" / "a")
-    with pytest.raises(ConfigError, match="several are called a"):
+    with pytest.raises(ConfigError, match="several are named a"):
         find_candidates([tasks, tasks / "notes"])
 
 

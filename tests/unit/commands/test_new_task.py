@@ -31,7 +31,7 @@ def test_an_empty_folder_is_filled_and_one_with_files_stays_as_it_is(tmp_path: P
     make_task(tmp_path / "empty")
     assert load_task(tmp_path / "empty").name == "empty"
     (tmp_path / "empty" / "instruction.md").write_text("mine")
-    with pytest.raises(ConfigError, match=r"empty has files\. Choose another one"):
+    with pytest.raises(ConfigError, match=r"empty has files\. Choose another folder"):
         make_task(tmp_path / "empty")
     assert (tmp_path / "empty" / "instruction.md").read_text() == "mine"
     (tmp_path / "file").write_text("")
@@ -41,7 +41,7 @@ def test_an_empty_folder_is_filled_and_one_with_files_stays_as_it_is(tmp_path: P
 
 @pytest.mark.parametrize("name", ["a b", "..", "-x", "fix-*", "ä"])
 def test_a_folder_that_is_no_name_of_a_task_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="a name for the task"):
+    with pytest.raises(ConfigError, match="a valid task name"):
         make_task(tmp_path / name)
     assert not list(tmp_path.iterdir())
 

@@ -274,7 +274,7 @@ def test_what_episodes_ran_into_is_counted(tmp_path: Path) -> None:
     assert "truncated: 2 by steps, 1 by time" in lines
     assert "format errors: 4 in 2 episodes" in lines
     assert "answers cut off at the bound on output tokens (finish_reason=length): 2 in 1 episode" in lines
-    assert "no image was pulled: FROM in a Dockerfile means this host and its programs" in lines
+    assert "FROM is ignored with container=local: commands use the programs of this machine" in lines
     quiet = _render(RunSummary(1, (_result("a", 1.0),)), tmp_path)
     assert not any(word in quiet for word in ("truncated", "format errors", "cut off", "container=local"))
 

@@ -39,7 +39,7 @@ def test_equal_rewards_are_written_together(rewards: list[float | None], shown: 
 def test_a_solution_that_passes_only_some_attempts_is_flaky(tmp_path: Path, reward: float | None) -> None:
     [problem] = verdict(ran(tmp_path, reward, reward, 1.0, reward), ran(tmp_path, 0.0)).problems
     assert problem.fault is Fault.FLAKY
-    assert problem.message.startswith("the solution passes in 1 of 4 attempts; in another it has ")
+    assert problem.message.startswith("the solution passes in 1 of 4 attempts; another attempt has ")
     assert problem.episode == tmp_path / "e0"
 
 
@@ -47,7 +47,7 @@ def test_one_that_never_passes_is_not(tmp_path: Path) -> None:
     [problem] = verdict(ran(tmp_path, 0.0, 0.0), ran(tmp_path, 0.0)).problems
     assert (problem.fault, problem.message) == (
         Fault.SOLUTION_FAILS,
-        "the solution has reward 0.00, and 1.00 would pass",
+        "the solution has reward 0.00, and at least 1.00 is required",
     )
 
 
@@ -55,7 +55,7 @@ def test_an_error_of_the_agent_is_not_one_of_the_tests(tmp_path: Path) -> None:
     failed = ran(tmp_path, None, outcome=Outcome.AGENT_ERROR, error=ERROR)
     [problem] = verdict(failed, failed).problems
     assert problem.fault is Fault.AGENT_FAILS
-    assert "the agent failed, so that the tests did not run" in problem.message
+    assert "the agent failed, so the tests did not run" in problem.message
     assert problem.message.endswith("AgentError: ShellAgent failed: JSONDecodeError: Expecting value")
     other = ran(tmp_path, None, outcome=Outcome.VERIFIER_ERROR, error=ERROR)
     assert [one.fault for one in verdict(other, other).problems] == [Fault.SOLUTION_FAILS, Fault.TESTS_FAIL]

@@ -84,5 +84,5 @@ def test_a_directory_of_that_name_goes_first(capsys: pytest.CaptureFixture[str])
 
 
 def test_without_outputs_there_is_none(here: Path) -> None:
-    with pytest.raises(ConfigError, match=f"in {here}, as `latest` is the one under outputs/ that was started last"):
+    with pytest.raises(ConfigError, match=f"in {here}, as `latest` is the most recent run under outputs/"):
         run_path("latest")

@@ -17,7 +17,7 @@ from ares_exp.commands.cli.flags import explain_flags
         (["--resume", "run"], "It is `resume=run` here."),
         (["--concurency", "3"], "Did you mean `concurrency=3`?"),
         (["--resum", "seed=1"], "Did you mean `resume=…`?"),
-        (["--zzz"], "There is no flag `--zzz`. What is set has no dashes"),
+        (["--zzz"], "There is no flag `--zzz`. To set a key, write `key=value`"),
     ],
 )
 def test_a_flag_that_is_none_is_answered_with_the_override(argv: list[str], expected: str) -> None:
