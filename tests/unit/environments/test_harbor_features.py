@@ -1,4 +1,4 @@
-"""What a Harbor task asks for around its agent, run through the environment in the local sandbox."""
+"""Features of Harbor tasks, and forwarded ports as an agent opens them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from typing import Any
 
 import pytest
 
-from ares_exp.errors import AgentError, HealthcheckError, StepSetupError
+from ares_exp.agents.runtime.agent_runtime import AgentRuntime
+from ares_exp.containers.activity import Activity
+from ares_exp.environments.hosted_container import HostedContainer
+from ares_exp.errors import AgentError, HealthcheckError, PortForwardingError, StepSetupError
 from ares_exp.tasks.harbor_task import HarborTask, load_task
-from tests.unit.environments.snapshots import SUBMIT, Restore, agent_of, ask, last_message, run, running_boxes
+from ares_exp.testing.echo_container import RehearsalContainer
+from ares_exp.testing.forwarded_port_contract import ForwardedPortContract, Server, echo, greet
+from tests.unit.environments.snapshots import SUBMIT, Restore, agent_of, ask, last_message, run, running_boxes, say
 
 pytestmark = pytest.mark.local
 
@@ -184,3 +189,32 @@ async def test_a_step_whose_script_fails_ends_the_episode(make_environment: Any,
     with pytest.raises(StepSetupError, match="step 'two' gave exit code 5"):
         await env.step(SUBMIT)
     assert not running_boxes()
+
+
+async def opens(container: Any, llm: Any) -> None:
+    """Says what comes back by a forwarded port, which is no command."""
+    async with ForwardedPortContract().opened(container) as (port, _):
+        result = await container.exec(greet(port))
+    await llm(ask(result.output))
+
+
+async def test_an_agent_opens_a_forwarded_port(make_environment: Any) -> None:
+    factory = agent_of(opens)
+    factory.deterministic = False
+    env = make_environment(agent=factory)
+    first = await env.reset()
+    assert first.observation.messages[0]["content"] == "hello\n"
+    assert (await env.step(say("done"))).last()
+
+
+async def test_one_that_is_run_again_cannot(make_environment: Any) -> None:
+    with pytest.raises(AgentError, match=r"not in the journal.*deterministic = False"):
+        await make_environment(agent=agent_of(opens)).reset()
+
+
+async def test_a_container_that_has_none() -> None:
+    runtime = AgentRuntime(None, on_llm=lambda _: None, on_change=lambda: None)
+    plain: Any = RehearsalContainer()
+    hosted = HostedContainer(plain, runtime, user=None, shell=None, env={}, limit_commands=True, activity=Activity())
+    with pytest.raises(PortForwardingError, match=r"RehearsalContainer.*Use container=local"):
+        await hosted.forward_port(Server(echo))

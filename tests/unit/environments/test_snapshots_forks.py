@@ -1,4 +1,4 @@
-"""Several environments that go on from one: by themselves, and without a trace on each other."""
+"""Forks of episodes, and of snapshots."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import tempfile
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.container_directory import find
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.errors import ConfigError, ContainerStartError, DivergenceError
+from ares_exp.llms.response import LLMResponse
+from tests.unit.environments.conftest import MakeEnvironment
 from tests.unit.environments.snapshots import SUBMIT, Restore, agent_of, ask, last_message, run, running_boxes, say
 
 pytestmark = pytest.mark.local
@@ -149,3 +152,34 @@ async def test_there_is_no_fork_into_none(make_environment: Any, count: int) -> 
     await env.reset()
     with pytest.raises(ConfigError, match=rf"at least 1 \w+, got {count}"):
         await env.fork(count)
+
+
+LOOK = LLMResponse.from_text("```bash\npwd\n```")
+
+
+async def test_forks_of_two_forks_have_the_same_root_and_other_parents(make_environment: MakeEnvironment) -> None:
+    async with AsyncExitStack() as entered:
+
+        async def forked(env: CodeEnvironment, n: int) -> list[CodeEnvironment]:
+            return [await entered.enter_async_context(fork) for fork in await env.fork(n)]
+
+        env = make_environment()
+        await env.reset()
+        forks = await forked(env, 2)
+        for fork in forks:
+            await fork.step(LOOK)
+        below = [one for fork in forks for one in await forked(fork, 1)]
+
+        [first, second] = [fork.lineage for fork in forks]
+        assert (first["root"], first["parent"], first["step"]) == (second["root"], second["parent"], second["step"])
+        assert [fork.lineage["branch"] for fork in forks] == [0, 1]
+        assert {one.lineage["root"] for one in below} == {first["root"]}
+        assert len({first["parent"], *(one.lineage["parent"] for one in below)}) == 3
+        assert [one.lineage["step"] for one in below] == [1, 1]
+
+
+async def test_less_than_one_fork_is_refused(make_environment: MakeEnvironment) -> None:
+    env = make_environment()
+    await env.reset()
+    with pytest.raises(ConfigError, match="at least 1 environment, got 0"):
+        await env.fork(0)
