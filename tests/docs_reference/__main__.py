@@ -1,4 +1,4 @@
-"""`python -m tests.docs_reference [--check]`: writes docs/reference/*, docs/index.md and docs/llms.txt.
+"""`python -m tests.docs_reference [--check]`: writes docs/reference/*, and parts of other pages in docs.
 
 They come from the config tree, the schema, `--help`, the names in a run directory, the docstrings of packages and the
 first sentences of the pages; the schema of trajectories comes from their dataclasses.
@@ -25,7 +25,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/config.md": config_page,
     "reference/commands.md": commands_page,
     "reference/files.md": files_page,
-    "reference/packages.md": packages_page,
+    "architecture.md": packages_page,
     "reference/trajectory.schema.json": trajectory_schema,
     "index.md": index_page,  # of all pages, those above included
     "llms.txt": llms_txt,

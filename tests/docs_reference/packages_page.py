@@ -1,4 +1,4 @@
-"""docs/reference/packages.md: the folders and loose modules of the package, floor by floor, by their docstrings."""
+"""The end of docs/architecture.md: the folders and loose modules of the package, floor by floor, by their docstrings."""
 
 from __future__ import annotations
 
@@ -6,29 +6,22 @@ import ast
 from pathlib import Path
 
 import ares_exp
-from tests.docs_reference.markdown import GENERATED, plain, table
+from tests.docs_reference.markdown import plain, table
 from tests.unit.test_imports import FLOORS
 
 PACKAGE = Path(ares_exp.__file__).parent
+PAGE = PACKAGE.parent / "docs" / "architecture.md"
 
 
 def packages_page() -> str:
-    """The page."""
-    rows = [
-        (str(number), f"[`{name}`](../../{_path(name)})", *_said(name))
-        for number, floor in enumerate(FLOORS)
-        for name in floor
-    ]
+    """The page: its text, which is written by hand, and a table of all packages."""
+    text, heading, _ = PAGE.read_text().partition("## Packages\n")
+    rows = [(str(number), f"`{name}`", *_said(name)) for number, floor in enumerate(FLOORS) for name in floor]
     return (
-        f"{GENERATED}# Packages\n\n"
-        "The folders and the loose modules of `ares_exp`, from the bottom to the top: a module imports only from "
-        "floors below its own. How they work together is in [architecture.md](../architecture.md).\n\n"
-        f"{table(('floor', 'name', 'what lives there', 'imports'), rows)}"
+        f"{text}{heading}\nThe folders and the loose modules of `ares_exp`, from the bottom to the top. A module imports "
+        "only from floors\nbelow its own. `python -m tests.docs_reference` writes this table from the docstrings.\n\n"
+        f"{table(('floor', 'name', 'content', 'imports'), rows)}"
     )
-
-
-def _path(name: str) -> str:
-    return f"ares_exp/{name}" if (PACKAGE / name).is_dir() else f"ares_exp/{name}.py"
 
 
 def _said(name: str) -> tuple[str, str]:

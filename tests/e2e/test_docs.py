@@ -82,6 +82,7 @@ class Page:
         return [Block(self.name, self.text.count("\n", 0, one.start()) + 1, one[1], one[2]) for one in found]
 
 
+REPOSITORY = "https://github.com/ares-exp/ares_exp/blob/main/"
 PAGES = [Page(path) for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *ROOT.glob(".github/*.md"))]
 README = PAGES[0]
 BLOCKS = [block for page in PAGES for block in page.blocks]
@@ -213,13 +214,28 @@ def test_every_json_object_is_an_order() -> None:
 def test_every_link_leads_somewhere(page: Page) -> None:
     dead = []
     for link in links(page.text):
-        if link.startswith(("https://", "mailto:")):
-            continue
         target, _, anchor = link.partition("#")
         path = (page.path.parent / target).resolve() if target else page.path
+        if link.startswith(REPOSITORY):  # a page of the site that links to a file which the site lacks
+            path = ROOT / target.removeprefix(REPOSITORY)
+        elif link.startswith(("https://", "mailto:")):
+            continue
         if not path.exists() or (anchor and anchor not in anchors(path.read_text())):
             dead.append(link)
     assert dead == []
+
+
+def test_the_api_page_has_every_public_name() -> None:
+    names = re.findall(r"^::: (\S+)$", (DOCS / "reference/api.md").read_text(), re.MULTILINE)
+    assert [name for name in names if not resolves(name)] == []
+    assert {f"ares_exp.{name}" for name in ares_exp.__all__} <= set(names)
+
+
+def test_the_site_has_at_most_40_pages() -> None:
+    pages = [page for page in PAGES if page.path.is_relative_to(DOCS)]
+    nav = (DOCS / "zensical.toml").read_text()
+    assert [page.name for page in pages if page.path.relative_to(DOCS).as_posix() not in nav] == []
+    assert len(pages) <= 40
 
 
 def test_every_page_is_linked_from_another() -> None:
@@ -255,6 +271,7 @@ def test_the_version_and_those_of_formats_are_the_same_everywhere() -> None:
     [declared] = re.findall(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert declared == ares_exp.__version__
     assert f"version = {{{declared}}}" in README.text
+    assert f"\nversion: {declared}\n" in (ROOT / ".github/CITATION.cff").read_text()
     newest = (DOCS / "changelog.md").read_text().partition("\n## ")[2].partition("\n## ")[0]
     assert declared in newest.partition("\n")[0]
     line = " ".join(newest.split()).partition("Formats written by this version: ")[2].partition(". ")[0]
