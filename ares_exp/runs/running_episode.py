@@ -48,7 +48,7 @@ class RunningEpisode(EpisodeEvents):
         is_unkept: Whether a collector could not store the trajectory because of its disk.
         result: The result; `None` until the episode ends.
         retry: The following retry; `None` for no retry.
-        is_cancelled: Whether a user or a trainer cancelled the episode.
+        is_cancelled: Whether a user ordered the cancellation of the episode.
     """
 
     planned: PlannedEpisode = field(kw_only=True)

@@ -304,7 +304,7 @@ def _check_same(
     """Checks that the experiment is the recorded experiment, or that the user forces a mixture.
 
     Raises:
-        ConfigError: The config, the tasks or the agent differ from the record.
+        ConfigError: The config or the tasks differ from the record.
     """
     from ares_exp.runs.resume.recorded_run import recorded_config
 
