@@ -1,4 +1,4 @@
 """Code agents: bundled agents that send requests to an LLM and work in a container, and third-party agents.
 
-This package imports llms, containers and tasks. Environments, runs and testing import it.
+Imports llms, containers and tasks. Environments, runs and testing import this package.
 """

@@ -207,7 +207,7 @@ class AresEnvironment(EnvironmentBase):
         self._task_name = task_name
         self.truncated_by: LimitName | None = None
 
-    async def reset(self) -> TimeStep[LLMRequest]:  # no seed, no options
+    async def reset(self) -> TimeStep[LLMRequest]:  # type: ignore[override]  # no seed, no options
         """Starts an episode. A running episode is abandoned.
 
         Raises:

@@ -1,4 +1,4 @@
 """LLM requests and responses, and their wire formats.
 
-This package imports only errors. Every other package imports it.
+Imports only errors. Every other package imports this package.
 """
