@@ -207,8 +207,8 @@ class AresEnvironment(EnvironmentBase):
         self._task_name = task_name
         self.truncated_by: LimitName | None = None
 
-    async def reset(self) -> TimeStep[LLMRequest]:  # type: ignore[override]  # neither seed nor options
-        """Starts an episode. An episode in progress is abandoned.
+    async def reset(self) -> TimeStep[LLMRequest]:  # type: ignore[override]  # no seed, no options
+        """Starts an episode. A running episode is abandoned.
 
         Raises:
             TimeoutError: The wrapped environment did not start within `timeout_sec`.

@@ -1,1 +1,1 @@
-"""The toolbox: pinned packages of agents, downloaded once to the user's machine and mounted into containers."""
+"""The toolbox: pinned packages of agents, downloaded once and mounted read-only into containers."""

@@ -75,7 +75,7 @@ def fetch_tarball(tarball: NpmTarball, target: Path, scratch: Path, *, stop: thr
     try:
         with gzip.open(file, "rb") as stream:
             unpack_directory(
-                stream,  # only read(size) is needed
+                stream,  # type: ignore[arg-type]  # only read(size) is needed
                 target,
                 strip_root=True,
                 max_bytes=tarball.unpacked,
