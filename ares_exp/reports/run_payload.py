@@ -257,7 +257,7 @@ class ShownRun:
         }
 
     def _about(self, config: Sequence[Sequence[str]], replay: Mapping[str, Any] | None) -> list[str]:
-        """Returns phrases about the kind of run, if it depends on other runs."""
+        """Returns phrases about the kind of run (replay, scored again, branches, merged); empty for a plain run."""
         told: dict[str, str] = {key: value for key, value in config if value != "null"}
         about = []
         if replay is not None:
