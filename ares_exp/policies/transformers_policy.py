@@ -335,7 +335,7 @@ def _from_disk(model: str | None, tokenizer: str | None, device: str, dtype: str
         PreflightError: They are not to be had.
     """
     if model is None or tokenizer is None:
-        raise PreflightError("`policy.model` is needed and has no default: set `policy.model=…`.")
+        raise PreflightError("`policy.model` is required and has no default. Set `policy.model=…`.")
     try:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
