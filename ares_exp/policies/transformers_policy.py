@@ -341,7 +341,7 @@ def _from_disk(model: str | None, tokenizer: str | None, device: str, dtype: str
         PreflightError: The model or the tokenizer cannot be loaded, or a required package is missing.
     """
     if model is None or tokenizer is None:
-        raise PreflightError("`policy.model` is needed and has no default: set `policy.model=…`.")
+        raise PreflightError("`policy.model` is required and has no default. Set `policy.model=…`.")
     try:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer

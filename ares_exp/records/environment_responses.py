@@ -104,7 +104,7 @@ def read_asked(files: Path) -> list[Asked] | None:
         try:
             found.append(_ASKED.validate_json(line, strict=True))
         except ValidationError:
-            logger.warning("%s is used up to its line %d: it is no answer of a model", path, len(found) + 1)
+            logger.warning("%s is ignored from line %d on, which is not a recorded response", path, len(found) + 1)
             break
     return found
 

@@ -100,7 +100,7 @@ def read_lines(path: Path, what: str, take: Callable[[Any], None]) -> tuple[int,
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"{path}, line {number}: expected {what}, got something else: {error}. "
-            "Only a torn last line is left out; repair this one, or remove it to go without its episode."
+            "Only an incomplete last line is ignored. Repair this line, or remove it to ignore its episode."
         ) from None
     return whole_bytes, False
 
@@ -142,7 +142,7 @@ def _check_numbers(numbers: Iterable[float]) -> None:
 
 
 def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def recorded_summary(run_dir: RunDir) -> RunSummary | None:

@@ -416,8 +416,8 @@ class RunDir:
         if links := [path.name for path in folders if path.is_symlink()]:
             raise ConfigError(
                 f"Expected the folders in the run directory {self.path} to be its own, but these are links: "
-                f"{', '.join(links)}. Put what they lead to in their place, or choose a run directory on the disk that "
-                "has room for it: `hydra.run.dir=…`."
+                f"{', '.join(links)}. Replace them with their targets, or set `hydra.run.dir=…` to a directory on a "
+                "disk with enough room."
             )
 
     def discard(self) -> None:
@@ -475,7 +475,7 @@ def appearing(out: Path) -> Iterator[Path]:
         OSError: The directory cannot be created.
     """
     if os.path.lexists(out):
-        raise ConfigError(f"Expected a directory that is not there yet, but {out} exists. Choose another one.")
+        raise ConfigError(f"Expected a new directory, but {out} exists. Choose another directory.")
     place = out.absolute().with_name(f".{out.absolute().name}.{os.getpid()}.tmp")
     place.mkdir(parents=True)
     try:

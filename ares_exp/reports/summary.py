@@ -130,7 +130,7 @@ def _table(results: Sequence[EpisodeResult], width: int) -> Table:
         table.add_row(*(Text(row[column]) for column in kept))
     notes = []
     if len(tasks) > len(shown):
-        notes.append(f"{len(shown)} of {len(tasks)} tasks, those with the lowest rewards; all are in episodes.jsonl")
+        notes.append(f"{len(shown)} of {len(tasks)} tasks with the lowest rewards; episodes.jsonl has all tasks")
     if hidden := len(named) - sum(column in others[3:] for column in kept):
         notes.append(f"and {count_of(hidden, 'more reward')}, in episodes.jsonl")
     if not notes and len(results) > len(rows):
@@ -251,7 +251,7 @@ def _variation(summary: RunSummary, statistics: RunStatistics) -> Iterator[str]:
         yield f"format errors: {_in_episodes(count, [one.format_errors for one in summary.final])}"
     if (count := sum(result.length_stops for result in summary.final)) > 0:
         cut = _in_episodes(count, [one.length_stops for one in summary.final])
-        yield f"answers cut off at the bound on output tokens (finish_reason=length): {cut}"
+        yield f"responses cut off at the limit on output tokens (finish_reason=length): {cut}"
     if any(result.container_image == HOST_IMAGE for result in summary.final):
         yield "FROM is ignored with container=local: commands use the programs of this machine"
 
@@ -290,13 +290,13 @@ def _places(summary: RunSummary, run_dir: Path, stream: TextIO) -> Iterator[str]
     if RunDir(run_dir).sessions.is_file():
         resume = f"ares-exp resume={_quoted(shown)}"
         if len(summary.finished) < summary.planned:
-            parts.append(f"go on: {resume}")
+            parts.append(f"continue: {resume}")
         lost = {
             one.outcome for one in summary.finished if one.reward is None and one.error and may_pass(one.error.type)
         }
         if lost:
             redo = shlex.quote(f"resume_redo=[{','.join(sorted(lost))}]")
-            parts.append(f"repeat what was lost: {resume} {redo}")
+            parts.append(f"retry infrastructure errors: {resume} {redo}")
     yield ""
     yield from filter(None, [" ".join(f"{key}={value}" for key, value in run_facts(RunDir(run_dir)).items())])
     is_narrow = stream.isatty() and len("; ".join(parts)) > width_of(stream)

@@ -210,7 +210,7 @@ class Branching:
         else:
             raise SnapshotError(
                 f"the run has neither a snapshot of step {self.step} nor a trajectory of the episode, with which it "
-                "could be run again. Use `snapshot=every_step`, or a collector, in the run to be branched."
+                "could be run again. In the next run, use `snapshot=every_step` or a collector."
             )
         if (was := recorded.metadata.get("agent")) not in (None, agents.name):
             raise SnapshotMismatchError(

@@ -316,12 +316,12 @@ def _in_words(whose: str, prefix: str, name: str, bound: float, spent: float) ->
     larger = 2 * bound
     while larger <= spent:
         larger *= 2
-    remedy = f"a larger one, such as {prefix}.{name}={_number(larger)}"
+    remedy = f"a larger budget, such as {prefix}.{name}={_number(larger)}"
     if name == "errors_in_a_row":
-        remedy = "the same one when their cause is gone"
+        remedy = "the same budget when the cause of the errors is fixed"
     return (
         f"The {whose}'s budget is used up: {_amount(spent)} {_NAMES[name]}, {prefix}.{name}={_number(bound)}. "
-        f"Nothing more is started, and what was running is ended; resume with {remedy}."
+        f"No more episodes start, and running episodes are cancelled. Resume with {remedy}."
     )
 
 
@@ -398,8 +398,8 @@ class Spending:
         if self._limits_cost:
             for model in tuple(self._parts.policy.unpriced):
                 self._warn(
-                    f"No price is known for model {model!r}: its cost counts as 0.0, so that the limit on cost does "
-                    "not hold. Set policy.prices (0 for a free model)."
+                    f"No price is known for model {model!r}: its cost counts as 0, so the limit on cost has "
+                    "no effect. Set policy.prices (0 for a free model)."
                 )
         if self._asks_models:
             self._count_environments([episode])
@@ -433,4 +433,4 @@ class Spending:
         try:
             self._meter.refresh()
         except (ConfigError, OSError) as error:
-            self._warn(f"What the jobs of the sweep have spent cannot be read, and does not count: {error}")
+            self._warn(f"The spending of the other jobs of the sweep cannot be read, and does not count: {error}")

@@ -95,7 +95,7 @@ def _compose(overrides: Sequence[str], config_dirs: Sequence[Path], make_run: Ca
             raise ConfigError("A sweep is resumed by the command: `python -m ares_exp resume=<sweep>`.")
         return _run_hydra(root_config, lines, make_run)
     except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
-        taken = f" (The overrides that {source} recorded are in force, too.)" if source is not None else ""
+        taken = f" (The overrides recorded in {source} also apply.)" if source is not None else ""
         said = explain(error, overrides, root_config).replace(_SWEEP, "Loop over runs for a sweep")
         raise ConfigError(f"{said}{taken}") from None
 

@@ -255,7 +255,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
             try:
                 found = SnapshotStore(store).nearest(planned.earlier.episode_id, last)
             except SnapshotError as error:
-                logger.warning("Episode %s is run again from its start: %s", planned.episode_id, error)
+                logger.warning("Episode %s runs again from its start: %s", planned.episode_id, error)
                 found = None
             if found is not None:
                 episode.from_snapshot = max(0, found.step_count - first)

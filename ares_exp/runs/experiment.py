@@ -130,8 +130,8 @@ class Experiment:
             await asyncio.to_thread(parts.trainer.check, parts.policy, names)
         if parts.policy.knows_prices and not self.spending.is_limited:
             self._warn(
-                "Nothing limits what is spent. `budget.cost=20` ends the run at 20 US dollars, `limits.cost=0.5` an "
-                "episode at 0.5."
+                "The run has no limit on costs. Set `budget.cost=20` to end the run at 20 US dollars, or "
+                "`limits.cost=0.5` to end an episode at 0.5 US dollars."
             )
         return names
 
@@ -296,7 +296,7 @@ class Experiment:
             elif key != "concurrency":
                 raise ConfigError(
                     f"`{key}` cannot change in a running run. Use one of {', '.join(LIVE_KEYS)}. Other keys that "
-                    "change no result may differ with `resume=`; all others need a new run."
+                    "do not change results can be set with `resume=`. All others need a new run."
                 )
             elif type(value) is not int or value < 1:
                 raise ConfigError(f"Expected `concurrency` to be a positive int, got {value!r:.80}.")
@@ -357,7 +357,7 @@ class Experiment:
     def request_snapshots(self) -> None:
         """Requests a snapshot of every running episode, which is taken when the episode next waits for the policy."""
         if self._parts.snapshots.output_dir is None:
-            logger.warning("This run takes no snapshots: snapshot=manual, and the others but none, let it take them.")
+            logger.warning("This run takes no snapshots. To take snapshots on request, set snapshot=manual.")
         from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
 
         for episode in self._running.values():
@@ -406,7 +406,7 @@ class Experiment:
             self._losses[planned.slot] = self._losses.get(planned.slot, 0) + 1
             return Retry(self._gone_on(episode, retry), 0.0, is_first=True)
         if isinstance(failure, SnapshotError) and episode.from_snapshot is not None and planned.earlier is not None:
-            self._warn(f"An episode could not go on with its snapshot, and is run again from its start: {failure}")
+            self._warn(f"An episode could not continue from its snapshot, and runs again from its start: {failure}")
             earlier = replace(planned.earlier, episode_id=planned.episode_id)  # this log replaced the earlier one
             return Retry(planned.going_on(earlier, retry=retry, use_snapshots=False), 0.0)
         tries = self._tries[planned.slot] = self._tries.get(planned.slot, 0) + 1

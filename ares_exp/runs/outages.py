@@ -74,7 +74,7 @@ class Outages:
     async def _watch(self, check: Check, why: str) -> None:
         self._scheduler.pause(check, why)
         longest = format_duration(MAX_OUTAGE_SEC)
-        logger.warning("%s No episode starts until it answers. The run ends if that takes %s.", why, longest)
+        logger.warning("%s No episode starts until it responds. The run ends if this takes %s.", why, longest)
         since, wait_sec = self._clock(), FIRST_WAIT_SEC
         while (left_sec := since + MAX_OUTAGE_SEC - self._clock()) > 0:
             await self._sleep(min(wait_sec, left_sec))

@@ -42,8 +42,8 @@ async def prepare(
     check_collectors(parts.collectors.values(), settings.concurrency)
     if parts.branching is not None and not parts.source.exports_state:
         raise ConfigError(
-            f"Expected environments that can be branched, and those of {name_of(parts.source)} have no "
-            "`export_state`. Run the task anew, or its recorded responses again with `replay=<run>/<episode>`."
+            f"Expected environments that can be branched, but the environments of {name_of(parts.source)} have no "
+            "`export_state`. Run the task again, or replay the recorded responses with `replay=<run>/<episode>`."
         )
     _check_agent(parts)
     check_snapshots(parts)
@@ -81,7 +81,7 @@ async def prepare(
 def _need_of_shared_disk(parts: Components) -> str | None:
     """Returns the reason why other machines need access to the run directory; `None` without a reason."""
     if parts.branching is not None:
-        return "`branch_from` goes on from a snapshot"
+        return "`branch_from` continues from a snapshot"
     return "`snapshot` writes snapshots where the environments are" if parts.snapshots.output_dir is not None else None
 
 
@@ -144,12 +144,12 @@ def _check_agent(parts: Components) -> None:
         return
     if agents.needs_terminal and not containers.has_terminals:
         raise ConfigError(
-            f"{agents.name} works in a terminal, and container={containers.name} has none. Use container=local, "
+            f"{agents.name} needs a terminal, but container={containers.name} has none. Use container=local, "
             "container=docker or container=daytona, or agent=tools or agent=shell."
         )
     if agents.needs_forwarded_port and not containers.forwards_ports:
         raise ConfigError(
-            f"agent={agents.name} is a program in the container, whose LLM calls come out by a forwarded port, and "
+            f"agent={agents.name} is a program in the container, whose LLM calls need a forwarded port, but "
             f"container={containers.name} cannot forward ports (`forwards_ports = True` is missing). Use "
             "container=local, container=docker or container=daytona, or agent=tools or agent=shell."
         )
@@ -166,17 +166,17 @@ def check_snapshots(parts: Components) -> None:
         return
     if not parts.source.exports_state:
         raise ConfigError(
-            f"Expected environments that have `export_state` for snapshots, and {name_of(parts.source)} does not "
-            "say that its own have it (`exports_state = True`). Set `snapshot=none`."
+            f"Snapshots need environments with `export_state`, which {name_of(parts.source)} does not declare "
+            "(`exports_state = True`). Set `snapshot=none`."
         )
     parts.container_factory.check_snapshots()
     agents.check_snapshots()
     if schedule.is_only_to_continue and not agents.can_be_restored:
         raise ConfigError(
             f"Expected `snapshot=on_failure`, `manual` or `none` with agent={agents.name}, which is a process in "
-            "its container: a snapshot has files, to look at, and cannot put a process back. A run that was killed "
-            "goes on without one (`resume=`), and `branch_from=` needs none: recorded responses are given again in a "
-            "fresh container. What the agent leaves is kept in files/<episode>/agent/."
+            "its container: a snapshot contains its files, but cannot restore the process. `resume=` and "
+            "`branch_from=` need no snapshots: they replay the recorded responses in a new container. The files of "
+            "the agent are stored in files/<episode>/agent/."
         )
 
 
@@ -199,8 +199,8 @@ def _narrowed(parts: Components, task_names: Sequence[str], warn: Callable[[str]
     kept = [name for name in task_names if name in recorded]
     if not kept:
         raise ConfigError(
-            f"Expected one of the recorded tasks ({_some(recorded)}) among those of {name_of(parts.source)}, which "
-            f"has {_some(task_names)}. Choose the `env` that they were recorded in."
+            f"Expected one of the recorded tasks ({_some(recorded)}) among the tasks of {name_of(parts.source)}, which "
+            f"has {_some(task_names)}. Choose the `env` of the recording."
         )
     if len(kept) < len(task_names):
         parts.source.keep(kept)

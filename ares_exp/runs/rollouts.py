@@ -194,13 +194,13 @@ class PartsGiven:
             if owner in self.parts:
                 if not ((part := self.parts[owner]) is None or isinstance(part, str)):
                     raise ConfigError(
-                        f"`{key}` has no effect where `{owner}` is no option but {type(part).__name__}: give that its "
-                        "values itself."
+                        f"`{key}` has no effect because `{owner}` is a {type(part).__name__}, not an option. "
+                        "Pass the value to its constructor."
                     )
             elif group not in EPISODE_KEYS and key != "hydra.searchpath":
                 raise ConfigError(
-                    f"`{key}` has no effect here: rollouts keep nothing on disk and retry nothing. Leave it out, or "
-                    f"run a run, `ares_exp.run`. Expected a key of {', '.join(self.parts)}, `{SCORER}`, or "
+                    f"`{key}` has no effect here: rollouts write nothing to disk and have no retries. Leave it out, or "
+                    f"use `ares_exp.run`. Expected a key of {', '.join(self.parts)}, `{SCORER}`, or "
                     f"one of {', '.join(EPISODE_KEYS)}."
                 )
 

@@ -77,7 +77,10 @@ class Run:
 
             check_trust(self.run_dir.path, forced=config.resume_force)
             if changed := keep_recorded(config, self.run_dir, overrides):
-                logger.warning("What is on disk of %s has changed; the run goes on as it was.", ", ".join(changed))
+                logger.warning(
+                    "Options or defaults of %s have changed on disk. The run continues with the recorded values.",
+                    ", ".join(changed),
+                )
         values = _resolved(config)
         validate(values)
         sweep_dir = Path(hydra.sweep.dir) if sweeps else None

@@ -148,7 +148,7 @@ def test_an_episode_that_ends_early_and_one_that_asks_for_more(cli: Any, tmp_pat
         ("replay=first/no-such", "has no episode 'no-such'"),
         ("replay=first/write-greeting@1", "leave `@1` out"),
         ("branch_from=first/write-greeting@9", "0 to 1"),
-        ("replay=first container.no_such=1", "The overrides that first recorded are in force, too."),
+        ("replay=first container.no_such=1", "The overrides recorded in first also apply."),
         ("replay=first policy.normalise=[tmestamps]", "there is no normaliser 'tmestamps'"),
         ("replay=first container.shell=5", "container.shell"),
     ],

@@ -42,7 +42,7 @@ def parse_body(raw: bytes) -> Any:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _checked(value: Any, mend: bool, depth: int = 0) -> Any:

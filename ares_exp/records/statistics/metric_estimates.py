@@ -91,7 +91,7 @@ def check_objective(name: str, *, attempts: int) -> None:
         return
     raise ConfigError(
         f"There is no metric `objective={name}` with attempts={attempts}.{close_matches(name, known)} "
-        f"There is {', '.join(name for name in known if not name.endswith(('_low', '_high')))}."
+        f"Expected one of {', '.join(name for name in known if not name.endswith(('_low', '_high')))}."
     )
 
 

@@ -40,7 +40,7 @@ class Obstacle(StrEnum):
     NO_DIFFERENCE = "no difference was observed"
     TOO_FEW_TASKS = "too few tasks for any p-value below alpha"
     TASKS_VARY = "the difference itself varies too much from task to task"
-    SINGLE_ATTEMPTS = "one attempt at a task does not tell how much attempts vary"
+    SINGLE_ATTEMPTS = "the variation between attempts is unknown with one attempt per task"
 
 
 @dataclass(frozen=True, slots=True)

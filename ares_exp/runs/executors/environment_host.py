@@ -205,7 +205,7 @@ class EnvironmentHost(ModelsElsewhere):
             self._watching = asyncio.create_task(self._watch(), name="lease")
         elif now - self._heard_at > self._lease_sec or self._has_ended:
             self._end_by_itself()
-            raise EpisodeStateError("the host has ended, because it did not hear of its run")
+            raise EpisodeStateError("the host has ended, because it received no message from its run")
         self._heard_at = now
 
     async def _watch(self) -> None:
@@ -219,7 +219,9 @@ class EnvironmentHost(ModelsElsewhere):
     def _end_by_itself(self) -> None:
         if not self._has_ended:
             self._has_ended = True
-            logger.warning("The run was not heard of for %g s: its environments here are closed.", self._lease_sec)
+            logger.warning(
+                "The run sent no message for %g s. Its environments on this node are closed.", self._lease_sec
+            )
             self._ending = asyncio.create_task(self._close_all())
             self._ending.add_done_callback(lambda _: self._on_end())
 
@@ -233,7 +235,7 @@ class EnvironmentHost(ModelsElsewhere):
         """
         different = {name: (here, order.versions.get(name)) for name, here in versions_here().items()}
         if told := [f"{name} {here} and not {run}" for name, (here, run) in different.items() if here != run]:
-            raise ConfigError(f"Expected the versions of the run, and it has {', '.join(told)}.")
+            raise ConfigError(f"Expected the same versions as the run, but this node has {', '.join(told)}.")
         _move_to(order.recipe)
         warnings: list[str] = []
         from omegaconf import OmegaConf
@@ -245,7 +247,7 @@ class EnvironmentHost(ModelsElsewhere):
         self._containers = as_container_factory(await asyncio.to_thread(instantiate_group, config, "container"))
         names = await asyncio.to_thread(source.load, warnings.append)
         if missing := [name for name in order.task_names if name not in names]:
-            raise ConfigError(f"Expected the tasks of the run, and {missing[0]!r:.100} is not there.")
+            raise ConfigError(f"Expected the tasks of the run, but {missing[0]!r:.100} is missing.")
         source.keep(order.task_names)
         self._source = source
         for model in source.own_models:
@@ -257,7 +259,7 @@ class EnvironmentHost(ModelsElsewhere):
         await asyncio.to_thread(source.check, self._parts(order.parts), report=warnings.append)
         found = await asyncio.to_thread(lambda: {name: source.digest(name) for name in order.task_names})
         if changed := [name for name, digest in order.digests.items() if found[name] != digest]:
-            raise ConfigError(f"Expected the tasks of the run, and the files of {changed[0]!r:.100} are others.")
+            raise ConfigError(f"Expected the tasks of the run, but the files of {changed[0]!r:.100} are different.")
         shares_disk = order.seen_file is not None and await asyncio.to_thread(_sees, *order.seen_file)
         return HostReady(socket.gethostname(), os.getpid(), tuple(warnings), shares_disk)
 
@@ -313,8 +315,8 @@ class EnvironmentHost(ModelsElsewhere):
         }
         if method == "export_state" and hosted.is_streamed:
             raise SnapshotUnsupportedError(
-                "Snapshots are written on the node, and it does not see the run directory. Put that on a disk that all "
-                "nodes share, or set `snapshot=none`."
+                "Snapshots are written on the node, which cannot see the run directory. Put the run directory on a "
+                "disk that all nodes share, or set `snapshot=none`."
             )
         hosted.calls += 1
         value: Any = None

@@ -134,8 +134,8 @@ class RayExecutor(ExecutorBase):
         """
         if ran.recipe is None:
             raise ConfigError(
-                "Expected parts that other processes can make, and some were given as objects. Name them by options, "
-                "or use `executor=local`."
+                "Expected components that other processes can create, but some were passed as objects. Name them by "
+                "options, or use `executor=local`."
             )
         self._report, self._needs_shared_disk = report, ran.needs_shared_disk
         self._models = {model.key: model for model in ran.source.own_models}
@@ -223,7 +223,7 @@ class RayExecutor(ExecutorBase):
         except (Exception, SystemExit) as error:
             self._has_left.set()
             raise PreflightError(
-                f"Expected a Ray cluster at {address!r}, and there is none that responses ({type(error).__name__}: "
+                f"Expected a Ray cluster at {address!r}, but none responds ({type(error).__name__}: "
                 f"{' '.join(str(error).split())[:500]}). Start one (`ray start --head`), or name it by "
                 "`executor.address=host:6379` or RAY_ADDRESS."
             ) from error
@@ -242,9 +242,9 @@ class RayExecutor(ExecutorBase):
                 empty_since = None
             elif empty_since is None:
                 empty_since = now
-                logger.warning("There is no host any more: the run waits for a node of the cluster.")
+                logger.warning("All hosts are lost. The run waits for a node of the cluster.")
             elif now - empty_since > self._no_node_timeout_sec:
-                why = f"there was none for {self._no_node_timeout_sec:g} s. `resume=` goes on with the run"
+                why = f"there was none for {self._no_node_timeout_sec:g} s. Use `resume=` to continue the run"
                 self._placement.give_up(PreflightError(self._why_none(why)))
             await asyncio.sleep(NODES_INTERVAL_SEC)
 
@@ -336,12 +336,12 @@ class RayExecutor(ExecutorBase):
             PreflightError: The host must write to the run directory, but cannot access it.
         """
         if self._storage == "shared" and not ready.shares_disk:
-            raise PreflightError("it does not see the run directory, and `executor.storage=shared` says that it does.")
+            raise PreflightError("it cannot see the run directory, which `executor.storage=shared` requires.")
         shares = ready.shares_disk and self._storage != "stream"
         if not shares and self._needs_shared_disk is not None:
             raise PreflightError(
                 f"it does not share the run directory, and {self._needs_shared_disk}. Put the run directory on a disk "
-                "that all nodes share, or leave that out."
+                "that all nodes share, or remove this setting."
             )
         return shares
 
@@ -351,7 +351,7 @@ class RayExecutor(ExecutorBase):
             self._hosts_lost += 1
             self._placement.remove(started)
             why = started.host.why_lost
-            logger.warning("The host on %s is lost: %s. Its episodes go on elsewhere.", started.node.name, why)
+            logger.warning("The host on %s is lost: %s. Its episodes continue on other hosts.", started.node.name, why)
         started.ended.set()
         self._spawn(started.host.close())
 
@@ -434,8 +434,8 @@ class _RayPlace(Place):
         if not self._may_be_blamed:
             return error
         return HostsLostError(
-            f"{error} The attempt was lost with a host before, and this time it was alone on it: it may be what ends "
-            "them. `executor.lost_per_attempt` says how often it is tried."
+            f"{error} The attempt was lost with a host before, and was the only one on this host, so it may be the "
+            "cause. `executor.lost_per_attempt` sets the number of tries."
         )
 
 
@@ -569,7 +569,7 @@ def _ray() -> Any:
         import ray
     except ImportError as error:
         raise PreflightError(
-            f"Expected Ray for `executor=ray`, and it cannot be imported ({error}). Install it: "
+            f"`executor=ray` needs Ray, which cannot be imported ({error}). Install it: "
             "`pip install 'ares-exp[ray]'` (Ray supports Python up to 3.14), or use `executor=local`."
         ) from error
     return ray

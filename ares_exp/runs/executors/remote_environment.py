@@ -275,7 +275,7 @@ class RemoteEnvironment(EnvironmentBase):
 
     async def respond_in_background(self, request: LLMRequest) -> LLMResponse:
         """Sends a background request to the policy. It is cancelled when the episode ends."""
-        assert self._background_client is not None, "the host asks where it was told so"
+        assert self._background_client is not None, "the host asks only if the episode has a background client"
         answering = asyncio.ensure_future(self._background_client(request))
         self._background_requests.add(answering)
         try:

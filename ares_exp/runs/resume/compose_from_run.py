@@ -57,7 +57,7 @@ OF_ONE_SESSION = ("resume", "resume_redo", "resume_force", "hydra.run.dir", "hyd
 """Keys that apply to one session, and not to the whole run or sweep."""
 
 
-_GOES_ON = "the run goes on where it is"
+_GOES_ON = "the run continues in its directory"
 FIXED: Mapping[str, Mapping[str, str]] = {
     "resume": {"hydra.run.dir": _GOES_ON, "hydra.sweep.dir": _GOES_ON},
     "replay": {
@@ -102,14 +102,18 @@ def compose_from_run(flags: Sequence[str], overrides: Sequence[str]) -> Command:
         del verbs["resume"]  # `resume=true` does not name a run
     if not verbs:
         if alone := [one.key_or_group for one in typed if one.key_or_group in BRANCH_KEYS]:
-            raise ConfigError(f"`{alone[0]}` belongs to a branch: name one with `branch_from=<run>/<episode>@<step>`.")
+            raise ConfigError(
+                f"`{alone[0]}` has an effect only with a branch. Set `branch_from=<run>/<episode>@<step>`."
+            )
         return as_typed
     if len(verbs) > 1:
-        raise ConfigError(f"Expected one of {', '.join(f'`{verb}=`' for verb in verbs)}: a command does one thing.")
+        raise ConfigError(
+            f"Expected one of {', '.join(f'`{verb}=`' for verb in verbs)}, got several. Use one per command."
+        )
     [(verb, named)] = verbs.items()
     if named.is_sweep_override():
-        raise ConfigError(f"Expected `{verb}` to be one episode or run, got a sweep. Give each a command of its own.")
-    fixed = {"experiment": "the run is composed as it was; set what is to be otherwise", **FIXED[verb]}
+        raise ConfigError(f"Expected `{verb}` to be one episode or run, got a sweep. Use a separate command for each.")
+    fixed = {"experiment": "the run is composed as before; set only the keys to change", **FIXED[verb]}
     for key in map(key_set_by, typed):
         if key in fixed:
             raise ConfigError(f"`{key}` cannot be set with `{verb}`: {fixed[key]}. Leave `{key}=…` out.")
@@ -117,7 +121,9 @@ def compose_from_run(flags: Sequence[str], overrides: Sequence[str]) -> Command:
     forced = any(one.key_or_group == "resume_force" and one.value() is True for one in own)
     if verb == "resume":
         if not named.value():  # for example, an unset shell variable
-            raise ConfigError("Expected `resume=<run dir>`, got no directory. That in which you are is `resume=.`.")
+            raise ConfigError(
+                "Expected `resume=<run dir>`, got no directory. For the current directory, use `resume=.`."
+            )
         return _resume(run_path(str(named.value())).expanduser(), flags, own, forced=forced)
     ref = EpisodeRef.parse(str(named.value()))
     check_trust(ref.run.path, forced=forced)
@@ -136,12 +142,9 @@ def _resume(path: Path, flags: Sequence[str], typed: Sequence[Override], *, forc
     if (place / SWEEP_RECORD).is_file():
         return _resume_sweep(RecordedSweep(place), flags if is_sweep else [*flags, "-m"], typed)
     if is_sweep:
-        raise ConfigError(f"{path} is one run and no sweep: leave `-m` out.")
+        raise ConfigError(f"{path} is a run, not a sweep. Leave `-m` out.")
     if place.is_dir() and not RunDir(place).has_run and not is_folder_of_runs(place):
-        raise ConfigError(
-            f"There is nothing to resume in {path}: its run was killed before it started, or there was none. Start "
-            "it again."
-        )
+        raise ConfigError(f"There is nothing to resume in {path}: no run started there. Start the run again.")
     run = RecordedRun(place)
     check_trust(place, forced=forced)
     values = {key: value for key, value in values_of(run).items() if key not in OF_ONE_SESSION}
@@ -158,7 +161,7 @@ def _resume_sweep(sweep: RecordedSweep, flags: Sequence[str], typed: Sequence[Ov
     if not is_trusted(sweep.path):
         raise ConfigError(
             f"Expected a sweep that only you can write, got {sweep.path}: it belongs to another user, or other users "
-            f"can write in it. Type its command again, with `resume=true hydra.sweep.dir={sweep.path}`."
+            f"can write in it. Repeat its command with `resume=true hydra.sweep.dir={sweep.path}`."
         )
     needed = parse_overrides(
         ["resume=true", f"hydra.sweep.dir={quoted(str(sweep.path))}", *_search_path(check_config_dirs(sweep))]
@@ -177,7 +180,7 @@ def _resume_sweep(sweep: RecordedSweep, flags: Sequence[str], typed: Sequence[Ov
 def _replay(ref: EpisodeRef) -> tuple[list[str], Collection[str]]:
     """Expands `replay=`, and also returns the recorded tasks. Replays all attempts, unless `attempts=` is set."""
     if ref.step is not None:
-        raise ConfigError(f"A replay is of whole episodes: leave `@{ref.step}` out, or use `branch_from=`.")
+        raise ConfigError(f"`replay` runs whole episodes. Leave `@{ref.step}` out, or use `branch_from=`.")
     episodes = [ref.episode] if ref.episode is not None else list(ref.run.trajectories())
     if not episodes:
         others = [episode.episode_id for episode in ref.run.trajectories(partial=True)]

@@ -159,7 +159,9 @@ class RecordedRun:
         """
         episodes = self.episodes()
         if not episodes:
-            raise ConfigError(f"Expected recorded episodes in {self.path}, found none: nothing was run or kept.")
+            raise ConfigError(
+                f"Expected recorded episodes in {self.path}, found none: no episode ran, or none was kept."
+            )
         for found in (
             [one for one in episodes if one.episode_id == name],
             [one for one in episodes if one.task_name == name],
@@ -229,8 +231,8 @@ class RecordedRun:
             return read_yaml(path)
         except OSError as error:
             raise ConfigError(
-                f"{path}: {error.strerror}. Without Hydra's records of a run it cannot be composed again; its "
-                f"trajectories alone can be run with `policy=replay policy.trajectory={self.path}`."
+                f"{path}: {error.strerror}. The run cannot be composed again without the records of Hydra. To run "
+                f"only its trajectories, use `policy=replay policy.trajectory={self.path}`."
             ) from error
 
     def _broken(self, name: str, expected: str, got: str) -> ConfigError:
@@ -299,7 +301,7 @@ def no_such_run(path: Path) -> str:
         close = close_matches(missing[0], names) if missing else ""
         return f"There is no run {path}: {place} is a folder of runs ({shown}).{close} Name one of them."
     if place == path:
-        return f"{path} is no run directory: it has no {EPISODES}."
+        return f"{path} is not a run directory: it has no {EPISODES}."
     return f"There is no run {path}: expected a run directory, or one followed by /<episode> or /<episode>@<step>."
 
 

@@ -321,11 +321,11 @@ def _check_same(
         return
     shown = "; ".join(differing[:SHOWN]) + (f"; and {len(differing) - SHOWN} more" if len(differing) > SHOWN else "")
     if config["resume_force"]:
-        logger.warning("The run is resumed although it is not the same any more: %s.", shown)
+        logger.warning("The run is resumed although its config or tasks have changed: %s.", shown)
         return
     raise ConfigError(
-        f"Expected the experiment that {run_dir.path} was started with, but this is another one: {shown}. Its results "
-        "would be a mixture. Leave out what differs, start another run, or mix them with `resume_force=true`."
+        f"Expected the experiment that {run_dir.path} was started with, but it has changed: {shown}. The results "
+        "would be mixed. Undo the changes, start another run, or use `resume_force=true` to mix the results."
     )
 
 
@@ -395,7 +395,7 @@ def _task_differences(recorded: Any, tasks: Mapping[str, str | None]) -> Iterato
         yield f"the files of {_counted(changed, verb=False)} have changed ({', '.join(changed[:SHOWN])})"
     beside = dict.fromkeys(file for name, now in tasks.items() for file in changed_files(before.get(name), now))
     if beside:
-        yield f"what the agents are told besides has changed ({', '.join(list(beside)[:SHOWN])})"
+        yield f"other files that agents read have changed ({', '.join(list(beside)[:SHOWN])})"
 
 
 def _counted(names: Sequence[str], *, verb: bool = True) -> str:

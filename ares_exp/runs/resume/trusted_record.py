@@ -93,7 +93,7 @@ def values_as_meant(run: RecordedRun) -> dict[str, Any]:
     try:
         values = recorded_config(run.path)
     except OSError as error:
-        raise ConfigError(f"{run.path / 'config.yaml'}: {error.strerror}. Nobody knows what was run.") from error
+        raise ConfigError(f"{run.path / 'config.yaml'}: {error.strerror}. The config of the run is unknown.") from error
     place = run.working_directory()
     given = {key for key, value in dotted_items(values) if value is not None}
 
@@ -144,8 +144,8 @@ def check_values(
     for key, one in [*(leaf for leaf in recorded if "_target_" in leaf[0].split(".")), *functions]:
         if one not in known:
             raise ConfigError(
-                f"The recorded run names a class that no option here names, which is not taken over from a file: "
-                f"`{key}={one!s:.100}`. Choose an option, or type it again if you trust it."
+                f"The recorded run names a class that no available option has. It is not loaded from a file: "
+                f"`{key}={one!s:.100}`. Choose an option, or repeat the override if you trust it."
             )
 
 
@@ -165,7 +165,9 @@ def check_config_dirs(run: RecordedRun) -> Sequence[Path]:
     folders = run.config_dirs()
     for folder in folders:
         if not folder.is_dir():
-            raise ConfigError(f"{run.path} was composed with the options in {folder}, which is no folder any more.")
+            raise ConfigError(
+                f"{run.path} was composed with the options in {folder}, which is missing now. Restore the folder."
+            )
         if not folder.is_absolute() or folder.resolve().is_relative_to(run.path.resolve()):
             raise ConfigError(f"Expected the folder of options of {run.path} outside of it, got {folder}.")
     return folders
@@ -183,6 +185,6 @@ def check_secrets(keys: Sequence[str]) -> None:
     if keys:
         again = " ".join(f"{key}=…" for key in keys)
         raise ConfigError(
-            f"The recorded run was given secrets, which are not kept on disk, for {', '.join(keys)}. "
-            f"Give them again ({again}), or leave one out with `~{keys[0]}`."
+            f"The recorded run had secrets, which are not stored on disk, for {', '.join(keys)}. "
+            f"Set them again ({again}), or remove one with `~{keys[0]}`."
         )

@@ -75,9 +75,7 @@ class SweepPlan:
             return cls()
         except (OSError, ValueError, RecursionError) as error:
             first = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else error
-            raise ConfigError(
-                f"{path} is broken: {first}. Without it the folder is read as it is: remove it."
-            ) from None
+            raise ConfigError(f"{path} is broken: {first}. Remove it to use the jobs in the folder.") from None
         if not 0 <= plan.count <= MAX_JOBS or len(plan.jobs) not in (0, plan.count):
             raise ConfigError(f"{path} is broken: expected at most {MAX_JOBS:,} jobs, each with its overrides.")
         return plan
@@ -98,7 +96,7 @@ class SweepPlan:
                 raise ConfigError(
                     f"Expected the jobs of the sweep that is to be resumed, but its job {number} is "
                     f"`{' '.join(_chosen(job, keys)) or 'none'}`, and this command's is "
-                    f"`{' '.join(_chosen(now, keys)) or 'none'}`. Other jobs need a sweep folder of their own."
+                    f"`{' '.join(_chosen(now, keys)) or 'none'}`. For other jobs, use another sweep folder."
                 )
 
 

@@ -343,7 +343,7 @@ def _lines(report: SweepReport) -> Iterator[str]:
     if len(failed) > MAX_FAILURES:
         yield f"and {len(failed) - MAX_FAILURES} more failed, see failure.json in their folders"
     if counts[JobState.COMPLETE] < len(report.rows):
-        yield f"To go on with what is not complete: ares-exp resume={_shown(report.path)}"
+        yield f"To continue incomplete jobs: ares-exp resume={_shown(report.path)}"
 
 
 def _shown(path: Path) -> str:

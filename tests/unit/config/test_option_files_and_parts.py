@@ -140,7 +140,7 @@ def test_what_a_file_leaves_out_is_as_the_constructor_has_it(write: Callable[[st
 
 def test_what_has_no_default_has_to_be_given(write: Callable[[str], Path]) -> None:
     config = compose_config(["policy=mine"], config_dirs=[write(f"_target_: {TARGET}\ndepth: ???\n")])
-    with pytest.raises(ConfigError, match=r"`policy\.(name|depth)` is needed and has no default: set `policy\."):
+    with pytest.raises(ConfigError, match=r"`policy\.(name|depth)` is required and has no default\. Set `policy\."):
         instantiate_group(config, "policy")
     config = compose_config(["policy=mine", "policy.name=x"], config_dirs=[write(f"_target_: {TARGET}\ndepth: ???\n")])
     with pytest.raises(ConfigError, match=r"`policy\.depth` is needed"):

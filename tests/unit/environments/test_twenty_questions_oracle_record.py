@@ -152,7 +152,7 @@ def test_a_record_is_used_up_to_what_is_none(tmp_path: Path, line: bytes, caplog
     good = json.dumps({**GOOD, **NUMBERS, "of a later version": [1]}).encode()
     (tmp_path / "oracle.jsonl").write_bytes(b"\n".join([good, line, good, b""]))
     assert recorded_usage(tmp_path) == ONE
-    assert "oracle.jsonl is used up to its line 2" in caplog.text
+    assert "oracle.jsonl is ignored from line 2 on" in caplog.text
 
 
 def test_a_record_that_is_no_file_or_has_no_end(tmp_path: Path) -> None:

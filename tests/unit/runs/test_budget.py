@@ -77,8 +77,8 @@ def test_cost_of_responses_counts_as_they_are_paid_and_only_once() -> None:
     assert meter.exhausted() is None
     meter.add_response("b", respond(10, 0.25))
     assert meter.exhausted() == (
-        "The run's budget is used up: 1.05 US dollars, budget.cost=1. Nothing more is started, and what was running "
-        "is ended; resume with a larger one, such as budget.cost=2."
+        "The run's budget is used up: 1.05 US dollars, budget.cost=1. No more episodes start, and running "
+        "episodes are cancelled. Resume with a larger budget, such as budget.cost=2."
     )
 
 
@@ -157,7 +157,7 @@ def test_an_error_of_the_model_shows_that_the_rest_works(name: str) -> None:
     meter.add(result("d", "policy_error", error=ErrorInfo("ServerError", "x")))
     said = str(meter.exhausted())
     assert "2 errors in a row, budget.errors_in_a_row=2" in said
-    assert said.endswith("resume with the same one when their cause is gone.")
+    assert said.endswith("Resume with the same budget when the cause of the errors is fixed.")
 
 
 def test_a_resumed_run_starts_a_new_row() -> None:

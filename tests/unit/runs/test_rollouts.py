@@ -266,8 +266,11 @@ async def test_scorers_by_the_name_of_their_option() -> None:
         ({"attempts": 0}, "Expected `attempts` to be at least 1"),
         ({"concurrency": "x"}, "concurrency"),
         ({"overrides": ["attempts=2"]}, "`attempts` is an argument"),
-        ({"overrides": ["policy.model=m"]}, "give that its values itself"),
-        ({"overrides": ["scorer=judge"], "env": Count}, "`scorer` has no effect where `env` is no option"),
+        ({"overrides": ["policy.model=m"]}, "Pass the value to its constructor"),
+        (
+            {"overrides": ["scorer=judge"], "env": Count},
+            "`scorer` has no effect because `env` is a type, not an option",
+        ),
         ({"overrides": ["tracker=none"]}, "has no effect here"),
         ({"overrides": ["resume=x"]}, "has no effect here"),
         ({"overrides": ["limits.stps=2"]}, "limits.steps"),

@@ -273,7 +273,7 @@ def test_a_class_that_no_option_names_is_not_taken_from_a_file(recorded: Recorde
     run = recorded(line)
     assert "os.system" in str(composed("replay=first")), "it is the user's own run"
     run.chmod(0o777)
-    with pytest.raises(ConfigError, match=r"names a class that no option here names.*_target_=os.system"):
+    with pytest.raises(ConfigError, match=r"names a class that no available option has.*_target_=os.system"):
         compose_from_run([], ["replay=first", "resume_force=true"])
     key = line.lstrip("+").partition("=")[0]
     value = "mine.Tracker" if key.endswith("_target_") else "{_target_: mine.Tracker}"
@@ -424,7 +424,7 @@ def test_secrets_of_a_sweep_are_asked_for_again(sweep: Callable[..., Path]) -> N
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        (["replay=first", "branch_from=first/fix@1"], "does one thing"),
+        (["replay=first", "branch_from=first/fix@1"], "Use one per command"),
         (["replay=first/fix@1"], "leave `@1` out"),
         (["replay=first", "policy=oracle"], "`policy` cannot be set"),
         (["branch_from=first/fix@1", "attempts=2"], "`branches` is their number"),
@@ -432,8 +432,8 @@ def test_secrets_of_a_sweep_are_asked_for_again(sweep: Callable[..., Path]) -> N
         (["branch_from=first"], "<run>/<episode>@<step>"),
         (["branch_from=first/fix@1", "experiment=smoke"], "`experiment` cannot be set with `branch_from`"),
         (["replay=first", "branches=2"], "`branches` cannot be set with `replay`"),
-        (["branches=2"], "`branches` belongs to a branch"),
-        (["branch.inject=x", "branch_from=null"], "`branch.inject` belongs to a branch"),
+        (["branches=2"], "`branches` has an effect only with a branch"),
+        (["branch.inject=x", "branch_from=null"], "`branch.inject` has an effect only with a branch"),
         (["replay=first,second"], "got a sweep"),
         (["replay=5"], "no run 5"),
     ],
@@ -534,9 +534,9 @@ def test_a_sweep_goes_on_as_a_sweep(sweep: Callable[..., Path], tmp_path: Path) 
 @pytest.mark.parametrize(
     ("flags", "typed", "expected"),
     [
-        ([], ["resume=first", "replay=first"], "does one thing"),
-        ([], ["resume=first", "hydra.run.dir=x"], "goes on where it is"),
-        (["-m"], ["resume=first"], "leave `-m` out"),
+        ([], ["resume=first", "replay=first"], "Use one per command"),
+        ([], ["resume=first", "hydra.run.dir=x"], "the run continues in its directory"),
+        (["-m"], ["resume=first"], "Leave `-m` out"),
         ([], ["resume=first,second"], "got a sweep"),
         ([], ["resume=nowhere"], "nowhere"),
         ([], ["resume=empty"], "nothing to resume in empty"),

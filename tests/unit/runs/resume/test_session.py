@@ -124,7 +124,7 @@ def test_another_task_set_is_refused(run_dir: RunDir, tasks: dict[str, str], exp
 def test_a_changed_file_beside_the_tasks_is_refused_by_name(run_dir: RunDir) -> None:
     opened(run_dir, {name: with_files(digest, {"/a/hint.md": "old"}) for name, digest in TASKS.items()})
     assert opened(run_dir, TASKS).earlier is not None
-    with pytest.raises(ConfigError, match=r"another one: what the agents are told besides has changed \(/a/hint.md\)"):
+    with pytest.raises(ConfigError, match=r"it has changed: other files that agents read have changed \(/a/hint.md\)"):
         opened(run_dir, {name: with_files(digest, {"/a/hint.md": "new"}) for name, digest in TASKS.items()})
 
 
