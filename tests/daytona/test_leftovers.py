@@ -65,7 +65,7 @@ async def names(emulator: Emulator) -> set[str]:
     return {one.name for one in emulator.sandboxes.values()}
 
 
-async def test_what_is_found(service: DaytonaService, dead: dict[str, str]) -> None:
+async def test_find_lists_sandboxes_with_owner_and_age(service: DaytonaService, dead: dict[str, str]) -> None:
     found = {leftover.name: leftover for leftover in await find(service)}
     assert {name: leftover.is_stale for name, leftover in found.items()} == {DEAD: True, LIVING: False, FOREIGN: False}
     assert found[DEAD].whose == f"process {dead['ares_exp.pid']} on {dead[HOST]}"
@@ -85,7 +85,7 @@ async def test_removal_at_the_start_of_a_run(
     assert await names(emulator) == {LIVING, FOREIGN, PLAIN}
 
 
-async def test_a_service_that_does_not_say_what_it_has(emulator: Emulator, service: DaytonaService) -> None:
+async def test_a_failed_list_is_an_error(emulator: Emulator, service: DaytonaService) -> None:
     emulator.faults.add(Fault("status", "GET", "/api/sandbox$", status=401))
     with pytest.raises(ContainerAuthorizationError, match="The list of sandboxes: "):
         await remove_stale(service)

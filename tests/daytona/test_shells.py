@@ -22,7 +22,7 @@ LINES = 200_000
 SHA256 = hashlib.sha256("".join(f"{n}\n" for n in range(1, LINES + 1)).encode()).hexdigest()
 
 
-async def test_a_flood_over_a_slow_connection_is_held_back(emulator: Emulator, box: DaytonaContainer) -> None:
+async def test_output_over_a_slow_connection_is_throttled(emulator: Emulator, box: DaytonaContainer) -> None:
     """The service cuts off a client for whom too much waits."""
     emulator.traffic.message_sec = 0.005
     result = await box.exec(f"seq 1 {LINES}", max_output_bytes=2**22, timeout_sec=200)
@@ -32,14 +32,14 @@ async def test_a_flood_over_a_slow_connection_is_held_back(emulator: Emulator, b
     assert (await box.exec("ls /tmp/.ares_exp-*/ | grep -c '[.]'; true")).output in ("0\n", "1\n", "2\n")
 
 
-async def test_what_was_heard_is_told_again(emulator: Emulator, box: DaytonaContainer) -> None:
+async def test_lost_acknowledgements_are_sent_again(emulator: Emulator, box: DaytonaContainer) -> None:
     for kind in ("drop", "drop_after", "status"):
         emulator.faults.add(Fault(kind, "DELETE", "/files$", status=502))  # type: ignore[arg-type]
     result = await box.exec(f"seq 1 {LINES}", max_output_bytes=2**22, timeout_sec=200)
     assert hashlib.sha256(result.output.encode()).hexdigest() == SHA256
 
 
-async def test_a_shell_that_cannot_be_told_is_lost(emulator: Emulator, box: DaytonaContainer) -> None:
+async def test_a_shell_without_acknowledgements_is_lost(emulator: Emulator, box: DaytonaContainer) -> None:
     emulator.faults.add(Fault("status", "DELETE", "/files$", status=403, times=None))
     with pytest.raises(ContainerDiedError, match=r"connection to a shell of the container broke.*answers 403"):
         await box.exec(f"seq 1 {LINES}", timeout_sec=200)
@@ -47,7 +47,7 @@ async def test_a_shell_that_cannot_be_told_is_lost(emulator: Emulator, box: Dayt
     assert (await box.exec("echo next")).output == "next\n"
 
 
-async def test_a_broken_connection_is_no_end_of_a_command(emulator: Emulator, box: DaytonaContainer) -> None:
+async def test_a_broken_connection_is_an_error(emulator: Emulator, box: DaytonaContainer) -> None:
     running = asyncio.create_task(box.exec("touch /tmp/started; sleep 4331"))
     await box.exec("until [ -e /tmp/started ]; do sleep 0.01; done")
     emulator.traffic.cut()
@@ -56,7 +56,7 @@ async def test_a_broken_connection_is_no_end_of_a_command(emulator: Emulator, bo
     assert (await box.exec("echo next")).output == "next\n"
 
 
-async def test_the_end_of_the_sandbox_is_the_end_of_its_commands(emulator: Emulator, box: DaytonaContainer) -> None:
+async def test_a_lost_sandbox_fails_its_commands(emulator: Emulator, box: DaytonaContainer) -> None:
     running = asyncio.create_task(box.exec("touch /tmp/started; sleep 4332"))
     await box.exec("until [ -e /tmp/started ]; do sleep 0.01; done")
     emulator.lose(next(iter(emulator.sandboxes)))
@@ -65,7 +65,7 @@ async def test_the_end_of_the_sandbox_is_the_end_of_its_commands(emulator: Emula
             await asked
 
 
-async def test_an_agent_that_knows_the_marks(emulator: Emulator, box: DaytonaContainer) -> None:
+async def test_forged_marks_cannot_read_files(emulator: Emulator, box: DaytonaContainer) -> None:
     """It is root, and may do what it likes in its sandbox; on this side it gets no further."""
     key = 'key=$(sed -n "s/^printf .*n. \\([0-9a-f]*\\)$/\\1/p" /tmp/.ares_exp-*/shell)'
     forged = f"{key}; printf '\\035%s %s\\035' $key"
@@ -92,7 +92,7 @@ async def test_users(box: DaytonaContainer) -> None:
 
 
 @pytest.mark.root
-async def test_what_another_user_started_is_ended(box: DaytonaContainer) -> None:
+async def test_processes_of_other_users_are_killed(box: DaytonaContainer) -> None:
     late = await box.exec("echo started; (trap '' TERM; sleep 4324) & sleep 4324", user="nobody", timeout_sec=1)
     assert (late.output, late.timed_out) == ("started\n", True)
     left = await box.exec("cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -c 'sleep 432[4]'", shell="sh -c")
