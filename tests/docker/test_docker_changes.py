@@ -111,7 +111,7 @@ class TestArchive(DockerChanges):
     def factory(self) -> ContainerFactory:
         return DockerContainerFactory(capture="archive")
 
-    async def test_what_is_lost_is_said(self, box: Container, objects: ObjectStore) -> None:
+    async def test_lost_files_are_logged(self, box: Container, objects: ObjectStore) -> None:
         await make_awkward(box, leave_out=STEPS.keys() - {*self.lost, "socket"})
         said = "\n".join((await capture(box, objects)).notes)
         assert "names are not UTF-8" in said
@@ -169,9 +169,7 @@ async def test_an_engine_elsewhere_is_read_by_archives(
         assert set((await capture(box, objects)).entries) == {"/file"}
 
 
-async def test_a_task_whose_image_is_another_one_by_now(
-    context: Path, objects: ObjectStore, api: docker.APIClient
-) -> None:
+async def test_a_rebuilt_image_is_a_mismatch(context: Path, objects: ObjectStore, api: docker.APIClient) -> None:
     spec = built(context, "RUN echo one > /one\n")
     factory = DockerContainerFactory()
     async with factory(spec) as box:
@@ -192,7 +190,7 @@ async def test_a_task_whose_image_is_another_one_by_now(
     assert [one["Id"] for one in api.images(filters={"label": f"test={context.name}"})] == other
 
 
-async def test_an_image_that_is_nowhere(objects: ObjectStore) -> None:
+async def test_a_missing_image_is_a_mismatch(objects: ObjectStore) -> None:
     async with DockerContainerFactory()(ContainerSpec("gone", docker_image=PYTHON)) as box:
         await run(box, "echo x > /file")
         delta = replace(await capture(box, objects), base="sha256:" + "1" * 64)
@@ -219,7 +217,7 @@ async def test_restore_over_a_broken_connection_can_be_retried(
             ).start()
 
 
-async def test_a_container_that_was_killed(objects: ObjectStore, api: docker.APIClient) -> None:
+async def test_capture_of_a_killed_container_fails(objects: ObjectStore, api: docker.APIClient) -> None:
     async with DockerContainerFactory(capture="archive")(ContainerSpec("killed", docker_image=PYTHON)) as box:
         await run(box, "echo x > /file")
         await capture(box, objects)

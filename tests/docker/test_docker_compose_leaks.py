@@ -61,7 +61,7 @@ def test_kill_9_in_the_middle_of_the_start(runner: Runner, engine: docker.Docker
 
 
 @pytest.mark.nightly
-async def test_the_next_run_removes_what_nobody_did(runner: Runner, engine: docker.DockerClient) -> None:
+async def test_the_next_run_removes_stale_projects(runner: Runner, engine: docker.DockerClient) -> None:
     def found() -> list[tuple[str, bool]]:
         return [(one.kind, one.is_stale) for one in find(ours.api) if one.name.startswith(runner.name)]
 
@@ -78,7 +78,7 @@ async def test_the_next_run_removes_what_nobody_did(runner: Runner, engine: dock
 
 
 @pytest.mark.nightly  # by day, `test_kill_9`
-async def test_a_start_that_is_cancelled(tmp_path: Path, engine: docker.DockerClient) -> None:
+async def test_a_cancelled_start_leaves_nothing(tmp_path: Path, engine: docker.DockerClient) -> None:
     box = DockerContainerFactory()(compose_spec(tmp_path, SERVICES))
     assert isinstance(box, ComposeContainer)
     start = asyncio.create_task(box.start())
