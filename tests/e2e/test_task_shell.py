@@ -112,7 +112,7 @@ def until(ours: int, text: bytes) -> bytes:
 
 
 @pytest.mark.local
-def test_ctrl_c_reaches_the_shell_and_not_the_command(tmp_path: Path) -> None:
+def test_ctrl_c_reaches_only_the_task_shell(tmp_path: Path) -> None:
     with at_a_terminal(tmp_path, "write-greeting") as (started, ours):
         until(ours, b"/app")
         os.write(ours, b"sleep 87654\r")
