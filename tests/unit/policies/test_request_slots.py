@@ -31,7 +31,7 @@ class Waits(list[float]):
         return EpisodeSpec("t", on_wait=self)
 
 
-async def test_a_wait_is_told_before_it_passes(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_a_wait_is_reported_before_it_passes(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.then(error(429, headers={"Retry-After": "0.2"}), error(503))
     asked_when_told: list[int] = []
     waits: list[float] = []
@@ -46,13 +46,13 @@ async def test_a_wait_is_told_before_it_passes(endpoint: LoopbackEndpoint, make:
     assert 0.005 <= waits[1] <= 0.02
 
 
-async def test_without_a_wait_nothing_is_told(make: Make) -> None:
+async def test_a_request_without_wait_reports_nothing(make: Make) -> None:
     waits = Waits()
     await make().for_episode(waits.spec)(HI)
     assert waits == []
 
 
-async def test_one_that_waits_for_a_retry_leaves_its_place(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_a_waiting_retry_frees_its_slot(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.then(error(503))
     policy, first, second = make(max_concurrency=1, retry_base_sec=50.0), Waits(), Waits()
     waiting = asyncio.create_task(policy.for_episode(first.spec)(HI))
@@ -80,7 +80,7 @@ async def test_a_retry_after_holds_back_all(endpoint: LoopbackEndpoint, make: Ma
     await asyncio.wait(asking)
 
 
-async def test_a_wait_that_is_refused_holds_back_nobody(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_a_rejected_wait_does_not_pause_others(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.then(error(429, headers={"Retry-After": "3600"}))
     policy, waits = make(), Waits()
     with pytest.raises(RateLimitError):
@@ -90,7 +90,7 @@ async def test_a_wait_that_is_refused_holds_back_nobody(endpoint: LoopbackEndpoi
     assert waits == []
 
 
-async def test_a_long_wait_for_a_place_is_told_while_it_passes() -> None:
+async def test_a_long_wait_for_a_slot_is_reported() -> None:
     slots, waits = RequestSlots(1), Waits()
 
     async def wait() -> None:
@@ -105,7 +105,7 @@ async def test_a_long_wait_for_a_place_is_told_while_it_passes() -> None:
         await waiting
 
 
-async def test_nobody_sits_out_pauses_for_ever() -> None:
+async def test_pauses_are_bounded() -> None:
     slots, waits = RequestSlots(1, sleep=lambda seconds: asyncio.sleep(0)), Waits()
     slots.pause(50.0)
     async with asyncio.timeout(20), slots.one(waits):
@@ -113,7 +113,7 @@ async def test_nobody_sits_out_pauses_for_ever() -> None:
     assert len(waits) == MAX_PAUSES
 
 
-async def test_who_gives_up_leaves_its_place() -> None:
+async def test_a_cancelled_waiter_frees_its_slot() -> None:
     slots, waits = RequestSlots(1), Waits()
 
     async def enter() -> None:
