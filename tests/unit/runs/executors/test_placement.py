@@ -19,7 +19,7 @@ def of(**slots: int) -> Placement[str]:
     return placement
 
 
-async def test_attempts_at_one_task_go_to_one_node_while_it_has_room() -> None:
+async def test_attempts_of_a_task_share_a_node() -> None:
     placement = of(a=8, b=8, c=8)
     async with AsyncExitStack() as stack:
         for number in range(12):
@@ -31,7 +31,7 @@ async def test_attempts_at_one_task_go_to_one_node_while_it_has_room() -> None:
         assert one == other, "in whatever order the nodes came"
 
 
-async def test_no_node_gets_much_more_than_its_share() -> None:
+async def test_slots_are_spread_evenly_over_nodes() -> None:
     placement = of(a=20, b=20, c=20)
     async with AsyncExitStack() as stack:
         found = Counter([await stack.enter_async_context(placement.slot("task")) for _ in range(30)])
@@ -40,7 +40,7 @@ async def test_no_node_gets_much_more_than_its_share() -> None:
         assert found + rest == Counter(a=20, b=20, c=20), "all slots are used"
 
 
-async def test_it_waits_for_a_slot_and_for_a_host() -> None:
+async def test_a_placement_waits_for_a_host_and_slot() -> None:
     placement: Placement[str] = Placement()
 
     async def execute() -> str:
@@ -59,7 +59,7 @@ async def test_it_waits_for_a_slot_and_for_a_host() -> None:
         assert host == "a"
 
 
-async def test_the_more_often_it_was_lost_the_fewer_are_beside_it() -> None:
+async def test_repeated_losses_reduce_the_number_of_neighbours() -> None:
     assert [beside(losses, 64) for losses in range(4)] == [64, 8, 1, 1]
     placement = of(a=64)
     alone = asyncio.Event()
@@ -86,7 +86,7 @@ async def test_the_more_often_it_was_lost_the_fewer_are_beside_it() -> None:
     await asyncio.gather(running, newcomer)
 
 
-async def test_a_lost_host_gets_nothing_and_giving_up_ends_the_waiting() -> None:
+async def test_a_lost_host_gets_no_more_episodes() -> None:
     placement = of(a=1)
     async with placement.slot("task"):
         placement.remove("a")

@@ -34,7 +34,7 @@ def made(kind: type[AresExpError]) -> AresExpError:
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
-def test_every_error_arrives_as_its_class(kind: type[AresExpError]) -> None:
+def test_every_error_keeps_its_class(kind: type[AresExpError]) -> None:
     error = made(kind)
     arrived = crossed(error)
     assert type(arrived) is kind
@@ -63,7 +63,7 @@ class Held(Exception):
         return str(self.args[0])
 
 
-def test_an_error_that_cannot_be_pickled_keeps_its_name_and_text() -> None:
+def test_an_unpicklable_error_keeps_its_name_and_text() -> None:
     arrived = crossed(Held(7, held=lambda: None))
     assert (type(arrived).__name__, str(arrived)) == ("Held", "code 7")
 
@@ -80,7 +80,7 @@ def turns(length: int, *, conversation: str = "main", text: str = "x" * 1000) ->
     return LLMRequest(messages, system_prompt=text, tools=tools, origin=Origin("messages", conversation=conversation))
 
 
-def test_a_request_crosses_as_its_difference() -> None:
+def test_a_request_is_sent_as_its_difference() -> None:
     encoder, decoder, sizes = RequestEncoder(), RequestDecoder(), []
     for length in range(1, 60):
         conversation = ("main", "side")[length % 2]
@@ -96,7 +96,7 @@ def test_a_request_crosses_as_its_difference() -> None:
     assert max(sizes[2:]) < 4000, "each has two new messages, of 1,000 characters"
 
 
-def test_a_request_that_changes_in_the_middle_arrives() -> None:
+def test_a_request_changed_in_the_middle_arrives() -> None:
     encoder, decoder = RequestEncoder(), RequestDecoder()
     first = turns(10)
     decoder.decode(encoder.encode(first, {}))
@@ -104,7 +104,7 @@ def test_a_request_that_changes_in_the_middle_arrives() -> None:
     assert decoder.decode(encoder.encode(compacted, dict(decoder.bases))) == compacted
 
 
-def test_a_response_that_never_arrived_is_no_base() -> None:
+def test_a_lost_request_is_not_a_base() -> None:
     """The other side names what it has; what it has not, nothing is a difference to."""
     encoder, decoder = RequestEncoder(), RequestDecoder()
     encoder.encode(turns(3), {})
