@@ -305,7 +305,7 @@ def test_recorded_interpolations_are_text(recorded: Recorded, name: str) -> None
 @pytest.mark.parametrize(
     "name", ["${oc.env:HOME}", "${now:%Y}", "x${hydra:job.num}", "${oc.select:a.b}", "${a.${oc.env:HOME}}"]
 )
-def test_a_recorded_environment_reference_is_not_resolved_again(recorded: Recorded, name: str) -> None:
+def test_recorded_references_to_this_machine_are_not_resolved(recorded: Recorded, name: str) -> None:
     recorded("name=plain")
     rewrite("first/.hydra/config.yaml", "name: plain", f"name: {json.dumps(name)}")
     assert composed("resume=first")["name"] == "plain"
