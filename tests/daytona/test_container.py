@@ -1,4 +1,4 @@
-"""The life of a sandbox: how it is asked for, kept and removed, and what is left where that fails."""
+"""The life of a sandbox: how it is requested, kept and removed, and how failures are cleaned up."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def posted(emulator: Emulator, what: str) -> list[Any]:
 async def test_a_capture_starts_another_sandbox(
     emulator: Emulator, factory: DaytonaContainerFactory, tmp_path: Path
 ) -> None:
-    """With what was done in the first, beside directories of this machine."""
+    """With the files of the first sandbox, and local directories."""
     program, target = tmp_path / "tool" / "bin" / "run", f"/opt/{tmp_path.name}"
     program.parent.mkdir(parents=True)
     program.write_text("#!/bin/sh\necho ran\n")
@@ -235,7 +235,7 @@ def test_one_factory_in_several_event_loops(monkeypatch: pytest.MonkeyPatch) -> 
     assert [asyncio.run(run()) for _ in range(2)] == ["one\ntwo\n"] * 2
 
 
-# What is asked for
+# Requests
 
 
 async def test_requests_contain_variables_and_network(emulator: Emulator) -> None:
@@ -348,7 +348,7 @@ async def test_the_service_builds_a_dockerfile_without_files(emulator: Emulator,
 
 
 async def test_a_sandbox_without_keepalive_ends_after_its_ttl(emulator: Emulator) -> None:
-    """As where the runner's machine is cut off: the service removes it, and a command says so."""
+    """The runner's machine is disconnected: the service removes the sandbox, and a command reports it."""
     factory = DaytonaContainerFactory(ttl_min=30)
     async with factory(SPEC) as box:
         running = asyncio.create_task(box.exec("sleep 100"))

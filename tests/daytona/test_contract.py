@@ -72,7 +72,7 @@ class TestDaytonaForwardedPorts(OnSandboxes, RelayedForwardedPortContract):
 
 @pytest.mark.docker
 class TestDaytonaContainerOnDocker(OnSandboxes, ContainerContract):
-    """The same where a sandbox has an image and a network of its own."""
+    """The same for a sandbox with a separate image and network."""
 
     by_night = frozenset(dir(ContainerContract)) - {"test_only_announced_policies"}
     networks = frozenset({"no-network", "public"})

@@ -1,4 +1,4 @@
-"""What is read from the environment, what is refused, and that none of it is shown."""
+"""Credentials: how they are read from the environment, which are rejected, and that none of them is shown."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from tests.conftest import ROOT
 from tests.daytona.conftest import said
 from tests.daytona.emulator import Emulator, Fault
 
-pytestmark = [pytest.mark.local, pytest.mark.once, pytest.mark.nightly]  # by day, the tests that use the emulator
+pytestmark = [pytest.mark.local, pytest.mark.once, pytest.mark.nightly]  # daily, other tests use the emulator
 
 
 def client_of(api_key: str, api_url: str) -> AsyncDaytona:
@@ -134,7 +134,7 @@ async def test_docker_containers_as_sandboxes() -> None:
 
 
 def _traces(process: int | None = None) -> tuple[set[str], set[str]]:
-    """Directories of the boxes and emulators of a process (default: this one), and what is mounted in them."""
+    """Directories of the boxes and emulators of a process (default: this process), and the mounts in them."""
     mine = re.compile(rf"ares_exp-box-{process or os.getpid()}-|daytona-emulator-{process or os.getpid()}-")
     folders = (Path("/dev/shm"), Path(tempfile.gettempdir()))
     names = {entry.name for folder in folders if folder.is_dir() for entry in folder.iterdir()}

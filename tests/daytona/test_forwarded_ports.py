@@ -26,7 +26,7 @@ async def test_a_killed_process_closes_its_forwarded_port(emulator: Emulator) ->
 
 
 async def test_a_silent_forwarded_port_reopens_each_time(emulator: Emulator, caplog: pytest.LogCaptureFixture) -> None:
-    """What was open is cut, as a service that is away for a moment cuts it; an agent's client tries again."""
+    """A short outage of the service cuts open connections; an agent's client tries again."""
     caplog.set_level(logging.INFO)
     spec = ContainerSpec("forwarded_ports", docker_image="debian:12.9", network=NO_NETWORK)
     async with DaytonaContainerFactory(forwarded_port_lease_sec=1)(spec) as box:

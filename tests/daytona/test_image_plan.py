@@ -1,4 +1,4 @@
-"""What a sandbox is made from, which files of the context it takes, and what is left for after the start."""
+"""The image plan of a sandbox: its base, the files of the context, and the steps after the start."""
 
 from __future__ import annotations
 

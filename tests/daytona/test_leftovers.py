@@ -45,7 +45,7 @@ async def labels_of_the_dead() -> dict[str, str]:
 
 @pytest.fixture
 async def dead(service: DaytonaService) -> dict[str, str]:
-    """Labels of a dead run, and sandboxes of it, of ours, of another machine's and of nobody."""
+    """Labels of a dead run, and sandboxes of this run, of another machine and without labels."""
     dead = await labels_of_the_dead()
     for name, labels in (
         (DEAD, dead),
@@ -58,7 +58,7 @@ async def dead(service: DaytonaService) -> dict[str, str]:
 
 
 async def names(emulator: Emulator) -> set[str]:
-    """Of the sandboxes that are there, once those that go have gone."""
+    """Waits until removed sandboxes are gone, then returns the rest."""
     async with asyncio.timeout(60):
         while any(one.state == "destroying" for one in emulator.sandboxes.values()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -124,7 +124,7 @@ async def test_the_command(emulator: Emulator, dead: dict[str, str], tmp_path: P
 @pytest.mark.nightly
 @pytest.mark.once
 async def test_the_command_with_snapshots(emulator: Emulator, service: DaytonaService, tmp_path: Path) -> None:
-    """Those that runs of this machine had the service keep; not those that a user made."""
+    """Only snapshots that runs of this machine created, not snapshots of a user."""
     request = CreateSandboxFromSnapshotParams(labels=owner_labels())
     sandbox = await create_sandbox(service, request, name=LIVING, timeout_sec=60)
     await keep_files(service, sandbox)

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.local
 
 
 async def look(client: AsyncDaytona) -> AsyncSandbox:
-    """A GET, of a sandbox that is not there: when it gets through, it is answered by 404."""
+    """A GET for a missing sandbox: if it gets through, the response is 404."""
     return await client.get("x")
 
 
@@ -98,7 +98,7 @@ async def test_a_defect_is_tried_a_few_times(
 
 @pytest.fixture
 def closed_port() -> int:
-    """A port at which nobody listens: below those of which others are given any that is free."""
+    """A port without a listener, below the range from which free ports are chosen."""
     for port in range(20_000 + os.getpid() % 10_000, 32_000):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
@@ -107,7 +107,7 @@ def closed_port() -> int:
 
 
 async def test_a_failed_connection_is_always_retried(monkeypatch: pytest.MonkeyPatch, closed_port: int) -> None:
-    """Also a request that must not be made twice: nobody has seen it."""
+    """Also a request that must not be repeated: the service never received it."""
     monkeypatch.setenv("DAYTONA_API_URL", f"http://127.0.0.1:{closed_port}/api")
     monkeypatch.setenv("DAYTONA_API_KEY", "dtn_of_a_service_that_is_not_there")
     service, again = DaytonaService(Credentials.from_environment(), base_sec=0.05), asyncio.Event()

@@ -14,7 +14,7 @@ from ares_exp.containers.daytona.container import DaytonaContainer
 from ares_exp.errors import ContainerDiedError, ContainerServiceUnavailableError, TransferError
 from tests.daytona.emulator import Emulator, Fault
 
-pytestmark = [pytest.mark.local, pytest.mark.once, pytest.mark.nightly]  # by day, the contract
+pytestmark = [pytest.mark.local, pytest.mark.once, pytest.mark.nightly]  # the daily run has the contract
 
 UPLOAD, DOWNLOAD = "/files/bulk-upload$", "/files/bulk-download$"
 SPOOLED = 9 * 1024 * 1024
@@ -33,7 +33,7 @@ def tree(directory: Path, size: int = 100_000) -> Path:
 
 
 def described(directory: Path) -> dict[str, object]:
-    """What is in a directory."""
+    """The entries of a directory."""
     found: dict[str, object] = {}
     for path in sorted(directory.rglob("*")):
         name = str(path.relative_to(directory))
@@ -140,7 +140,7 @@ async def test_a_cancelled_transfer_leaves_nothing(emulator: Emulator, box: Dayt
 
 
 async def test_a_forged_size_is_a_transfer_error(box: DaytonaContainer, tmp_path: Path) -> None:
-    """What is sent is compared to it, and not asked for again and again."""
+    """The sent data is compared with the size, and is not requested again and again."""
     await box.exec("echo a >/a")
     for size in ("7", "1000000000", "nonsense", "99999999999999"):
         await box.exec(f"printf '#!/bin/sh\necho {size}\n' >/usr/local/bin/wc; chmod 755 /usr/local/bin/wc")

@@ -24,7 +24,7 @@ PATIENCE_SEC = 0.5
 
 
 class Api:
-    """What is asked of the API, one method per route."""
+    """The requests of the API, one method per route."""
 
     def __init__(self, emulator: Emulator) -> None:
         self._emulator = emulator
