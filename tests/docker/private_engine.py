@@ -75,7 +75,7 @@ class PrivateEngine:
         assert process.poll() is None, self.log.read_text()[-2000:]
 
     def kill(self) -> None:
-        """Kills it, as a crash would. Its containers run on, without anybody who knows them."""
+        """Kills the engine, as a crash would. Its containers continue without an engine."""
         self.signal(signal.SIGKILL)
         assert self._process is not None
         self._process.wait(ANSWERS_WITHIN_SEC)
@@ -152,7 +152,7 @@ def _started() -> Iterator[PrivateEngine]:
 
 
 def _tiny_image() -> bytes:
-    """The files of an image, from one that the other engine has."""
+    """The files of an image of the other engine."""
     shared = docker.from_env()
     try:
         return base64.b64decode(shared.containers.run(_SOURCE, ["sh", "-c", _PACK], remove=True, network_mode="none"))
@@ -161,7 +161,7 @@ def _tiny_image() -> bytes:
 
 
 def _processes_of(path: Path) -> list[int]:
-    """What an engine left running, by a path of its directory on the command line, which nobody else has."""
+    """Processes that an engine left running, found by its directory on the command line."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Captured and restored files of containers: the contract in each way of capturing, and what is Docker's own."""
+"""Captured and restored files of containers: the contract in each way of capturing, and Docker's own cases."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PYTHON = "python:3.12-slim"
 class DockerChanges(ChangesContract):
     @pytest.fixture(autouse=True)
     def temporary(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        """Where temporary files go: nobody else's are there."""
+        """A directory for temporary files, with no other files in it."""
         directory = tmp_path / "temporary"
         directory.mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(directory))

@@ -264,7 +264,7 @@ async def test_closed_networks(tmp_path: Path) -> None:
         ask = f'python3 -c "{code}" 2>&1 | tail -1'
         async with box:
             files = box.service("files")
-            if start == listed:  # for main alone
+            if start == listed:  # only for main
                 assert "hello" in (await box.exec(ask.format(address, port, 45))).output
                 assert (await box.exec(ASK.format("files"))).output.split() == ["hello"]
             assert (await files.exec(ask.format(address, port, 0.5))).output.startswith(NO_WAY)

@@ -32,7 +32,7 @@ volumes: {{kept: }}
 
 
 def undertaker(runner: Runner) -> int:
-    """Returns its process number: that of the only child that is left when the project is up."""
+    """Returns the process number of the only child that is left when the project is up."""
     threads = Path(f"/proc/{runner.process.pid}/task").iterdir()
     (child,) = (int(pid) for thread in threads for pid in (thread / "children").read_text().split())
     return child
@@ -77,7 +77,7 @@ async def test_the_next_run_removes_stale_projects(runner: Runner, engine: docke
     assert await asyncio.to_thread(wait_until, lambda: not things(engine, runner.name))
 
 
-@pytest.mark.nightly  # by day, `test_kill_9`
+@pytest.mark.nightly  # the daily run has `test_kill_9`
 async def test_a_cancelled_start_leaves_nothing(tmp_path: Path, engine: docker.DockerClient) -> None:
     box = DockerContainerFactory()(compose_spec(tmp_path, SERVICES))
     assert isinstance(box, ComposeContainer)

@@ -1,4 +1,4 @@
-"""A container that ended says why."""
+"""The reason that a stopped container reports."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def test_compose_on_a_remote_engine_rejects_mounts(
 @needs_compose
 @pytest.mark.root
 async def test_main_of_several_services(tmp_path: Path, tool: Mount) -> None:
-    """The forwarded port is in `main` alone, and so are the mounts."""
+    """Only `main` has the forwarded port and the mounts."""
     services = f"  main: {{}}\n  other:\n    image: {IMAGE}\n    command: [sleep, infinity]\n"
     forwarded_ports = ForwardedPortContract()
     spec = compose_spec(tmp_path, services, network=NO_NETWORK, mounts=(tool,))

@@ -61,7 +61,7 @@ async def ensure(context: Path, **options: Any) -> str:
     return await ensure_image(await connect(), name=context.name, docker_image=None, context_dir=context, **options)
 
 
-# What is built, and how often
+# Builds and their number
 
 
 async def test_the_image_of_a_dockerfile(context: Path, engine: docker.DockerClient) -> None:

@@ -1,4 +1,4 @@
-"""What is left on the engine of runs that were ended in the middle, with 32 containers up."""
+"""Objects left on the engine by runs that were ended in the middle, with 32 containers up."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ async def test_a_disk_limit_is_enforced_or_warned_of(engine: docker.DockerClient
 
 # No more processes: every command ends in time with a result or with a reason
 
-FACTORY = DockerContainerFactory(pids_limit=64)  # at 64, what goes on forking stays in the container
+FACTORY = DockerContainerFactory(pids_limit=64)  # at 64, a process that keeps forking stays in the container
 LIMIT_SEC = 3.0
 BOUND_SEC = 60.0
 

@@ -168,7 +168,7 @@ async def test_cached_images_are_stale_only_when_asked_for(engine: docker.Docker
 
 
 async def test_user_objects_from_a_stale_image_stay(engine: docker.DockerClient, name: str) -> None:
-    """Labels are inherited: his containers and images have those of ours."""
+    """Labels are inherited: the user's containers and images have our labels."""
     maker, _ = start(MAKER, name, IMAGE)
     with maker:
         maker.kill()

@@ -52,7 +52,7 @@ async def box(engine: PrivateEngine) -> AsyncIterator[DockerContainer]:
 
 
 def left(engine: PrivateEngine) -> list[str]:
-    """Names: after a crash, engines may go on listing a dead container without one that they cannot find any more."""
+    """Names: after a crash, engines may keep listing a dead container without a name."""
     with engine.client() as client:
         return [name for one in client.api.containers(all=True) for name in one["Names"]]
 
@@ -136,7 +136,7 @@ async def test_stop_does_not_wait_for_a_hanging_engine(engine: PrivateEngine, mo
         print(f"stop: {time.monotonic() - started:.1f} s")
     finally:
         engine.signal(signal.SIGCONT)
-    assert wait_until(lambda: not left(engine))  # what it was asked for it does when it goes on
+    assert wait_until(lambda: not left(engine))  # it continues with the requested removal
 
 
 async def test_a_full_disk(box: DockerContainer, tmp_path: Path) -> None:
