@@ -1,4 +1,4 @@
-"""Reports and the live page in a real browser: nothing of what they show runs, and numbers are those of the records.
+"""Reports and the live page in a real browser: they run no text as code, and their numbers match the records.
 
 One browser for all; skipped where there is no Chromium with its driver (`.ci/run` installs them).
 """

@@ -33,7 +33,7 @@ class SmallCluster:
     """A head without slots, and nodes that can be added and killed.
 
     Attributes:
-        address: Where drivers connect to.
+        address: Address to which drivers connect.
         nodes: The living nodes but the head.
     """
 
@@ -93,7 +93,7 @@ class SmallCluster:
         self._forget(node)
 
     def kill_raylet(self, node: Any) -> None:
-        """Kills a node's raylet alone: its workers are to notice."""
+        """Kills only a node's raylet: its workers have to notice."""
         self.nodes.remove(node)
         _raylet(node).kill()
         self._forget(node)

@@ -50,9 +50,9 @@ class Harm:
     """Harms a cluster while runs are continued it.
 
     Attributes:
-        todo: What is still to be done, in this order.
-        done: How often what was done.
-        left: Processes of containers that were there longer than they may be.
+        todo: Remaining faults, in this order.
+        done: Number of faults by kind.
+        left: Processes of containers that outlived their bound.
     """
 
     def __init__(self, cluster: SmallCluster, kills: int, cuts: int, rng: random.Random) -> None:

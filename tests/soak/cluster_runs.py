@@ -75,7 +75,7 @@ def kill_raylet(cluster: SmallCluster) -> Callable[[], object]:
 
 
 def stop_host(cluster: SmallCluster) -> Callable[[], object]:
-    """It is cut off: it does nothing for twice its lease, then goes on."""
+    """The host is cut off: it does nothing for twice its lease, then continues."""
     [host, *_] = cluster.hosts(cluster.nodes[0])
     host.suspend()
     timer = threading.Timer(2 * LEASE_SEC, lambda: _resume(host))
@@ -90,7 +90,7 @@ def _resume(host: psutil.Process) -> None:
 
 @pytest.mark.parametrize("harm", [kill_raylet, stop_host])
 def test_a_loss_costs_no_response(run: KilledRun, whole: KilledRun, cluster: SmallCluster, harm: Harm) -> None:
-    """One episode is on a node, which is harmed in the middle: it goes on elsewhere, and ends as it would have."""
+    """One episode is on a node that is harmed in the middle: it resumes elsewhere with the same result."""
     run.overrides = (*run.overrides, "executor.episodes_per_host=1")
     with ran(run.start) as running:
         until(running, lambda: run.endpoint.asked.total() >= 8 and len(cluster.hosts()) == len(cluster.nodes))
@@ -157,7 +157,7 @@ def containers_of_hosts_counted(run: KilledRun, cluster: SmallCluster) -> Iterat
 
 @pytest.mark.docker
 def test_engine_containers_end_with_their_owners(cluster: SmallCluster, tmp_path: Path) -> None:
-    """Nothing is left in the engine that all nodes share: after a run, after its kill, after that of a host."""
+    """The engine that all nodes share has no leftovers after a run, after its kill and after a host's kill."""
     with made(tmp_path / "whole") as whole:
         whole.backend = "docker"
         assert whole.start() == 0, whole.said

@@ -132,7 +132,7 @@ async def test_musl_is_used_without_glibc_and_gaps_named(roots: None) -> None:
 
 @pytest.mark.ray
 def test_a_node_fetches_a_package_missing_on_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Node and run have empty caches, each its own: the package comes into that of the node, by its digest."""
+    """Node and run have separate empty caches: the package is stored in the node's cache, by its digest."""
     of_node, of_run = tmp_path / "of-node", tmp_path / "of-run"
     cluster = SmallCluster(0)
     try:

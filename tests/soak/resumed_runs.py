@@ -34,7 +34,7 @@ def test_a_budget_is_used_up_and_made_larger(tmp_path: Path, endpoint: CountingE
     assert "budget" in run.said
     asked = endpoint.asked.total()
     assert asked < whole.endpoint.asked.total()
-    run.kills += 1  # what was running was cancelled
+    run.kills += 1  # the running episode was cancelled
     assert run.resume(Moment(), "budget.tokens=100000") == 0, run.said
     check(run, whole)
 
