@@ -21,7 +21,7 @@ pytestmark = pytest.mark.once
 WITHOUT_REWARD = "set -e\nread -r sum < /app/sum.txt\necho 1 > /logs/verifier/reward.txt\n"
 
 
-@pytest.mark.nightly  # by day, the page about tasks
+@pytest.mark.nightly  # the daily run has the page about tasks
 @pytest.mark.parametrize(
     "container", [pytest.param("local", marks=pytest.mark.local), pytest.param("docker", marks=pytest.mark.docker)]
 )

@@ -1,4 +1,4 @@
-"""`branch_from=`: what is composed; what the job does with it is tested elsewhere."""
+"""`branch_from=`: the composed config; other tests cover the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`branch_from=` as a user meets it: a recorded run, and commands that go on from a step of it."""
+"""`branch_from=` as a user meets it: a recorded run, and commands that continue from one of its steps."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.warm_start import warm_command
 
 pytestmark = [pytest.mark.once, pytest.mark.local]
 
-DRAW = "```bash\necho x$RANDOM$RANDOM > /tmp/drawn; cat /tmp/drawn\n```"  # digits alone may be taken for a time
+DRAW = "```bash\necho x$RANDOM$RANDOM > /tmp/drawn; cat /tmp/drawn\n```"  # plain digits may be taken for a time
 GREET = "```bash\necho 'Hello, harbor!' > /app/greeting.txt\n```"
 SHOW = "```bash\ncat /tmp/drawn\n```"
 SUBMIT = "```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"
 
 
 def quoted(text: str) -> str:
-    """As Hydra's grammar has it: quotes alone are escaped."""
+    """As Hydra's grammar requires: only quotes are escaped."""
     return '"' + text.replace('"', '\\"') + '"'
 
 

@@ -1,4 +1,4 @@
-"""An episode is exported at a step and its process killed; a new process goes on, to what it would have come to."""
+"""An episode is exported at a step and its process killed; a new process continues to the same result."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_a_run_resumes_after_an_endpoint_outage(tmp_path: Path, endpoint: Counti
 RANDOM = "od -An -N8 -tx8 /dev/urandom > /work/state; cat /work/state"
 
 
-@pytest.mark.nightly  # by day, `test_resumable_policy` says it of one episode
+@pytest.mark.nightly  # the daily run has one episode in `test_resumable_policy`
 def test_a_changed_environment_gets_new_responses(tmp_path: Path) -> None:
     with CountingEndpoint(turns=(5, 5), command=RANDOM) as server:
         run = make_run(tmp_path, server)
@@ -152,7 +152,7 @@ def test_a_killed_run_resumes_to_the_same_results(killed: KilledRun, whole: Kill
     check(killed, whole)
 
 
-@pytest.mark.nightly  # by day, `test_resumable_policy` and `test_response_log` say it
+@pytest.mark.nightly  # the daily run has `test_resumable_policy` and `test_response_log`
 @pytest.mark.parametrize(
     ("first_takes_sec", "command"),
     [pytest.param(60, APPEND, id="no response"), pytest.param(2.5, "sleep 1", id="a command in the middle")],

@@ -26,7 +26,7 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def essence(run_dir: Path) -> dict[str, Any]:
-    """What must be equal between two runs of the same experiment: everything but ids and clocks."""
+    """The fields that must be equal between two runs of the same experiment: all except ids and clocks."""
     episodes = {}
     for path in (run_dir / "trajectories").glob("*.json"):
         episode = EpisodeTrajectory.load(path)

@@ -1,4 +1,4 @@
-"""A package of somebody else's, built and installed in a venv of its own, adds an environment and a policy."""
+"""A third-party package, built and installed in a separate venv, adds an environment and a policy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a venv in which what is installed here is to be had, and the package, from its wheel."""
+    """The interpreter of a venv with the installed packages, and the package from its wheel."""
     folder = tmp_path_factory.mktemp("plugin")
     venv.create(folder / "venv", with_pip=False)
     purelib = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder / "venv")}))

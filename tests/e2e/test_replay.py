@@ -122,7 +122,7 @@ def test_strict_makes_a_difference_a_failure(cli: Any, tmp_path: Path) -> None:
 
 
 def test_early_ends_and_extra_requests_are_reported(cli: Any, tmp_path: Path) -> None:
-    """The recording is changed: what the agent does then is not what was recorded."""
+    """The recording is changed: the agent acts differently from the recording."""
     submit = f"{SUBMIT} # now"  # the agent's prompt has the plain one
     three = script("echo one", "echo two", submit)
     first = cli(QUIET, "env.limit=1", "policy=scripted", three, "attempts=2", "hydra.run.dir=first")

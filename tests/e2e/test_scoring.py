@@ -1,4 +1,4 @@
-"""Scorers from the command line: functions and a judge, for tasks and for an environment of one's own."""
+"""Scorers from the command line: functions and a judge, for tasks and for a custom environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sweeps with every launcher: bad jobs, secrets, Ctrl-C and kill -9, going on, and what is said in the end."""
+"""Sweeps with every launcher: bad jobs, secrets, Ctrl-C, kill -9, resume, and the final report."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class Sweep:
 
 @pytest.fixture
 def side_by_side(tmp_path: Path) -> Iterator[Sweep]:
-    """Two jobs at a time, in processes of their own, in the middle of their commands."""
+    """Two jobs at a time, in separate processes, in the middle of their commands."""
     sweep = Sweep(tmp_path, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
     try:
         sweep.reach(2)

@@ -31,7 +31,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository with a sample task, and a registry beside it that names the task."""
+    """A repository with a sample task, and a registry next to it that names the task."""
     root = tmp_path / "repository"
     shutil.copytree(SAMPLES / TASK, root / "tasks" / TASK)
     shutil.copytree(SAMPLES / "count-records", root / "tasks" / "count-records")

@@ -12,7 +12,7 @@ from ares_exp import __version__
 from tests.closed_port import closed_port
 from tests.conftest import run_command
 
-# The sandbox's preflight comes before that of the policy and before the selection is looked at.
+# The sandbox's preflight comes before the policy's preflight and before the selection is checked.
 pytestmark = [pytest.mark.local, pytest.mark.once]
 
 CHAT = ("policy=openai", "policy.model=m")
