@@ -1,4 +1,4 @@
-"""The policy against a real HTTP server: what is sent, what comes back, what it costs, what is bounded."""
+"""The policy against a real HTTP server: its requests, responses, costs and bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused before a run starts, and in which words."""
+"""Errors before a run starts, and their messages."""
 
 from __future__ import annotations
 

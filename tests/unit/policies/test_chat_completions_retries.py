@@ -1,4 +1,4 @@
-"""What is tried again, after how long, and what is an error at once: against a real HTTP server that misbehaves."""
+"""Retries, waits and immediate errors against a real HTTP server that misbehaves."""
 
 from __future__ import annotations
 

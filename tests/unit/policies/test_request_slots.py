@@ -1,4 +1,4 @@
-"""Who waits for whom, and who is told of it."""
+"""Waits for request slots, and how they are reported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HI = LLMRequest([{"role": "user", "content": "hi"}])
 
 
 class Waits(list[float]):
-    """What an episode was told of its waits; `told` is set when it is."""
+    """The reported waits of an episode; `told` is set after a report."""
 
     def __init__(self) -> None:
         self.told = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Engines that say which tokens they read and sampled, by bodies as the schemas of vLLM and SGLang have them."""
+"""Engines that report the tokens that they read and sampled, with bodies in the schemas of vLLM and SGLang."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ class Sampler:
         assert received.path == "/v1/completions"
         text = self._says.pop(0)
         ids = self._tokenizer(text)["input_ids"]
-        # The engine writes bytes that are no text as one sign: its text is not what it sampled.
+        # The engine writes invalid bytes as one character: its text differs from the sampled tokens.
         body = completion_body(self._engine, received.body["prompt"], text.replace("é", "�"), [*ids, 256])
         return web.json_response(body)
 

@@ -33,7 +33,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module")
 def model(tokenizer: Any) -> Any:
-    """One that nobody changes."""
+    """A policy that no test changes."""
     return tiny_model(tokenizer)
 
 
@@ -71,7 +71,7 @@ class TestTransformers(PolicyContract):
 
 
 async def test_the_tokens_of_a_response_and_their_logprobs(policy: TransformersPolicy, model: Any) -> None:
-    """In a batch of prompts of different lengths, each at a temperature of its own."""
+    """In a batch of prompts of different lengths, each at a separate temperature."""
     requests = [ask("x" * (10 * n), temperature=1.0 + n / 2) for n in range(1, 5)]
     responses = await asyncio.gather(*(policy.for_episode(episode(n))(one) for n, one in enumerate(requests)))
     for request, response in zip(requests, responses, strict=True):
@@ -159,7 +159,7 @@ def all_ids(response: LLMResponse) -> tuple[int, ...]:
 async def test_a_conversation_extends_one_token_sequence(
     policy: TransformersPolicy, model: Any, tokenizer: Any
 ) -> None:
-    """Although bytes that are no text come back as something else than was sampled."""
+    """Invalid bytes come back as text that differs from the sampled tokens."""
     responses = await conversation(policy.for_episode(episode(1)), "hello", "go on", "more", system_prompt="Be short.")
     for earlier, later in itertools.pairwise(responses):
         assert all_ids(later)[: len(all_ids(earlier))] == all_ids(earlier)

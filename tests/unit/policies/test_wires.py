@@ -375,7 +375,7 @@ async def test_sealed_reasoning_is_sent_back_in_order(wire: Any, monkeypatch: py
 
 
 class TestAnthropic:
-    """What is that wire's alone."""
+    """The cases of only that wire."""
 
     @pytest.fixture
     def server(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:

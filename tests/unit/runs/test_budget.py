@@ -1,4 +1,4 @@
-"""What counts as spent, and what is said when a budget is used up."""
+"""Spending, and the messages when a budget is used up."""
 
 from __future__ import annotations
 

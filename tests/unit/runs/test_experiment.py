@@ -53,7 +53,7 @@ REQUEST = LLMRequest([{"role": "user", "content": "?"}])
 
 
 class OneStep:
-    """One request, then reward 1. `trouble` may be told to act up in `step` or `close`."""
+    """One request, then reward 1. `trouble` may fail in `step` or `close`."""
 
     def __init__(self, name: str, trouble: Callable[[str], Any]) -> None:
         self.current_task = SimpleNamespace(name=name)

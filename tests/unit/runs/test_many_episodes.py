@@ -1,4 +1,4 @@
-"""A process full of episodes: all of them finish, nothing is lost, and what has finished is freed."""
+"""A process full of episodes: all of them finish, no result is lost, and finished episodes are freed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ THREADS = 32
 
 
 class Counted:
-    """Counts objects that are there.
+    """Counts the existing objects.
 
     Attributes:
         alive: The objects.

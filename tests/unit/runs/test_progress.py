@@ -1,4 +1,4 @@
-"""Progress: what is counted, the plain lines, the bar on a real pseudo-terminal, and that nothing stays behind."""
+"""Progress: the counts, the plain lines, the bar on a real pseudo-terminal, and the cleanup."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class State:
     """The state of a run that a test changes.
 
     Attributes:
-        live: Counts what has ended.
+        live: Counts of finished episodes.
         running: The running episodes.
     """
 
@@ -190,7 +190,7 @@ def test_a_closed_stream_does_not_end_the_run() -> None:
 
 
 class Terminal:
-    """A pseudo-terminal: its stream, and what was written to it so far."""
+    """A pseudo-terminal: its stream, and the text written to it so far."""
 
     def __init__(self) -> None:
         self._master, slave = pty.openpty()

@@ -75,7 +75,7 @@ async def execute(**arguments: Any) -> list[FinishedEpisode]:
 async def test_an_episode_has_task_attempt_and_seed() -> None:
     episodes = await execute(attempts=3)
     assert sorted(episode.attempt for episode in episodes) == [0, 1, 2]
-    assert len({episode.task_name for episode in episodes}) == 3  # each got a seed of its own
+    assert len({episode.task_name for episode in episodes}) == 3  # each got a separate seed
     for episode in episodes:
         assert (episode.reward, episode.outcome, episode.error) == (0.5, Outcome.COMPLETED, None)
         assert episode.result.rewards == {"tests": 0.5}

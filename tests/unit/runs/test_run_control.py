@@ -1,4 +1,4 @@
-"""A run under control: what orders in its directory change, and what is noted of them."""
+"""A run under control: the effects of orders in its directory, and their log."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Asked(Responses):
-    """Answers when it is told to.
+    """Answers when it is released.
 
     Attributes:
         asked: The tasks of the requests that it got, in order.
@@ -97,7 +97,7 @@ class Controlled:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     async def order(self, verb: Verb, **more: Any) -> dict[str, Any]:
-        """Gives an order; returns what is noted of it."""
+        """Gives an order; returns its log entry."""
         order = Order.new(verb, **more)
         write_order(self.path / "run" / "control", order)
         await self.until(lambda: any(line.get("id") == order.id for line in self.noted()))
@@ -148,7 +148,7 @@ async def test_a_held_run_stops_requests_and_time_limits(tmp_path: Path) -> None
     async with controlled(tmp_path, count=2, concurrency=1, source=StepsSource(2, no_delay)) as run:
         await run.until(lambda: len(run.policy.asked) == 1)
         await run.order("pause", now=True)
-        run.policy.answering.set()  # what was asked is answered, and applied
+        run.policy.answering.set()  # the pending response arrives and is applied
         held = run.made._running[next(iter(run.made._running))]
         await run.until(lambda: held.held_sec > 1)
         assert len(run.policy.asked) == 1

@@ -25,7 +25,7 @@ WITH_WANDB = [pytest.mark.slow, LEAVES_FOLDERS]
 
 
 class Notes:
-    """A tracker that notes what it is told."""
+    """A tracker that records its calls."""
 
     failures = 0
 

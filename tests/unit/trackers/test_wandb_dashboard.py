@@ -21,7 +21,7 @@ pytestmark = LEAVES_FOLDERS
 
 
 def dashboard(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command in a process of its own: W&B reads its settings once."""
+    """Runs the command in a separate process: W&B reads its settings once."""
     command = [sys.executable, "-m", "ares_exp", "wandb", "dashboard", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 

@@ -94,7 +94,7 @@ print("counted:", tracker.failures > 0)
 
 @pytest.mark.once
 @pytest.mark.timeout(600)
-@pytest.mark.nightly  # by day, `test_without_the_service_a_run_is_recorded_offline`
+@pytest.mark.nightly  # the daily run has `test_without_the_service_a_run_is_recorded_offline`
 def test_a_service_failure_gives_only_a_warning(no_account: None, tmp_path: Path) -> None:
     with ExitStack() as stack:  # all at the same time: each takes as long as a run waits for its end
         services = {fate: stack.enter_context(contextlib.closing(WandbService())) for fate in FATES}

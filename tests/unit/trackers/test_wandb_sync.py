@@ -188,7 +188,7 @@ def test_a_moved_run_is_uploaded_as_one_run(
     assert len(service.asked) == requests
 
 
-@pytest.mark.nightly  # `test_a_branch_uses_the_version_of_its_parent` says it of a service that is there
+@pytest.mark.nightly  # `test_a_branch_uses_the_version_of_its_parent` covers a running service
 def test_a_branch_uses_unchanged_trajectories_of_its_parent(
     service: WandbService, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

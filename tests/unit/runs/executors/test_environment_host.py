@@ -44,7 +44,7 @@ class Inside:
 
 
 class Slow(Inside):
-    """Waits in its first step until it is told, or cancelled."""
+    """Waits in its first step until it is released or cancelled."""
 
     def __init__(self) -> None:
         self.stepping = asyncio.Event()
@@ -184,7 +184,7 @@ async def test_a_repeated_message_runs_once() -> None:
 
 
 async def test_the_run_calls_and_records_the_oracle(tmp_path: Path) -> None:
-    """The models of a host have no keys: only that of the run answers."""
+    """The models of a host have no keys: only the run's model answers."""
     asked = []
 
     async def oracle(request: LLMRequest) -> LLMResponse:

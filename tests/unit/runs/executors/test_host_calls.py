@@ -1,4 +1,4 @@
-"""Calls between a run and its host: what is to be said at a moment goes together, and nothing twice."""
+"""Calls between a run and its host: concurrent messages share a call, and no message is sent twice."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_concurrent_messages_share_calls_of_bounded_size(lost: int) -> Non
 
 
 async def test_a_slow_call_does_not_delay_others() -> None:
-    """It is told to the next call that listens."""
+    """The next call that listens gets it."""
     may_end = asyncio.Event()
 
     async def work(waits: bool) -> bool:

@@ -1,4 +1,4 @@
-"""`resume=`, `replay=` and `branch_from=`: what is taken over from a record, and what is typed over it."""
+"""`resume=`, `replay=` and `branch_from=`: recorded options, and typed options that override them."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def composed(*overrides: str) -> dict[str, Any]:
 
 
 def rewrite(path: str, old: str, new: str) -> None:
-    """Changes a record, as somebody else might."""
+    """Changes a record, as another user might."""
     text = Path(path).read_text()
     assert old in text
     Path(path).write_text(text.replace(old, new))

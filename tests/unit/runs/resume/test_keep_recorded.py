@@ -1,4 +1,4 @@
-"""A command that is given again goes on with the config that was recorded, whatever has changed on disk since."""
+"""A repeated command continues with the recorded config, whatever has changed on disk since."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What earlier sessions have left: rows for what was lost, the responses that are of use, and what is still owed."""
+"""State of earlier sessions: rows for lost episodes, useful responses, and owed episodes."""
 
 from __future__ import annotations
 

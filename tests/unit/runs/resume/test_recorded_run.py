@@ -34,7 +34,7 @@ def row(episode_id: str, task: str, steps: int, outcome: str = "completed") -> s
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Three rows; the trajectory of one of them, and that of an episode without a row."""
+    """Three rows, the trajectory of one of them, and the trajectory of an episode without a row."""
     run = tmp_path / "s" / "0"
     (run / ".hydra").mkdir(parents=True)
     (run / ".hydra" / "overrides.yaml").write_text("- seed=1\n- env.tasks=[a,b]\n")

@@ -1,4 +1,4 @@
-"""The response log: what is written comes back, whatever its process died of."""
+"""The response log: the written responses are read again after any crash."""
 
 from __future__ import annotations
 

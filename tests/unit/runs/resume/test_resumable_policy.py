@@ -1,4 +1,4 @@
-"""A policy that gives responses again: as long as what is asked is what was asked, and each of them is logged once."""
+"""A policy that replays responses while the requests match the recorded requests, and logs each response once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Client:
 
 
 class Placed(Client):
-    """One with a place of its own, as the second of scripted replies."""
+    """A client with a position, such as the second scripted reply."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ async def test_an_unanswered_request_stays_unanswered(tmp_path: Path) -> None:
 
 
 async def test_an_ended_stage_ends_at_the_same_request(tmp_path: Path) -> None:
-    """There is more time than there was: nobody has to think."""
+    """More time is left than before, and no model is called."""
     earlier = [EARLIER[0], EARLIER[1]._replace(stage=1)]
     events = Told(0, 0, 0)
     policy, client = resumed(tmp_path, earlier=earlier, events=events)

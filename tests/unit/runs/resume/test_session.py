@@ -1,4 +1,4 @@
-"""Which run may be gone on with: the one that it was. And what a session leaves in the run directory."""
+"""Which runs can be resumed: only with the same config. Also the files that a session writes."""
 
 from __future__ import annotations
 
