@@ -1,4 +1,4 @@
-"""The kinds of cases of the compatibility table: what the specification says, what is done, what has to come out.
+"""The kinds of cases of the compatibility table: its rule, its input and its expected outcome.
 
 The specification is what Harbor 0.25.0 does with a task. Its sections are numbered as in `table.TITLES`: 1 the task's
 directory, 2 the life of a trial, 3 data sets.
@@ -97,7 +97,7 @@ class Episode(Case):
 
     Attributes:
         files, links: Same as in `Directory`.
-        agent: The commands of a scripted policy, `DONE` after those of each step but the last; or `"oracle"`.
+        agent: The commands of a scripted policy, `DONE` after each step except the last; or `"oracle"`.
         raises: Whether the agent raises an exception after its first command.
         host: Variables of the host.
         options: Options of env=harbor.
@@ -164,8 +164,8 @@ class Selection(Case):
         broken: Names of the invalid tasks.
         repository: Whether `folders` are in a git repository, of one commit.
         harbors_own: Whether that repository stands in for Harbor's own.
-        registry: Data sets to write to a registry.json, in the repository or else the current directory; `{repo}` and
-            `{commit}` stand for those of the repository.
+        registry: Data sets to write to a registry.json, in the repository or otherwise the current directory;
+            `{repo}` and `{commit}` are replaced by the repository's path and commit.
         options: Options of env=harbor; `{repo}`, `{commit}` as above.
         expected: Names of tasks in order; or the error's class.
         reported: Texts in the messages to the user.

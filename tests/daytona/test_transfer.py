@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.local, pytest.mark.once, pytest.mark.nightly]  # the d
 
 UPLOAD, DOWNLOAD = "/files/bulk-upload$", "/files/bulk-download$"
 SPOOLED = 9 * 1024 * 1024
-"""What is not kept in memory on its way."""
+"""The size of a file that is not kept in memory during transfer."""
 
 
 def tree(directory: Path, size: int = 100_000) -> Path:

@@ -1,4 +1,4 @@
-"""A Docker engine of the tests' own, to be killed and filled up: the one that others use is never touched.
+"""A private Docker engine for tests to kill and fill up: the shared engine is never touched.
 
 It has a network namespace to itself, since an engine without a bridge deletes the bridge `docker0` of the namespace
 that it is started in, and its data on a small file system in memory.
@@ -41,7 +41,7 @@ def _why_not() -> str | None:
     absent = [name for name in ("dockerd", "unshare", "setpriv", "mount") if shutil.which(name) is None]
     if absent:
         return f"a private Docker engine is not to be had here: no {', '.join(absent)}"
-    return missing("docker")  # its image is made of one that the shared engine has
+    return missing("docker")  # its image is made of an image of the shared engine
 
 
 class PrivateEngine:

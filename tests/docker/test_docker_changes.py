@@ -74,7 +74,7 @@ class TestUpper(DockerChanges):
             "test_changes_on_top_of_changes",
         }
     )
-    """What `test_captures_at_the_same_time_as_commands`, and local containers, say by day."""
+    """The daily run has `test_captures_at_the_same_time_as_commands` and local containers."""
 
     @pytest.fixture
     def factory(self) -> ContainerFactory:
@@ -103,7 +103,7 @@ class TestArchive(DockerChanges):
             "test_a_new_box_has_no_changes",
         }
     )
-    """What has no part in how files are read: `TestUpper`, or local containers, run it by day."""
+    """Cases independent of how files are read: the daily run has them in `TestUpper` and local containers."""
 
     lost = frozenset({"names that are no UTF-8", "name of a base file"})
 

@@ -71,7 +71,7 @@ async def test_the_next_run_removes_stale_projects(runner: Runner, engine: docke
     os.kill(undertaker(runner), signal.SIGKILL)
     runner.process.kill()
     runner.process.wait()
-    # All of it, unless the next run is somebody else's, beside this test.
+    # All of it, unless another user's run is next to this test.
     assert all(is_stale for _, is_stale in found())
     await asyncio.to_thread(remove_stale, ours)
     assert await asyncio.to_thread(wait_until, lambda: not things(engine, runner.name))

@@ -48,7 +48,7 @@ class TestDockerForwardedPorts(ForwardedPortContract):
             "test_one_whose_opening_is_cancelled",
         }
     )
-    """What happens outside the container: the forwarded ports of local ones say it by day."""
+    """Cases outside the container: the daily run has them for local containers."""
 
     @pytest.fixture
     def factory(self) -> ContainerFactory:
@@ -197,7 +197,7 @@ async def test_an_incomplete_copy_is_repeated(
     tmp_path: Path, tool: Mount, monkeypatch: pytest.MonkeyPatch, kept_volumes: None
 ) -> None:
     with closing(docker.from_env()) as client:
-        client.volumes.create(volume_name(tool), labels={KEPT_VOLUME: tool.target})  # as far as one that died came
+        client.volumes.create(volume_name(tool), labels={KEPT_VOLUME: tool.target})  # as a dead process leaves it
     async with forwarded_engine() as host:
         monkeypatch.setenv("DOCKER_HOST", host)
         spec = ContainerSpec("mounts", docker_image="debian:bookworm-slim", mounts=(tool,))

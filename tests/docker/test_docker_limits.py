@@ -103,8 +103,8 @@ async def test_the_time_limit_kills_all_processes() -> None:
         assert following.exit_code == 0
 
 
-# For three seconds it takes whatever process it can get; the last of them is gone three seconds later, whatever became
-# of the commands beside it: where all idle shells are gone, nothing in the container can be told to kill anything.
+# For three seconds it starts as many processes as possible; they end three seconds later without help from other
+# commands: if all idle shells are gone, no process in the container can kill another.
 TAKES_ALL = "end=$((SECONDS + 3)); while [ $SECONDS -lt $end ]; do sleep 3 & done"
 
 

@@ -53,7 +53,7 @@ TEST = """#!/bin/sh
 sum=$(cksum < /work/state | cut -d' ' -f1)
 echo "0.$((sum % 900 + 100))" > /logs/verifier/reward.txt
 """
-"""The reward tells what the episode has done."""
+"""The reward shows the actions of the episode."""
 
 ENDED = (-signal.SIGKILL, 130)
 """Exit codes of a process that was killed, or interrupted."""
@@ -64,7 +64,7 @@ Slot = tuple[str, int]
 class Moment(NamedTuple):
     """When a process is killed: so many requests after its start, and so many seconds after that.
 
-    Without a number of requests: when a file of the run is there. `None` of both: never.
+    Without a number of requests: when a file of the run exists. `None` for both: never.
     """
 
     requests: int | None = None

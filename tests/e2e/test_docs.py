@@ -1,8 +1,8 @@
 """Every command and example of the README and of the pages in docs/, as it stands there; their links; what they name.
 
-What a fence says decides: `bash` and `python` blocks are run, a block that starts with `# file: PATH` is written there
-first, and `console` and `py` are for what cannot run here (a key, a network, a service): of those, commands that run
-are composed.
+The kind of a fence decides: `bash` and `python` blocks are run, and a block that starts with `# file: PATH` is written
+to that file first. `console` and `py` blocks need a key, a network or a service: their run commands are only
+composed.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def lines_of(text: str) -> set[str]:
 
 
 COMMANDS: list[Block] = []
-"""What is run: each block, but for one whose commands are in another one."""
+"""The blocks to run: each block, except blocks whose commands are in another block."""
 for _block in BLOCKS:
     if (
         _block.kind == "bash"
@@ -109,7 +109,7 @@ COVERED = (
     *("recipes", "report", "running", "snapshots", "statistics", "sweeps"),
     *("tasks", "trackers", "trajectories", "troubleshooting"),
 )
-"""Pages whose commands other end-to-end tests run by day, with other words."""
+"""Pages whose commands other end-to-end tests of the daily run cover, with other options."""
 SCRIPTS = [block for block in BLOCKS if block.kind == "python" and block.file is None]
 _PLAYS = re.compile(r"(python -m ares_exp|ares-exp) (-|\S+=)")
 COMPOSED = [
@@ -122,7 +122,7 @@ COMPOSED = [
 
 
 def blocks(chosen: Iterable[Block], *, always_local: bool = False) -> list[Any]:
-    """Returns the parameters of a test. By day, those of the README and the first of other pages that kills no run."""
+    """Returns the parameters of a test. The daily run has the README's and each page's first without a kill."""
     pages = {f"docs/{name}.md" for name in COVERED}
 
     def marks(block: Block) -> list[pytest.MarkDecorator]:

@@ -80,7 +80,7 @@ class SmallCluster:
         return node
 
     def _resources(self) -> dict[str, float]:
-        """Node 0 has `upto1`, `upto2`, …; node 1 has `upto2`, …: by them a run takes the first nodes alone."""
+        """Node 0 has `upto1`, `upto2`, …; node 1 has `upto2`, …: with them a run uses only the first nodes."""
         return {"run": 1000, **{f"upto{count}": 1000 for count in range(len(self.nodes) + 1, 4)}}
 
     def cut_power(self, node: Any) -> None:

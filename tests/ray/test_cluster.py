@@ -39,7 +39,7 @@ def test_a_local_cluster_starts_without_an_address(
 def test_a_run_survives_killed_hosts_and_nodes(whole: KilledRun, cluster: SmallCluster, tmp_path: Path) -> None:
     """The driver is killed and resumed, the only host is killed, a node joins, and one with episodes loses its power.
 
-    Either the one that has joined had some then, or it runs the rest.
+    The new node either had some of these episodes, or it runs the rest.
     """
     with made(tmp_path, *on(cluster), latency_sec=0.3) as run:
         assert run.start(Moment(requests=6)) == -signal.SIGKILL

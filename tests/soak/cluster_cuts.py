@@ -114,7 +114,7 @@ class Cuts:
     def during(self, running: Future[int]) -> int:
         """Cuts one node after the other off until the run has ended; returns how many.
 
-        In the main thread: Ray adds nodes there alone.
+        It uses the main thread: Ray adds nodes only there.
         """
         done = 0
         while self.todo and not running.done():

@@ -65,7 +65,7 @@ class Harm:
     def during(self, running: Future[int]) -> int:
         """Harms hosts with containers until the run has ended; returns how often.
 
-        In the main thread: Ray adds nodes there alone.
+        It uses the main thread: Ray adds nodes only there.
         """
         before = self.done.total()
         while self.todo and not running.done():

@@ -127,7 +127,7 @@ class Deadlines:
     """The times to live of all sandboxes.
 
     Attributes:
-        minute: Seconds in a minute of the service; what is set from now on is counted in it.
+        minute: Seconds in a minute of the service; later deadlines use it.
     """
 
     def __init__(self, delete: Callable[[Sandbox], None]) -> None:
@@ -272,7 +272,7 @@ class Sandboxes:
 
         Args:
             sandbox: Which.
-            state: What becomes of it. `destroyed`: it is forgotten. Else it is still shown, as `error` or `stopped`.
+            state: New state. `destroyed` removes it; `error` and `stopped` sandboxes are still shown.
         """
         if state == "destroyed":
             self.by_id.pop(sandbox.id, None)

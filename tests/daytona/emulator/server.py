@@ -20,7 +20,7 @@ PAGE_SIZE = 2
 """Bound on the sandboxes and snapshots in one answer."""
 
 PATIENCE_SEC = 0.5
-"""For so long an answer about a sandbox waits for the end of what has started with it."""
+"""The longest time that a response about a sandbox waits for its start to end."""
 
 
 class Api:

@@ -69,8 +69,8 @@ def test_a_branch_uses_the_version_of_its_parent(service: WandbService, tmp_path
     assert ServedRun(service, "branch").config["inputs"] == [{"name": artifact.name, "digest": artifact.digest}]
 
 
-# In a process of its own: W&B's service process would go on with the run for as long as this one lives. What is needed
-# on the way is imported before, so that all of the bound on the end is for W&B itself.
+# In a separate process: W&B's service process would continue the run until this process ends. All modules are imported
+# before, so that the whole bound on the end is for W&B itself.
 RUN_WORDS = """
 import logging, sys
 from pathlib import Path
