@@ -1,4 +1,4 @@
-"""What came out of an episode or a reading, to be compared with what is expected."""
+"""The outcome of an episode or a reading, to compare with the expected outcome."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tests.compatibility.case import Selection, write_task
 
 
 def make_sources(case: Selection, cwd: Path) -> dict[str, Any]:
-    """Makes them, relative to the current directory or in a repository beside it; returns the options of the case."""
+    """Creates the sources in the current directory or a repository next to it; returns the options of the case."""
     folder = cwd.parent / "repository" if case.repository else cwd
     for name in case.folders:
         write_task(folder / name, {"task.toml": "["} if name in case.broken else {})

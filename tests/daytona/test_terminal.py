@@ -40,7 +40,7 @@ async def until(session: TerminalSession, text: str, keys: str = "") -> str:
     return seen
 
 
-async def test_a_shell_of_its_own_on_a_terminal(sandbox: DaytonaContainer, emulator: Emulator) -> None:
+async def test_a_terminal_has_a_separate_shell(sandbox: DaytonaContainer, emulator: Emulator) -> None:
     session = TerminalSession(
         await sandbox.open_terminal(columns=90, lines=25, env={"MINE": "a 'b'", "KEY": "se\ncret"})
     )
@@ -75,7 +75,7 @@ async def test_of_another_user(sandbox: DaytonaContainer) -> None:
         await sandbox.open_terminal(columns=80, lines=24, user="nosuch")
 
 
-async def test_what_runs_in_it_ends_with_it(sandbox: DaytonaContainer, emulator: Emulator) -> None:
+async def test_closing_a_terminal_kills_its_processes(sandbox: DaytonaContainer, emulator: Emulator) -> None:
     session = TerminalSession(await sandbox.open_terminal(columns=80, lines=24))
     await until(session, "sleep 2000\r\n", "sleep 2000\r")
     await session.close()

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.once
 WITHOUT_REWARD = "set -e\nread -r sum < /app/sum.txt\necho 1 > /logs/verifier/reward.txt\n"
 
 
-@pytest.mark.nightly  # by day, the page about tasks
+@pytest.mark.nightly  # the daily run has the page about tasks
 @pytest.mark.parametrize(
     "container", [pytest.param("local", marks=pytest.mark.local), pytest.param("docker", marks=pytest.mark.docker)]
 )
@@ -69,7 +69,7 @@ def make_two_steps(root: Path) -> None:
 
 
 @pytest.mark.local
-def test_each_kind_of_fault_is_told(cli: Cli, tmp_path: Path) -> None:
+def test_each_kind_of_fault_is_reported(cli: Cli, tmp_path: Path) -> None:
     make(
         cli,
         tmp_path,
@@ -106,7 +106,7 @@ def test_each_kind_of_fault_is_told(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.local
-def test_faults_as_json_and_attempts_that_are_judged_together(cli: Cli, tmp_path: Path) -> None:
+def test_faults_are_json_and_attempts_judged_together(cli: Cli, tmp_path: Path) -> None:
     make(
         cli,
         tmp_path,
@@ -137,7 +137,7 @@ def test_faults_as_json_and_attempts_that_are_judged_together(cli: Cli, tmp_path
         (["tasks", "--container=docker"], "unix:///nowhere"),
     ],
 )
-def test_mistakes_are_told_in_a_sentence(cli: Cli, tmp_path: Path, arguments: list[str], told: str) -> None:
+def test_mistakes_give_an_error_without_traceback(cli: Cli, tmp_path: Path, arguments: list[str], told: str) -> None:
     assert cli("task", "new", "tasks/a").returncode == 0
     done = cli("task", "check", *arguments, env={"DOCKER_HOST": "unix:///nowhere"})
     assert done.returncode == 2, done.stdout + done.stderr

@@ -41,7 +41,7 @@ async def test_concurrent_episodes_have_their_own_place() -> None:
     assert await asyncio.gather(execute(first, 1), execute(second, 2)) == [["c"], ["b", "c"]]
 
 
-async def test_running_out_says_which_task_and_how_many() -> None:
+async def test_missing_replies_name_task_and_request() -> None:
     client = ScriptedPolicy(replies=["a", "b"]).for_episode(EpisodeSpec("fix-bug"))
     await execute(client, 2)
     for _ in range(2):
@@ -54,7 +54,7 @@ async def test_repeating_the_last_reply() -> None:
     assert await execute(client, 4) == ["a", "b", "b", "b"]
 
 
-async def test_what_was_answered_in_its_stead_is_not_given_again() -> None:
+async def test_an_advanced_reply_is_skipped() -> None:
     policy = ScriptedPolicy(replies=["a", "b", "c"])
     client: Any = policy.for_episode(EpisodeSpec("t"))
     for reply in ("a", "b"):
@@ -89,7 +89,7 @@ async def test_a_task_without_replies() -> None:
         policy.for_episode(EpisodeSpec("c"))
 
 
-async def test_without_a_run_it_is_a_plain_client() -> None:
+async def test_a_policy_is_a_client_without_a_run() -> None:
     assert await execute(ScriptedPolicy(replies={"*": ["a", "b"]}), 2) == ["a", "b"]
 
 

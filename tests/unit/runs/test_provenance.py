@@ -49,17 +49,17 @@ def test_a_committed_task_set_is_clean(repository: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["task.toml", "new.txt"])
-def test_a_changed_or_new_file_makes_it_dirty(repository: Path, name: str) -> None:
+def test_changed_and_new_files_make_tasks_dirty(repository: Path, name: str) -> None:
     (repository / "tasks" / "one" / name).write_text("changed")
     assert _state(repository / "tasks") == {"commit": _git(repository, "rev-parse", "HEAD"), "dirty": True}
 
 
-def test_a_change_elsewhere_in_the_repository_is_no_change_of_the_task_set(repository: Path) -> None:
+def test_changes_outside_the_task_set_are_ignored(repository: Path) -> None:
     (repository / "notes.txt").write_text("changed")
     assert _state(repository / "tasks") == {"commit": _git(repository, "rev-parse", "HEAD"), "dirty": False}
 
 
-def test_a_folder_that_the_enclosing_repository_ignores_has_no_commit(repository: Path) -> None:
+def test_an_ignored_folder_has_no_commit(repository: Path) -> None:
     inner = repository / "venv" / "tasks"
     inner.mkdir(parents=True)
     (inner / "task.toml").touch()
@@ -82,7 +82,7 @@ def test_the_index_is_not_touched(repository: Path) -> None:
     assert (repository / ".git" / "index").read_bytes() == before
 
 
-def test_no_repository_no_commit_and_a_missing_folder_do_not_fail(tmp_path: Path) -> None:
+def test_missing_repository_and_commit_give_no_state(tmp_path: Path) -> None:
     assert _state(tmp_path) is None
     assert _state(tmp_path / "missing" / "folder") is None
     _git(tmp_path, "init", "-q", "empty")
@@ -94,7 +94,7 @@ def test_a_missing_git_does_not_fail(repository: Path, tmp_path: Path, monkeypat
     assert _state(repository / "tasks") is None
 
 
-def test_a_git_that_hangs_is_given_up(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_git_times_out(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = tmp_path / "bin" / "git"
     fake.parent.mkdir()
     fake.write_text("#!/bin/sh\nexec /bin/sleep 60\n")

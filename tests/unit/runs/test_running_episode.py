@@ -40,7 +40,7 @@ from tests.benchmarks.bench_load import Tasks, Work, execute, experiment
 PLANNED = plan_episodes(["a"], attempts=1, seed=0)[0]
 
 
-def test_whatever_a_component_does_the_row_can_be_read_back(tmp_path: Path) -> None:
+def test_a_row_is_readable_after_any_failure(tmp_path: Path) -> None:
     episode, run_dir = RunningEpisode(planned=PLANNED), RunDir(tmp_path)
     run_dir.episodes.touch()
     run_dir.append_episodes(episode.row_of(episode.to_result(AgentError("x" * 5_000_000))))
@@ -52,7 +52,7 @@ def test_whatever_a_component_does_the_row_can_be_read_back(tmp_path: Path) -> N
     assert (no_number.outcome, no_number.reward) == (Outcome.ERRORED, None)
 
 
-def test_what_a_snapshot_holds_is_paid_once_though_the_episode_never_asked() -> None:
+def test_responses_in_a_snapshot_are_paid_once() -> None:
     response = LLMResponse(data=[TextData(content="hi")], cost=0.5, usage=Usage(prompt_tokens=10, generated_tokens=1))
     first = RunningEpisode(planned=PLANNED)
     first.usage.add(response)
@@ -96,7 +96,7 @@ class Ends:
         (AgentError("no"), None, (Outcome.AGENT_ERROR, "no", None, None)),
     ],
 )
-async def test_row_and_trajectory_say_the_same_of_how_an_episode_ended(
+async def test_row_and_trajectory_agree_on_the_outcome(
     last: Any, limit: str | None, expected: tuple[object, ...]
 ) -> None:
     async def policy(request: Any) -> LLMResponse:
@@ -119,7 +119,7 @@ async def test_row_and_trajectory_say_the_same_of_how_an_episode_ended(
     assert EpisodeTrajectory.from_dict(json.loads(json.dumps(trajectory.to_dict(), allow_nan=False))) == trajectory
 
 
-def test_a_row_is_encoded_once_unless_something_was_paid_for_since() -> None:
+def test_a_row_is_encoded_again_after_payment() -> None:
     episode = RunningEpisode(planned=PLANNED)
     episode.reached_last(termination(1.0), EpisodeReport(), end_time=episode.started_at + 5.0)
     row = episode.row_of(episode.to_result(None))

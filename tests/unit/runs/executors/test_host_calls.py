@@ -65,7 +65,7 @@ async def ran(connection: Connection, host: RemoteHost, insides: dict[str, Ready
 
 
 @pytest.mark.parametrize("lost", [0, 3])
-async def test_what_is_said_at_a_moment_goes_in_few_calls_of_bounded_size(lost: int) -> None:
+async def test_concurrent_messages_share_calls_of_bounded_size(lost: int) -> None:
     inside = EnvironmentHost(lease_sec=60)
     insides = {str(number): Ready() for number in range(COUNT)}
     for name, environment in insides.items():
@@ -77,8 +77,8 @@ async def test_what_is_said_at_a_moment_goes_in_few_calls_of_bounded_size(lost: 
     assert sum(response for _, response in connection.sizes) > COUNT * len(TEXT)
 
 
-async def test_what_takes_longer_holds_no_other_response_up() -> None:
-    """It is told to the next call that listens."""
+async def test_a_slow_call_does_not_delay_others() -> None:
+    """The next call that listens gets it."""
     may_end = asyncio.Event()
 
     async def work(waits: bool) -> bool:
@@ -108,7 +108,7 @@ def _refuse() -> None:
     raise ImportError("no module named 'mine'")
 
 
-async def test_a_message_that_cannot_be_read_is_an_error_of_its_call_alone() -> None:
+async def test_an_unreadable_message_fails_only_its_call() -> None:
     host = RemoteHost(InProcessConnection(EnvironmentHost(lease_sec=60)), models={}, lease_sec=60)
     await host.start()
     unread, read = await asyncio.gather(
@@ -120,7 +120,7 @@ async def test_a_message_that_cannot_be_read_is_an_error_of_its_call_alone() -> 
     await host.close()
 
 
-def test_a_larger_message_goes_alone() -> None:
+def test_a_large_message_gets_a_separate_call() -> None:
     assert fitting([]) == 0
     assert fitting([2 * CALL_BYTES, 1]) == 1
     assert fitting([1, 2 * CALL_BYTES]) == 1

@@ -36,7 +36,7 @@ assert found == [], found
 
 
 @pytest.mark.once
-def test_a_run_without_it_imports_nothing_of_it(tmp_path: Path) -> None:
+def test_a_local_run_does_not_import_ray(tmp_path: Path) -> None:
     ran = subprocess.run([sys.executable, "-c", RUN_WORDS], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
 
@@ -46,14 +46,14 @@ def parts() -> EpisodeParts:
     return EpisodeParts(factory, factory, EpisodeLimits(), seed=0)
 
 
-async def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_ray_is_a_preflight_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     [check] = RayExecutor().checks(TwentyQuestionsEnvironments(), parts())
     with pytest.raises(PreflightError, match=r"pip install 'ares-exp\[ray\]'"):
         await check
 
 
-async def test_parts_that_are_objects_cannot_be_made_elsewhere() -> None:
+async def test_parts_given_as_objects_are_rejected() -> None:
     executor = RayExecutor()
     ran = RunPlan(source=TwentyQuestionsEnvironments(), task_names=(), parts=parts(), recipe=None)
     with pytest.raises(ConfigError, match="given as objects"):
@@ -61,7 +61,7 @@ async def test_parts_that_are_objects_cannot_be_made_elsewhere() -> None:
     await executor.close()
 
 
-def test_of_what_ray_says_of_a_death_its_guesses_are_left_out() -> None:
+def test_ray_error_texts_are_shortened() -> None:
     text = "The actor is dead.\n  \x1b[31mWorker exits: End of file. Some common causes include: (1) the OOM killer."
     assert _in_short(RuntimeError(text)) == "RuntimeError: Worker exits: End of file"
 
@@ -104,7 +104,7 @@ asyncio.run(main())
 """
 
 
-def test_a_process_ends_although_ray_returns_from_no_call() -> None:
+def test_a_process_ends_although_ray_hangs() -> None:
     left = subprocess.run([sys.executable, "-c", LEAVES], capture_output=True, text=True, timeout=100, check=False)
     assert left.returncode == 0, left.stderr
     assert left.stdout == "closed\n"
