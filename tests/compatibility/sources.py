@@ -40,14 +40,15 @@ def _filled(text: str, meant: dict[str, str]) -> str:
 
 def _committed(folder: Path) -> str:
     """The commit of all that is in the folder."""
-    _git(folder, "init", "--quiet", "--initial-branch=main")
-    _git(folder, "config", "uploadpack.allowFilter", "true")
-    _git(folder, "add", "--all")
-    _git(folder, "commit", "--quiet", "--message=a commit")
-    return _git(folder, "rev-parse", "HEAD")
+    git(folder, "init", "--quiet", "--initial-branch=main")
+    git(folder, "config", "uploadpack.allowFilter", "true")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message=a commit")
+    return git(folder, "rev-parse", "HEAD")
 
 
-def _git(folder: Path, *arguments: str) -> str:
+def git(folder: Path, *arguments: str) -> str:
+    """Runs git with an identity; returns what it prints."""
     identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
     done = subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, timeout=30)
     return done.stdout.decode().strip()
