@@ -158,7 +158,7 @@ def test_what_a_file_leaves_out_is_as_the_constructor_has_it(write: Callable[[st
 
 def test_what_has_no_default_has_to_be_given(write: Callable[[str], Path]) -> None:
     config = compose_config(["policy=mine"], config_dirs=[write(f"_target_: {TARGET}\ndepth: ???\n")])
-    with pytest.raises(ConfigError, match=r"`policy\.(name|depth)` is needed and has no default: set `policy\."):
+    with pytest.raises(ConfigError, match=r"`policy\.(name|depth)` is required and has no default\. Set `policy\."):
         instantiate_group(config, "policy")
     config = compose_config(["policy=mine", "policy.name=x"], config_dirs=[write(f"_target_: {TARGET}\ndepth: ???\n")])
     with pytest.raises(ConfigError, match=r"`policy\.depth` is needed"):
@@ -256,7 +256,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_an_option_of_a_folder_never_takes_the_place_of_an_own_one_and_that_is_said(folder: Path) -> None:
     [problem] = option_problems([folder])
-    assert f"`env=harbor` of {folder} is not to be had: ares_exp itself has an option of that name" in problem
+    assert f"`env=harbor` of {folder} is ignored: ares_exp itself has an option of that name" in problem
     assert f"Rename {folder / 'env' / 'harbor.yaml'}." in problem
     composed = compose_config(["env=harbor"], config_dirs=[folder])
     assert composed.env._target_ == "ares_exp.environments.harbor.HarborEnvironments"

@@ -1,27 +1,45 @@
-"""Rows of sampled tokens: what goes on, what forks, what is refused."""
+"""Token sequences: of episodes, of recorded episodes, and as the rows that trainers take."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
-from ares_exp.errors import UntrainableError
+from ares_exp.commands.cli.run_command import run_module
+from ares_exp.errors import UntrainableError, UserError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.policies.endpoint_policy import SAMPLING_FIELDS
 from ares_exp.policies.in_process.sampling import NEUTRAL_SAMPLING
+from ares_exp.records.results import EpisodeResult, Outcome
+from ares_exp.records.run_dir import RunDir
+from ares_exp.training.driver import DrivenEpisode
+from ares_exp.training.recorded_sequences import RecordedSequences
+from ares_exp.training.rounds import Group
 from ares_exp.training.sampled_calls import NEUTRAL
-from ares_exp.training.sequences import SequenceCounts, sequences_of
+from ares_exp.training.sequence_files import write_sequences
+from ares_exp.training.sequences import SequenceCounts, SequenceReport, TrainingSequence, sequences_of
+from ares_exp.training.skyrl import generator_output
+from ares_exp.training.trl import TrainedRow, rows_of
+from ares_exp.training.verl import agent_loop_output, agent_loop_outputs
 from ares_exp.trajectories import JsonTrajectoryCollector, load
+from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryCollector
+from ares_exp.trajectories.files.line_file import read_lines
 from ares_exp.trajectories.records import EpisodeTrajectory
 from tests.unit.training.sampled_episodes import Call, check_rule, episode
+from tests.unit.training.trainer_types import AgentLoopOutput, GeneratorOutput, check_generator_output
 
-FIRST = Call([1, 2, 3], [10, 11], version="v1")
-SECOND = Call([1, 2, 3, 10, 11, 4, 5], [20], version="v2")
+FIRST = Call([1, 2, 3], [10, 11], version="16")
+SECOND = Call([1, 2, 3, 10, 11, 4, 5], [20], version="17")
 """Goes on exactly where the first ended."""
 
 RETOKENISED = Call([1, 2, 3, 1011, 4, 5], [20, 21])
@@ -35,7 +53,7 @@ def test_calls_that_go_on_where_the_one_before_ended_are_one_row() -> None:
     assert row.mask == (0, 0, 0, 1, 1, 0, 0, 1)
     assert row.logprobs == (0, 0, 0, *FIRST.logprobs, 0, 0, *SECOND.logprobs)
     assert (row.reward, row.rewards, row.task, row.attempt) == (1.0, {"reward": 1.0}, "task", 2)
-    assert (row.conversation, row.episode_id, row.policy_versions) == ("main", "e1", ("v1", "v2"))
+    assert (row.conversation, row.episode_id, row.policy_versions) == ("main", "e1", ("16", "17"))
     assert (row.steps, row.starts, row.made) == ((1, 2), (3, 7), "clean")
     assert row.prompt_ids == (1, 2, 3)
     assert row.response_ids == (10, 11, 4, 5, 20)
@@ -239,3 +257,300 @@ def test_counts_of_several_reports_add_up() -> None:
 def test_episodes_without_a_reward_have_rows_without_one() -> None:
     whole: EpisodeTrajectory = episode([FIRST], reward=None)
     assert sequences_of(whole).rows[0].reward is None
+
+
+REWRITTEN = Call([1, 9], [30], version="17")
+LINEAR = sequences_of(episode([FIRST, SECOND], finish_reason="length"))
+FORKED = sequences_of(episode([FIRST, REWRITTEN], reward=0.5, name="e2"))
+UNSCORED = sequences_of(episode([FIRST], reward=None))
+NO_CALLS = SequenceReport((), 0)
+RESPONSE, MASK = [10, 11, 4, 5, 20], [1, 1, 0, 0, 1]
+LOGPROBS = [*FIRST.logprobs, 0.0, 0.0, *SECOND.logprobs]
+
+
+def test_an_episode_is_one_output_of_a_verl_agent_loop() -> None:
+    output = TypeAdapter(AgentLoopOutput).validate_python(agent_loop_output(LINEAR), strict=True)
+    assert (output.prompt_ids, output.response_ids, output.response_mask) == ([1, 2, 3], RESPONSE, MASK)
+    assert (output.response_logprobs, output.reward_score, output.num_turns) == (LOGPROBS, 1.0, 4)
+    assert output.extra_fields["reward_extra_info"] == {"reward": 1.0}
+    assert output.extra_fields["policy_versions"] == ["16", "17"]
+    assert (output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]) == (16, 17)
+    assert agent_loop_output(LINEAR).keys() <= AgentLoopOutput.model_fields.keys()
+
+
+def test_a_rewritten_history_is_several_outputs_or_refused() -> None:
+    outputs = [AgentLoopOutput(**fields) for fields in agent_loop_outputs(FORKED)]
+    assert [output.response_ids for output in outputs] == [[10, 11], [30]]
+    assert [output.reward_score for output in outputs] == [0.5, 0.5]
+    with pytest.raises(UntrainableError, match=r"e2 \(task\), got 2, 1 of them forked"):
+        agent_loop_output(FORKED)
+
+
+def test_a_batch_is_the_output_of_a_skyrl_generator() -> None:
+    output: GeneratorOutput = TypeAdapter(GeneratorOutput).validate_python(
+        generator_output([LINEAR, LINEAR], trajectory_ids=["a", "b"]), strict=True
+    )
+    check_generator_output(output, prompts=2)
+    assert output["is_last_step"] is None
+    assert output["prompt_token_ids"] == [[1, 2, 3]] * 2
+    assert output["response_ids"] == [RESPONSE] * 2
+    assert output["loss_masks"] == [MASK] * 2
+    assert output["rollout_logprobs"] == [LOGPROBS] * 2
+    assert output["rewards"] == [1.0, 1.0]
+    assert output["stop_reasons"] == ["length", "length"]
+
+
+def test_a_rewritten_history_is_steps_of_a_skyrl_trajectory() -> None:
+    output: GeneratorOutput = TypeAdapter(GeneratorOutput).validate_python(
+        generator_output([LINEAR, FORKED, LINEAR], trajectory_ids=["a", "b", "c"]), strict=True
+    )
+    check_generator_output(output, prompts=3)
+    assert output["trajectory_ids"] == ["a", "b", "b", "c"]
+    assert output["is_last_step"] == [True, False, True, True]
+    assert output["rewards"] == [1.0, 0.5, 0.5, 1.0]
+    with pytest.raises(UntrainableError, match=r"episode e2 \(task\), got more"):
+        generator_output([LINEAR, FORKED], step_wise=False)
+    with pytest.raises(ValueError, match="Expected 2 trajectory ids, got 0"):
+        generator_output([LINEAR, FORKED])
+
+
+def test_verl_needs_integer_policy_versions() -> None:
+    for call, message in ((Call([1], [2], version="v1"), "global steps of verl, got v1"), (Call([1], [2]), "got none")):
+        with pytest.raises(UntrainableError, match=message):
+            agent_loop_outputs(sequences_of(episode([call])))
+    [output] = agent_loop_outputs(sequences_of(episode([Call([1], [2])])), global_step=7)
+    assert output["extra_fields"]["max_global_steps"] == 7
+
+
+@pytest.mark.parametrize("report", [UNSCORED, NO_CALLS])
+def test_verl_masks_lost_episodes_or_drops_groups(report: SequenceReport) -> None:
+    output = AgentLoopOutput(**agent_loop_output(report))
+    assert (set(output.response_mask), output.reward_score) == ({0}, 0.0)
+    assert isinstance(output.extra_fields["min_global_steps"], int)
+    with pytest.raises(UntrainableError, match="has no reward"):
+        agent_loop_output(report, lost="group")
+
+
+@pytest.mark.parametrize(("lost", "masked"), [("group", [True, True, False]), ("mask", [False, True, False])])
+@pytest.mark.parametrize("report", [UNSCORED, NO_CALLS])
+def test_skyrl_masks_lost_episodes_or_groups(
+    report: SequenceReport, lost: Literal["group", "mask"], masked: list[bool]
+) -> None:
+    ids = [SimpleNamespace(instance_id="a"), SimpleNamespace(instance_id="a"), SimpleNamespace(instance_id="b")]
+    output: GeneratorOutput = TypeAdapter(GeneratorOutput).validate_python(
+        generator_output([LINEAR, report, LINEAR], trajectory_ids=ids, lost=lost), strict=True
+    )
+    check_generator_output(output, prompts=3)
+    assert [not any(mask) for mask in output["loss_masks"]] == masked
+    assert output["rewards"] == [1.0, 0.0, 1.0]
+
+
+def ended(*calls: Call, reward: float | None = 1.0, attempt: int = 0) -> DrivenEpisode:
+    outcome = Outcome.COMPLETED if reward is not None else Outcome.AGENT_ERROR
+    result = EpisodeResult(episode_id="e", task_name="task", attempt=attempt, seed=0, outcome=outcome, reward=reward)
+    return DrivenEpisode(result, episode(calls, reward=reward))
+
+
+def test_a_group_is_as_many_rows_of_trl() -> None:
+    """A forked episode gives its longest row; one without a reward, or that is lacking, a row with nothing to train."""
+    episodes = (ended(FIRST, SECOND), ended(REWRITTEN, FIRST, reward=0.5), ended(FIRST, reward=None))
+    rows = rows_of([Group("task", episodes)], group_size=4, pad=9)
+    assert rows.to_dict() == {
+        "prompt_ids": [[1, 2, 3], [1, 2, 3], [9], [9]],
+        "completion_ids": [RESPONSE, [10, 11], [9], [9]],
+        "env_mask": [MASK, [1, 1], [0], [0]],
+        "logprobs": [LOGPROBS, FIRST.logprobs, [0.0], [0.0]],
+        "episode_reward": [1.0, 0.5, None, None],
+    }
+    assert (rows.left_out, rows.forked) == (1, 1)
+    assert rows.trained() == [
+        TrainedRow([1, 2, 3, *RESPONSE], [0, 0, 0, *MASK], [0.0, 0.0, 0.0, *LOGPROBS]),
+        TrainedRow([1, 2, 3, 10, 11], [0, 0, 0, 1, 1], [0.0, 0.0, 0.0, *FIRST.logprobs]),
+    ]
+
+
+def test_a_group_that_is_left_out_keeps_its_place_and_its_rewards_with_trl() -> None:
+    rows = rows_of([Group("task", (ended(FIRST), ended(FIRST)), is_trained=False)], group_size=2, pad=9)
+    assert rows.env_mask == [[0, 0], [0, 0]]
+    assert rows.episode_reward == [1.0, 1.0]
+    assert rows.trained() == []
+
+
+COLLECTORS = {
+    "json": lambda run: JsonTrajectoryCollector(run / "trajectories"),
+    "jsonl": lambda run: JsonlTrajectoryCollector(run / "trajectories.jsonl"),
+}
+
+
+def start(collector: Any, whole: EpisodeTrajectory) -> Any:
+    handle = collector.begin_episode(task_name="task", metadata=whole.metadata, episode_id=whole.episode_id)
+    for record in whole.steps:
+        collector.record_step(record, episode=handle)
+    return handle
+
+
+def record(collector: Any, whole: EpisodeTrajectory) -> None:
+    collector.end_episode(episode=start(collector, whole), rewards=whole.rewards)
+
+
+def a_run(path: Path, *episodes: EpisodeTrajectory) -> Path:
+    collector = COLLECTORS["json"](path)
+    for whole in episodes:
+        record(collector, whole)
+    collector.close()
+    return path
+
+
+def export(*arguments: object) -> int:
+    return run_module("ares_exp.commands.export", [*map(str, arguments), "--to", "tokens"], "ares-exp export")
+
+
+def ids(reports: Iterator[Any]) -> list[str]:
+    return [report.rows[0].episode_id for report in reports]
+
+
+@pytest.mark.parametrize("form", COLLECTORS)
+def test_episodes_of_a_run_that_goes_on_are_read_once_when_they_have_ended(tmp_path: Path, form: str) -> None:
+    collector = COLLECTORS[form](tmp_path)
+    recorded = RecordedSequences(tmp_path)
+    record(collector, episode([FIRST], name="a"))
+    in_progress = start(collector, episode([FIRST, SECOND], name="b"))
+    assert ids(recorded.new()) == ["a"]
+    assert ids(recorded.new()) == []
+    collector.end_episode(episode=in_progress)
+    assert ids(recorded.new()) == ["b"]
+    collector.close()
+    assert ids(RecordedSequences(tmp_path).new()) == ["a", "b"]
+    assert recorded.sentences() == ["2 rows of 3 calls, 5 tokens trained on: 2 clean, 0 re-aligned, 0 forked."]
+
+
+async def test_following_ends_with_the_process_that_runs_the_run(tmp_path: Path) -> None:
+    run, found = RunDir(tmp_path), []
+    collector = COLLECTORS["json"](tmp_path)
+    with run.owned():
+        record(collector, episode([FIRST], name="a"))
+        follower = RecordedSequences(tmp_path).follow(poll_sec=0.001)
+        found.append(await anext(follower))
+        record(collector, episode([FIRST], name="b"))
+        found.append(await anext(follower))
+        record(collector, episode([FIRST], name="c"))
+    found += [report async for report in follower]
+    assert [report.rows[0].episode_id for report in found] == ["a", "b", "c"]
+
+
+async def test_a_place_without_a_run_is_not_followed(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="a run that has started"):
+        await anext(RecordedSequences(tmp_path).follow())
+
+
+def test_what_gives_no_rows_is_counted_and_named(tmp_path: Path) -> None:
+    run = a_run(
+        tmp_path,
+        episode([FIRST, REWRITTEN], name="a"),
+        episode([FIRST], name="b", logprobs=None),
+        episode([FIRST], name="c", reward=None),
+    )
+    recorded = RecordedSequences(run)
+    assert ids(recorded.new()) == ["a"]
+    assert dict(recorded.left_out) == {
+        "episodes that cannot be trained on": 1,
+        "episodes without a reward": 1,
+    }
+    assert recorded.sentences()[:2] == [
+        "2 rows of 2 calls, 3 tokens trained on: 1 clean, 0 re-aligned, 1 forked.",
+        "Left out: 1 episode that cannot be trained on.",
+    ]
+    assert "at step 1 of episode b (task) has no `logprobs`" in recorded.sentences()[-1]
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file."""
+    if path.name.endswith(".parquet"):
+        rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+        return rows
+    with read_lines(path) as lines:
+        return [json.loads(line.text) for line in lines]
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl", "rows.jsonl.zst"])
+def test_files_have_the_rows(tmp_path: Path, name: str) -> None:
+    rows = [
+        *sequences_of(episode([FIRST, SECOND, REWRITTEN], attempt=3, finish_reason="stop")).rows,
+        *sequences_of(episode([Call([1], [2], "sub-1")], reward=None), conversations=["*"]).rows,
+    ]
+    write_sequences(tmp_path / name, rows)
+    back = [
+        row | {"rewards": {item["name"]: item["value"] for item in row["rewards"]}} for row in read(tmp_path / name)
+    ]
+    assert [TypeAdapter(TrainingSequence).validate_python(row) for row in back] == rows
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_secrets_and_half_characters_do_not_reach_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "sk-0123456789abcdef")
+    secret = "sk-0123456789abcdef\ud83d"
+    row = replace(sequences_of(episode([FIRST])).rows[0], task=secret, policy_versions=(secret,), rewards={secret: 1.0})
+    for name in ("rows.parquet", "rows.jsonl"):
+        write_sequences(tmp_path / name, [row])
+        assert "0123456789abcdef" not in repr(read(tmp_path / name))
+    read(tmp_path / "rows.parquet")[0]["task"].encode()
+
+
+def test_lists_that_do_not_belong_together_are_refused() -> None:
+    (row,) = sequences_of(episode([FIRST])).rows
+    with pytest.raises(ValueError, match="got 4, 5 and 5"):
+        replace(row, mask=row.mask[1:])
+
+
+@pytest.mark.train("datasets")
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
+def test_datasets_opens_it(tmp_path: Path, name: str) -> None:
+    import datasets
+
+    rows: list[TrainingSequence] = list(sequences_of(episode([FIRST, SECOND, REWRITTEN])).rows)
+    write_sequences(tmp_path / name, rows)
+    form = "parquet" if name.endswith("parquet") else "json"
+    back = datasets.load_dataset(form, data_files=str(tmp_path / name), split="train", cache_dir=str(tmp_path / "c"))
+    assert back["ids"] == [list(row.ids) for row in rows]
+    assert back["mask"] == [list(row.mask) for row in rows]
+    assert back["logprobs"] == [list(row.logprobs) for row in rows]
+
+
+def test_the_command_writes_rows_and_says_what_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = a_run(
+        tmp_path / "run", episode([FIRST, REWRITTEN]), episode([replace(FIRST, conversation="sub-1")], name="b")
+    )
+    out = tmp_path / "new" / "rows.parquet"
+    assert export(run, out) == 0
+    said = capsys.readouterr().out
+    assert said.splitlines()[:2] == [
+        f"Wrote {out}.",
+        "2 rows of 2 calls, 3 tokens trained on: 1 clean, 0 re-aligned, 1 forked.",
+    ]
+    assert "no sampled tokens in the conversations main; there are sub-1" in said
+    assert [row["steps"] for row in read(out)] == [[1], [2]]
+    assert export(run, out, "--force", "--conversation", "*") == 0
+    assert len(read(out)) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["out.csv"], "ends with .jsonl or .jsonl.zst or .parquet"),
+        (["rows.jsonl", "--realign-tokens", "-1"], "at least 0, got -1"),
+        (["rows.jsonl", "--temperature", "warm"], "a number or `any`, got 'warm'"),
+        (["rows.jsonl", "--min-reward", "2"], "can be exported to tokens. Left out: 1 episode with a reward below 2"),
+        (["rows.jsonl", "--temperature", "0.7"], "temperature 1.0, expected 0.7"),
+    ],
+)
+def test_the_command_refuses_what_gives_no_rows(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(a_run(tmp_path, episode([FIRST])))
+    assert export(".", *options) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not list(tmp_path.glob("rows*"))

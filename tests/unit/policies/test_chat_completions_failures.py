@@ -1,0 +1,485 @@
+"""Endpoints of chat completions: preflight, retries, and the error classes of responses."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from ares_exp.backoff import retry_after_sec
+from ares_exp.errors import (
+    AuthenticationError,
+    ConfigError,
+    ContextOverflowError,
+    EndpointError,
+    EndpointTimeoutError,
+    EndpointUnreachableError,
+    PreflightError,
+    QuotaError,
+    RateLimitError,
+    RefusalError,
+    ServerError,
+    UnreachableError,
+)
+from ares_exp.llms.request import LLMRequest
+from ares_exp.policies.chat_completions import OpenAIPolicy
+from ares_exp.policies.endpoint_policy import Backoff
+from ares_exp.policies.policy import Check, EpisodeSpec
+from tests.closed_port import closed_port
+from tests.loopback_endpoint import (
+    Behaviour,
+    LoopbackEndpoint,
+    completion,
+    drop,
+    endless,
+    error,
+    json_body,
+    raw,
+    respond,
+    slow,
+)
+from tests.unit.policies.conftest import Make
+
+HI = LLMRequest([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        error(408),
+        error(409),
+        error(429),
+        error(500),
+        error(503),
+        raw(b"<html>Bad gateway</html>", status=502, content_type="text/html"),
+        drop(),
+        drop(after=b'{"choices": ['),
+    ],
+    ids=["408", "409", "429", "500", "503", "502-html", "dropped", "dropped-midway"],
+)
+async def test_tried_again(endpoint: LoopbackEndpoint, make: Make, behaviour: Behaviour) -> None:
+    endpoint.then(behaviour, behaviour)
+    assert (await make()(HI)).text == "hello"
+    assert len(endpoint.requests) == 3
+    assert endpoint.requests[0].body == endpoint.requests[2].body
+
+
+async def test_a_slow_response_times_out_and_is_retried(endpoint: LoopbackEndpoint, make: Make) -> None:
+    endpoint.then(slow(30), endless(b" "))
+    started = time.perf_counter()
+    response = await make(timeout_sec=0.8)(HI)
+    assert response.text == "hello"
+    assert len(endpoint.requests) == 3
+    assert 1.6 < time.perf_counter() - started < 25
+    assert response.latency_sec is not None
+    assert response.latency_sec > 1.6
+
+
+async def test_retries_end(endpoint: LoopbackEndpoint, make: Make) -> None:
+    endpoint.otherwise = error(503, "model is loading")
+    with pytest.raises(
+        ServerError, match=r"answered 503: model is loading\. Gave up after 3 tries \(policy\.max_retries=2\)"
+    ) as raised:
+        await make(max_retries=2)(HI)
+    assert raised.value.status == 503
+    assert len(endpoint.requests) == 3
+
+
+async def test_a_timeout_names_its_limit(endpoint: LoopbackEndpoint, make: Make) -> None:
+    endpoint.otherwise = slow(30)
+    with pytest.raises(EndpointTimeoutError, match=r"gave no response within 0\.05 s") as raised:
+        await make(timeout_sec=0.05, max_retries=0)(HI)
+    assert raised.value.status is None
+
+
+async def test_a_long_error_is_shortened(endpoint: LoopbackEndpoint, make: Make) -> None:
+    endpoint.otherwise = error(400, "x" * 100_000)
+    with pytest.raises(EndpointError) as raised:
+        await make()(HI)
+    assert len(str(raised.value)) < 700
+
+
+async def test_retry_after_beyond_the_bound_is_an_error(endpoint: LoopbackEndpoint, make: Make) -> None:
+    endpoint.otherwise = error(429, headers={"Retry-After": "3600"})
+    with pytest.raises(RateLimitError, match=r"asks to wait 3600 s, more than policy\.max_retry_wait_sec=60"):
+        await make()(HI)
+    assert len(endpoint.requests) == 1
+
+
+async def test_a_refused_connection(endpoint: LoopbackEndpoint, make: Make) -> None:
+    with closed_port() as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        with pytest.raises(EndpointUnreachableError, match=r"failed: .*Gave up after 2 tries") as raised:
+            await make(base_url=url, max_retries=1)(HI)
+    assert url in str(raised.value)
+    assert "refused" in str(raised.value) or "Connect call failed" in str(raised.value)
+
+
+async def test_outage_is_not_a_failed_try(make: Make) -> None:
+    outages = [True, True, False]
+
+    async def until_reachable(error: EndpointError, check: Check) -> bool:
+        with pytest.raises(UnreachableError, match="Connect call failed"):
+            await check()
+        return outages.pop(0)
+
+    with closed_port() as port:
+        policy = make(base_url=f"http://127.0.0.1:{port}/v1", max_retries=0)
+        client = policy.for_episode(EpisodeSpec("t", until_reachable=until_reachable))
+        with pytest.raises(EndpointUnreachableError, match="Gave up after 1 try"):
+            await client(HI)
+    assert outages == []
+
+
+@pytest.mark.parametrize("behaviour", [error(401), error(503), drop()], ids=["401", "503", "dropped"])
+async def test_an_error_after_connecting_is_not_an_outage(
+    endpoint: LoopbackEndpoint, make: Make, behaviour: Behaviour
+) -> None:
+    endpoint.then(behaviour)
+    asked: list[object] = []
+
+    async def until_reachable(error: EndpointError, check: Check) -> bool:
+        asked.append(error)
+        return True
+
+    with pytest.raises(EndpointError):
+        await make(max_retries=0).for_episode(EpisodeSpec("t", until_reachable=until_reachable))(HI)
+    assert asked == []
+
+
+async def test_a_failed_request_does_not_affect_later_requests(endpoint: LoopbackEndpoint, make: Make) -> None:
+    policy = make()
+    endpoint.then(error(400))
+    with pytest.raises(EndpointError):
+        await policy(HI)
+    endpoint.then(respond("fine"))
+    assert (await policy(HI)).text == "fine"
+
+
+RETRYABLE = EndpointError("busy", status=503, retryable=True)
+
+
+def test_backoff_doubles_up_to_its_bound() -> None:
+    backoff = Backoff(max_retries=10_000, base_sec=1.0, max_wait_sec=5.0, rng=random.Random(0))
+    for tries, longest in [(1, 1), (2, 2), (3, 4), (4, 5), (9_999, 5)]:
+        waits = {backoff.wait_sec(tries, RETRYABLE) for _ in range(50)}
+        assert longest / 2 <= min(waits) < max(waits) <= longest
+        assert len(waits) > 40, "there is no jitter"
+
+
+def test_backoff_waits_at_least_retry_after() -> None:
+    backoff = Backoff(max_retries=1, base_sec=1.0, max_wait_sec=5.0)
+    asked = EndpointError("busy", retryable=True, retry_after_sec=3.0)
+    assert all(3.0 <= backoff.wait_sec(1, asked) <= 3.5 for _ in range(50))
+    at_bound = EndpointError("busy", retryable=True, retry_after_sec=5.0)
+    assert backoff.wait_sec(1, at_bound) == 5.0
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("7", 7.0),
+        (" 1.5 ", 1.5),
+        ("-3", 0.0),
+        ("Thu, 01 Jan 1970 00:01:40 GMT", 90.0),
+        ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0),
+        ("1e999", float("inf")),
+        ("nan", None),
+        ("soon", None),
+        ("", None),
+    ],
+)
+def test_retry_after_header(text: str, seconds: float | None) -> None:
+    assert retry_after_sec({"retry-after": text}, now=10.0) == seconds
+
+
+def test_no_retry_after_header() -> None:
+    assert retry_after_sec({}) is None
+
+
+KEY = "sk-loopback-0123456789"
+
+
+def policy_for(url: str, api_key_env: str | None = "LOOPBACK_KEY") -> OpenAIPolicy:
+    return OpenAIPolicy(model="m", base_url=url, api_key_env=api_key_env, preflight_timeout_sec=2)
+
+
+@pytest.fixture(autouse=True)
+def _key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOOPBACK_KEY", KEY)
+
+
+async def test_all_is_well(endpoint: LoopbackEndpoint) -> None:
+    await policy_for(endpoint.url).preflight()
+    assert [(other.method, other.path) for other in endpoint.others] == [("GET", "/v1/models")]
+    assert endpoint.others[0].headers["authorization"] == f"Bearer {KEY}"
+    assert not endpoint.requests, "the preflight must not pay for a response"
+
+
+async def test_no_key_needed(endpoint: LoopbackEndpoint) -> None:
+    await policy_for(endpoint.url, api_key_env=None).preflight()
+    assert "authorization" not in endpoint.others[0].headers
+
+
+@pytest.mark.parametrize("status", [404, 405, 429, 500, 501])
+async def test_an_endpoint_without_a_model_list_is_fine(endpoint: LoopbackEndpoint, status: int) -> None:
+    endpoint.models = error(status)
+    await policy_for(endpoint.url).preflight()
+
+
+async def test_a_model_list_without_json_passes(endpoint: LoopbackEndpoint) -> None:
+    endpoint.models = raw(b"<html>", content_type="text/html")
+    await policy_for(endpoint.url).preflight()
+
+
+@pytest.mark.parametrize(
+    ("listed", "is_known"),
+    [(["a", "b"], False), (["m"], True), (["models/m:latest"], True), ([], True)],
+)
+async def test_preflight_warns_of_unlisted_model(
+    endpoint: LoopbackEndpoint, caplog: pytest.LogCaptureFixture, listed: list[str], is_known: bool
+) -> None:
+    endpoint.models = json_body({"data": [{"id": name} for name in listed]})
+    await policy_for(endpoint.url).preflight()
+    said = f"{endpoint.url} does not list the model `m`. It lists a, b. Set `policy.model=…`."
+    assert caplog.messages == ([] if is_known else [said])
+
+
+def test_base_url_with_path_of_requests_raises() -> None:
+    with pytest.raises(ConfigError, match=r"without `/chat/completions`. Set `policy\.base_url=http://h/v1`"):
+        policy_for("http://h/v1/chat/completions/")
+
+
+@pytest.mark.parametrize("value", ["", "  ", None])
+async def test_key_is_missing(endpoint: LoopbackEndpoint, monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+    if value is None:
+        monkeypatch.delenv("LOOPBACK_KEY")
+    else:
+        monkeypatch.setenv("LOOPBACK_KEY", value)
+    with pytest.raises(PreflightError, match="LOOPBACK_KEY, which is not set") as raised:
+        await policy_for(endpoint.url).preflight()
+    assert "policy.api_key_env=null" in str(raised.value)
+    assert not endpoint.others
+
+
+async def test_a_key_invalid_in_headers_is_rejected(
+    endpoint: LoopbackEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOOPBACK_KEY", "sk-ключ")
+    with pytest.raises(PreflightError, match="LOOPBACK_KEY has characters") as raised:
+        await policy_for(endpoint.url).preflight()
+    assert "ключ" not in str(raised.value)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_key_is_refused(endpoint: LoopbackEndpoint, status: int) -> None:
+    endpoint.models = error(status, f"Incorrect API key provided: {KEY}")
+    with pytest.raises(PreflightError, match=rf"answered {status}: .*\*\*\*.* key in LOOPBACK_KEY") as raised:
+        await policy_for(endpoint.url).preflight()
+    assert KEY not in str(raised.value)
+
+
+async def test_a_closed_port_is_a_preflight_error() -> None:
+    with closed_port() as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        with pytest.raises(PreflightError, match=r"Connect call failed|refused") as raised:
+            await policy_for(url).preflight()
+    assert f"GET {url}/models failed" in str(raised.value)
+    assert "policy.base_url" in str(raised.value)
+    assert raised.value.__cause__ is None
+
+
+async def test_host_is_unknown() -> None:
+    with pytest.raises(PreflightError, match="no-such-host"):
+        await policy_for("http://no-such-host.invalid/v1").preflight()
+
+
+async def test_tls_fails(endpoint: LoopbackEndpoint) -> None:
+    url = endpoint.url.replace("http://", "https://")
+    with pytest.raises(PreflightError, match="SSL"):
+        await policy_for(url).preflight()
+
+
+async def test_connection_is_dropped(endpoint: LoopbackEndpoint) -> None:
+    endpoint.models = drop()
+    with pytest.raises(PreflightError, match=r"policy\.base_url"):
+        await policy_for(endpoint.url).preflight()
+
+
+async def test_no_response_in_time(endpoint: LoopbackEndpoint) -> None:
+    endpoint.models = slow(30)
+    started = time.perf_counter()
+    policy = OpenAIPolicy(model="m", base_url=endpoint.url, api_key_env=None, preflight_timeout_sec=0.2)
+    with pytest.raises(PreflightError, match=r"no response within 0\.2 s"):
+        await policy.preflight()
+    assert time.perf_counter() - started < 25
+
+
+def test_preflight_and_run_may_use_different_loops(endpoint: LoopbackEndpoint) -> None:
+    policy = policy_for(endpoint.url)
+    asyncio.run(policy.preflight())
+
+    async def run() -> str:
+        try:
+            return (await policy(LLMRequest([{"role": "user", "content": "hi"}]))).text
+        finally:
+            await policy.close()
+
+    assert asyncio.run(run()) == "hello"
+
+
+WITHOUT_CLIENT = """
+import asyncio, sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "openai":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
+from ares_exp.errors import PreflightError
+from ares_exp.policies.chat_completions import OpenAIPolicy
+heavy = {"openai", "aiohttp", "httpx2"} & set(sys.modules)
+try:
+    asyncio.run(OpenAIPolicy(model="m", api_key_env=None).preflight())
+except PreflightError as error:
+    print(heavy, error)
+"""
+
+
+def test_client_is_not_installed() -> None:
+    """Also: importing and making the policy loads none of the heavy packages."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_CLIENT],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.stdout.startswith("set() ")
+    assert "pip install 'ares-exp[openai]'" in done.stdout
+
+
+SGLANG = {
+    "object": "error",
+    "message": "The input (61709 tokens) is longer than the model's context length (40960 tokens).",
+    "type": "BadRequestError",
+    "param": None,
+    "code": 400,
+}
+LLAMA_CPP = {
+    "code": 400,
+    "message": "the request exceeds what is available",
+    "type": "exceed_context_size_error",
+    "n_prompt_tokens": 14429,
+    "n_ctx": 8192,
+}
+MODERATED = {
+    "code": 403,
+    "message": "flagged",
+    "metadata": {"reasons": ["x"], "flagged_input": "hi", "provider_name": "p"},
+}
+
+
+def oai(**fields: Any) -> dict[str, Any]:
+    return {"error": {"message": "in its own words", **fields}}
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (400, oai(type="invalid_request_error", param=None, code="context_length_exceeded"), ContextOverflowError),
+        (400, {"error": LLAMA_CPP}, ContextOverflowError),
+        (500, {"error": {**LLAMA_CPP, "code": 500}}, ContextOverflowError),
+        (400, oai(type="BadRequestError", param="input_tokens", code=400), ContextOverflowError),
+        (400, oai(type="BadRequestError", param="input_text", code=400), ContextOverflowError),
+        (400, SGLANG, ContextOverflowError),
+        (400, {"error": {"message": "prompt is too long: 9 tokens > 8 maximum"}}, ContextOverflowError),
+        (400, {"error": {"message": "This model's maximum context length is 8192 tokens."}}, ContextOverflowError),
+        (429, {"error": {"message": "too many tokens for the context window, wait"}}, RateLimitError),
+        (400, oai(type="BadRequestError", param="temperature", code=400), EndpointError),
+        (400, {"detail": "no such field"}, EndpointError),
+        (400, {"error": "just text"}, EndpointError),
+        (400, ["a list"], EndpointError),
+        (400, oai(code=["no", "name"], type={}, metadata=7), EndpointError),
+        (429, oai(type="insufficient_quota", code="project_spend_limit_exceeded"), QuotaError),
+        (429, oai(type="insufficient_quota", code=None), QuotaError),
+        (402, oai(code=402), QuotaError),
+        (403, oai(type="billing_error"), QuotaError),
+        (400, oai(code="content_filter", innererror={"code": "ResponsibleAIPolicyViolation"}), RefusalError),
+        (400, oai(code="content_policy_violation"), RefusalError),
+        (403, {"error": MODERATED}, RefusalError),
+        (401, oai(type="authentication_error"), AuthenticationError),
+        (403, oai(type="permission_error"), AuthenticationError),
+    ],
+)  # fmt: skip
+async def test_class_of_a_refusal(
+    endpoint: LoopbackEndpoint, status: int, body: Any, kind: type[EndpointError]
+) -> None:
+    endpoint.otherwise = json_body(body, status=status)
+    raised = await failure(endpoint, max_retries=0)
+    assert type(raised) is kind
+    assert raised.status == status
+    assert f"answered {status}: " in str(raised)
+    assert len(endpoint.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(408, EndpointTimeoutError), (409, EndpointError), (429, RateLimitError), (500, ServerError), (529, ServerError)],
+)
+async def test_a_temporary_error_is_retried_with_its_class(
+    endpoint: LoopbackEndpoint, status: int, kind: type[EndpointError]
+) -> None:
+    endpoint.otherwise = error(status, "not now", code="busy")
+    raised = await failure(endpoint, max_retries=1)
+    assert type(raised) is kind
+    assert (raised.status, raised.code) == (status, "busy")
+    assert "Gave up after 2 tries" in str(raised)
+    assert len(endpoint.requests) == 2
+
+
+async def test_an_error_body_replaces_a_good_status(endpoint: LoopbackEndpoint) -> None:
+    endpoint.then(json_body({"error": {"code": 502, "message": "the model is down"}}))
+    policy = make(endpoint, max_retries=1)
+    assert (await policy(HI)).text == "hello"
+    await policy.close()
+    endpoint.otherwise = json_body({"error": {"code": 402, "message": "no credit"}})
+    raised = await failure(endpoint, max_retries=5)
+    assert type(raised) is QuotaError
+    assert raised.status == 402
+    assert len(endpoint.requests) == 3
+
+
+async def test_a_response_with_an_error_is_used(endpoint: LoopbackEndpoint) -> None:
+    endpoint.otherwise = json_body(completion("paid for") | {"error": {"code": 502, "message": "cut off"}})
+    policy = make(endpoint, max_retries=0)
+    assert (await policy(HI)).text == "paid for"
+    await policy.close()
+
+
+async def test_an_error_suggests_the_fix(endpoint: LoopbackEndpoint) -> None:
+    endpoint.otherwise = json_body(SGLANG, status=400)
+    said = str(await failure(endpoint, max_retries=0))
+    assert "is longer than the model's context length (40960 tokens). The episode has outgrown the model" in said
+
+
+def make(endpoint: LoopbackEndpoint, *, max_retries: int) -> OpenAIPolicy:
+    return OpenAIPolicy(
+        model="m", base_url=endpoint.url, api_key_env=None, retry_base_sec=0.01, max_retries=max_retries
+    )
+
+
+async def failure(endpoint: LoopbackEndpoint, *, max_retries: int) -> EndpointError:
+    policy = make(endpoint, max_retries=max_retries)
+    try:
+        with pytest.raises(EndpointError) as raised:
+            await policy(HI)
+    finally:
+        await policy.close()
+    return raised.value
